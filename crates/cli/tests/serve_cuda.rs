@@ -1,5 +1,5 @@
-//! A server on a GPU: what many clients are told at once, and what it computed before, are what a server on the CPU says and takes up. Where there is no GPU
-//! nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that has to be there, `SLUICE_GPU_MODEL=FOLDER` takes another model than the demo.
+//! A server on a GPU answers concurrent clients as one on the CPU does, and either continues from the other's prompt cache. Without a GPU the test passes and prints that it
+//! was skipped. `SLUICE_GPU=N` requires a device, and `SLUICE_GPU_MODEL=FOLDER` takes another model than the demo.
 
 mod support;
 
@@ -15,7 +15,7 @@ const STORY: &str = "Once upon a time there was an old fisherman who lived with 
     his boat and his net, and every evening he came home with a few fish, and they were content.";
 const CLIENTS: usize = 6;
 
-/// `--device` and the model, where there is such a device.
+/// The `--device` argument and the model, if there is such a device.
 fn on_device() -> Option<(String, String)> {
     let asked: Option<u32> = std::env::var("SLUICE_GPU").ok().map(|n| n.parse().expect("SLUICE_GPU: a number"));
     let number = asked.unwrap_or(0);
@@ -51,8 +51,8 @@ fn ask(server: &Server, prompt: &str) -> (String, u64, u64) {
     (answer["choices"][0]["text"].as_str().unwrap().to_owned(), number(&usage["prompt_tokens"]), cached)
 }
 
-/// What clients are told that ask at the same time, more of them than sequences; their prompts begin alike.
-fn crowd(server: &Server) -> Vec<String> {
+/// Answers to concurrent clients, of which there are more than sequences. Their prompts have a common prefix.
+fn concurrent_answers(server: &Server) -> Vec<String> {
     thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|i| {
@@ -65,7 +65,7 @@ fn crowd(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn a_server_on_a_gpu_says_what_one_on_the_cpu_says_and_takes_up_what_it_computed() {
+fn a_server_on_a_gpu_answers_as_one_on_the_cpu_and_shares_its_prompt_cache() {
     let Some((device, model)) = on_device() else { return };
     let home = tempfile::tempdir().unwrap();
     let [of_cpu, of_gpu] = ["cpu", "gpu"].map(|name| home.path().join(name));
@@ -73,10 +73,10 @@ fn a_server_on_a_gpu_says_what_one_on_the_cpu_says_and_takes_up_what_it_computed
     let (said, tokens, cached) = ask(&cpu, STORY);
     assert_eq!(cached, 0);
     assert_eq!(ask(&gpu, STORY), (said.clone(), tokens, 0));
-    assert_eq!(crowd(&gpu), crowd(&cpu));
+    assert_eq!(concurrent_answers(&gpu), concurrent_answers(&cpu));
     stop(cpu);
     stop(gpu);
-    // Each goes on with what the other has left.
+    // Each continues from the other's cache.
     for (device, folder) in [(device.as_str(), &of_cpu), ("cpu", &of_gpu)] {
         let server = start(&model, device, folder);
         assert_eq!(ask(&server, STORY), (said.clone(), tokens, tokens - 1), "{device}");

@@ -7,7 +7,7 @@ use std::io::Read;
 use anyhow::{Context, Result};
 use cudarc::driver::{DriverError, sys};
 
-use crate::driver::checked;
+use crate::device::sys::checked;
 use crate::parameters as p;
 
 /// By compute capability, ascending.

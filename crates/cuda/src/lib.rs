@@ -1,46 +1,27 @@
-//! The second backend: an NVIDIA GPU, with the bits of `docs/numerics.md`.
+//! The backend for NVIDIA GPUs. Its results have the bits of `docs/numerics.md`.
 //!
-//! libcuda is loaded when a device is asked for, so the same binary runs where there is none, and the driver is all that a user needs: kernels are embedded as
-//! PTX (`kernels`). One file is one idea: the driver and a device (`driver`), memory, kernels and what they are given (`kernels`, `parameters`), weights, what a
-//! step is told (`step`), and then each family of operations beside its `.cu` file in `kernels/`.
+//! libcuda is loaded when a device is opened, so the same binary runs without one, and the driver is all that a user needs: kernels are embedded as PTX ([`kernels`]).
+//! `device` wraps the driver; `ops` has the operations of a step, and `moe` those of mixtures; `multi` makes one backend of several GPUs; `plan` knows what steps take.
 //!
-//! Work is split as on the CPU: by output rows, heads and columns, never inside a sum whose order counts. All of a backend's work is in one stream; the host
-//! waits at the end of a step, and within it only for experts that are on disk.
+//! As on the CPU, work is divided by output rows, heads and columns, never inside a sum whose order matters. All work of a backend is in one stream. The host waits at the
+//! end of a step, and within it only for experts that are not on the device.
 
-mod attention;
 mod backend;
-mod coherence;
-mod delta_net;
-mod driver;
-mod expert_pool;
-mod gemv;
-mod graphs;
-mod grouped_gemm;
-mod host_split;
+mod cuda;
+mod device;
 mod kernels;
 mod loading;
-mod mailbox;
-mod matmul;
-mod memory;
-mod mixture;
-mod mixture_one;
+mod moe;
+mod multi;
+mod ops;
 mod parameters;
-mod pipeline;
-mod quiet;
-mod roofline;
-mod sampling;
-mod sizing;
-mod split;
-mod step;
-mod streaming;
-mod streams;
-mod tables;
-mod timing;
+mod plan;
 mod weights;
 
-pub use backend::Cuda;
-pub use driver::{count, describe, open};
-pub use host_split::Host;
+pub use cuda::Cuda;
+pub use device::device::{describe, open};
+pub use device::sys::count;
 pub use kernels::{Kernel, embedded_bytes, ptx};
-pub use pipeline::Pipeline;
-pub use roofline::Probes;
+pub use moe::host_split::HostOffload;
+pub use multi::pipeline::Pipeline;
+pub use plan::probes::Probes;

@@ -1,45 +1,46 @@
-//! Weights on their way from their files to devices: what readers have read into locked memory is copied from there, while they read on.
+//! Loading weights to devices: pieces are copied from the locked memory that readers have read them into, while they read on.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
-use cudarc::driver::DriverError;
 use sluice_store::load::{LoadProgress, Piece};
 use sluice_store::{Bytes, Loading, Memory as HostMemory};
 
-use crate::driver::{Address, Device};
-use crate::memory::Memory;
-use crate::streams::{Copies, Locked};
+use crate::device::copies::CopyStream;
+use crate::device::device::Device;
+use crate::device::memory::DeviceBuffer;
+use crate::device::pinned::RegisteredMemory;
+use crate::device::sys::{Address, DriverError};
 
-/// Arrays of weights, and where on a device they belong.
+/// Arrays of weights and their addresses on a device.
 pub struct Arrivals {
     pub device: Arc<Device>,
-    /// What they lie in: it stays until the last of them has come.
-    pub memory: Arc<Memory>,
+    /// The memory that they are in. It stays until the last has arrived.
+    pub memory: Arc<DeviceBuffer>,
     pub arrays: Vec<(Bytes, Address)>,
 }
 
-/// A device that arrays come to.
+/// A device that arrays are copied to.
 struct Target {
     device: Arc<Device>,
-    _memory: Arc<Memory>,
-    /// Streams that nobody copies in just now.
-    idle: Mutex<Vec<Copies>>,
+    _memory: Arc<DeviceBuffer>,
+    /// Streams without copies under way.
+    idle: Mutex<Vec<CopyStream>>,
 }
 
 impl Target {
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Copies>> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<CopyStream>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies bytes to addresses, and waits until it is done.
+    /// Copies bytes to addresses and waits for it.
     ///
     /// # Safety
-    /// There is room at all of them, and nothing else uses it.
+    /// The addresses have that many bytes, which nothing else uses.
     unsafe fn copy<'a>(&self, all: impl Iterator<Item = (Address, &'a [u8])>) -> Result<(), DriverError> {
         let idle = self.idle().pop();
-        let copies = idle.map_or_else(|| Copies::new(&self.device), Ok)?;
+        let copies = idle.map_or_else(|| CopyStream::new(&self.device), Ok)?;
         for (at, bytes) in all {
             // SAFETY: as the caller vouches; waited for below, and when it is dropped.
             unsafe { copies.write(at, bytes)? };
@@ -50,10 +51,10 @@ impl Target {
     }
 }
 
-/// Begins to read arrays to where they belong and returns. What is not of this load's files is copied at once.
+/// Starts reading arrays to their devices and returns. Arrays that are not in this load's files are copied at once.
 ///
 /// # Errors
-/// Where there is no memory for the buffers, or a device fails.
+/// If there is no memory for the buffers, or a device fails.
 pub fn begin(loading: &Loading, all: Vec<Arrivals>) -> Result<LoadProgress> {
     let mut targets = Vec::new();
     let (mut views, mut places) = (Vec::new(), Vec::new());
@@ -70,17 +71,17 @@ pub fn begin(loading: &Loading, all: Vec<Arrivals>) -> Result<LoadProgress> {
             let own = pieces.iter().filter(|piece| place[piece.view].0 == number);
             let mut own = own.map(|piece| (place[piece.view].1 + piece.offset as u64, piece.bytes)).peekable();
             if own.peek().is_some() {
-                // SAFETY: each array has room for all of it, which nothing looks at before it is there.
+                // SAFETY: each array has room for all its pieces, and nothing reads it before it has arrived.
                 unsafe { target.copy(own) }
                     .map_err(|e| io::Error::other(format!("cuda:{}: {e}", target.device.ordinal)))?;
             }
         }
         Ok(())
     };
-    // All devices can copy from what one has locked.
+    // All devices can copy from memory that one has locked.
     let mut lend = |bytes: usize| -> io::Result<Box<dyn HostMemory>> {
         match targets.first() {
-            Some(target) => Ok(Box::new(Locked::new(&target.device, bytes)?)),
+            Some(target) => Ok(Box::new(RegisteredMemory::new(&target.device, bytes)?)),
             None => sluice_store::host_memory(bytes),
         }
     };
@@ -103,8 +104,8 @@ mod tests {
     use sluice_store::{Dtype, LoadMode, TensorPlan, Writer};
 
     use crate::Pipeline;
-    use crate::backend::Cuda;
-    use crate::memory::bytes_of;
+    use crate::cuda::Cuda;
+    use crate::device::memory::bytes_of;
 
     /// A device, unless there is none and none is asked for by `SLUICE_GPU`.
     fn device() -> Option<u32> {
@@ -139,11 +140,11 @@ mod tests {
 
     /// What a device holds of a matrix.
     fn held(device: &Cuda, matrix: usize) -> Vec<u8> {
-        let weight = &device.weights.all[matrix];
+        let weight = &device.context.weights.all[matrix];
         let mut bytes = vec![0; weight.bytes()];
-        let at = weight.at_row(0, device.mode).data;
+        let at = weight.at_row(0, device.context.mode).data;
         // SAFETY: as many bytes as it has there.
-        unsafe { device.gpu.read(at, &mut bytes, device.gpu.quiet().unwrap()).unwrap() };
+        unsafe { device.context.gpu.read(at, &mut bytes, device.context.gpu.wait_permit().unwrap()).unwrap() };
         bytes
     }
 
@@ -161,7 +162,7 @@ mod tests {
             }
             several.read_weights(&loading, &[]).unwrap();
             for device in &mut several.devices {
-                device.weights.bring(&device.gpu).unwrap();
+                device.context.weights.bring(&device.context.gpu).unwrap();
                 for (matrix, values) in values.iter().enumerate() {
                     assert!(held(device, matrix) == bytes_of(values), "{mode:?}: matrix {matrix}");
                 }

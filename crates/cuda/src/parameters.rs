@@ -1,6 +1,6 @@
 //! What kernels are given: the structs of `kernels/*.cu`, field by field. A test holds that both sides agree on their sizes.
 
-use crate::driver::Address;
+use crate::device::sys::Address;
 
 /// What a kernel may be given.
 ///

@@ -10,10 +10,11 @@ use sluice_backend::{Activations, Float, MatrixSource, WeightFormat};
 use sluice_store::Bytes;
 use sluice_store::load::LoadProgress;
 
-use crate::driver::{Address, Gpu};
+use crate::device::memory::{ALIGNMENT, DeviceBuffer};
+use crate::device::stream::Gpu;
+use crate::device::sys::Address;
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::loading::Arrivals;
-use crate::memory::{ALIGNMENT, Memory};
 use crate::parameters::{self, number};
 
 /// The most arrays that a form has: elements, scales, biases.
@@ -418,7 +419,7 @@ impl Weight {
 #[derive(Default)]
 pub struct Weights {
     pub all: Vec<Weight>,
-    memory: Vec<Arc<Memory>>,
+    memory: Vec<Arc<DeviceBuffer>>,
     /// Matrices before this one have a place on the device or are elsewhere.
     looked_at: usize,
     /// What is on its way here.
@@ -437,8 +438,8 @@ impl Weights {
         let mut placed = None;
         if total > 0 {
             // Zeros until it comes: what cannot be read must not be anything that sends a kernel astray.
-            let memory = Arc::new(Memory::zeroed(gpu, total, "weights")?);
-            gpu.wait(gpu.quiet()?)?;
+            let memory = Arc::new(DeviceBuffer::zeroed(gpu, total, "weights")?);
+            gpu.wait(gpu.wait_permit()?)?;
             let (mut at, mut arrays) = (memory.at, Vec::new());
             for weight in new.iter_mut().filter(absent) {
                 let mut places = [0; ARRAYS];
@@ -471,9 +472,9 @@ impl Weights {
             for (bytes, at) in &new.arrays {
                 bytes.wait();
                 // SAFETY: it was given its place there; waited for below.
-                unsafe { gpu.write_later(*at, bytes)? };
+                unsafe { gpu.write_async(*at, bytes)? };
             }
-            gpu.wait(gpu.quiet()?)?;
+            gpu.wait(gpu.wait_permit()?)?;
         }
         if let Some(coming) = self.coming.take() {
             coming.wait();

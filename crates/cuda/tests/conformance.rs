@@ -1,4 +1,4 @@
-//! The GPU held to the CPU's bits, alone and as two that take turns. Where there is none, nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that has to be there.
+//! The GPU has the CPU's bits, alone and as two that take turns. Without a GPU the tests pass and print that they were skipped; `SLUICE_GPU=N` requires a device.
 
 mod emulated;
 
@@ -6,9 +6,9 @@ use std::process::Command;
 
 use sluice_backend::Isa;
 use sluice_conformance::{Candidate, Setup};
-use sluice_cuda::{Cuda, Host, Pipeline};
+use sluice_cuda::{Cuda, HostOffload, Pipeline};
 
-/// The device that tests are about.
+/// The device under test.
 fn device() -> Option<u32> {
     let asked: Option<u32> = std::env::var("SLUICE_GPU").ok().map(|n| n.parse().expect("SLUICE_GPU: a number"));
     let device = asked.unwrap_or(0);
@@ -26,20 +26,20 @@ fn candidates() -> Vec<Candidate> {
     let Some(device) = device() else { return vec![] };
     let make = move |setup: &Setup| -> anyhow::Result<Box<dyn sluice_backend::Backend>> {
         let cuda = Cuda::new(device, setup.activations)?;
-        // In half of the cases the host computes some of the experts.
-        let host = Host { isa: Isa::from_env()?, threads: 2, always: true };
-        Ok(Box::new(if setup.seed.is_multiple_of(2) { cuda } else { cuda.beside(host) }))
+        // In half of the cases the host computes some experts.
+        let host = HostOffload { isa: Isa::from_env()?, threads: 2, always: true };
+        Ok(Box::new(if setup.seed.is_multiple_of(2) { cuda } else { cuda.with_host_experts(host) }))
     };
     vec![taking_turns(device, Candidate::new(format!("cuda:{device}"), make))]
 }
 
-/// Tests run side by side, and their steps wait for the host: on a device that is one.
+/// Concurrent tests take turns on a real device, because their steps wait for the host.
 fn taking_turns(device: u32, candidate: Candidate) -> Candidate {
     let is_emulated = sluice_cuda::describe(device).is_ok_and(|name| name.starts_with("Emulated"));
     if is_emulated { candidate } else { candidate.in_turns() }
 }
 
-/// Operation by operation on one device and on another, or on the same where there is one.
+/// Operations alternate between two devices, or between two contexts of the only one.
 fn two() -> Vec<Candidate> {
     let Some(device) = device() else { return vec![] };
     let other = sluice_cuda::count().map_or(device, |count| (device + 1) % count);
@@ -51,7 +51,7 @@ fn two() -> Vec<Candidate> {
 
 sluice_conformance::tests!(candidates());
 
-/// All but experts on disk, which one device alone has.
+/// All families except experts on disk, which only a single device has.
 #[test]
 fn devices_that_take_turns_agree_with_the_generic_cpu() {
     use sluice_conformance::*;
@@ -76,10 +76,10 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
     families.into_iter().for_each(|family| check(family, &two()));
 }
 
-/// Cases of each family where this machine's processor stands for the device, and bytes of shared memory that a block has there: as on an H100, and as most other cards have it, which leaves fewer ways.
+/// Cases of each family on the emulated device, and its bytes of shared memory for a block: as an H100 has, and as most other cards have, which allows fewer kernels.
 const EMULATED: [(&str, &str); 2] = [("12", "232448"), ("4", "101376")];
 
-/// The kernels' own sources, compiled for this processor (`emulated/build.py`), held to the same bits where there is no GPU.
+/// Without a GPU: the kernels' sources, compiled for this processor (`emulated/build.py`), have the same bits.
 #[test]
 fn kernels_agree_with_the_generic_cpu_where_they_are_emulated() {
     if std::env::var_os("SLUICE_GPU").is_some() {

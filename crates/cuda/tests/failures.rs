@@ -1,5 +1,5 @@
-//! Whole models on emulated devices (`emulated/build.py`) that ask for experts in the middle of a step, run out of memory, take few launches at a time and let kernels overlap.
-//! The test that is not left out runs all others, in a process whose driver is the emulated one.
+//! Whole models on emulated devices (`emulated/build.py`) that request experts in the middle of a step, run out of memory, queue few launches and let kernels overlap. The
+//! first test runs all others in a process whose driver is the emulated one.
 
 mod emulated;
 
@@ -11,14 +11,14 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use sluice_backend::Activations;
-use sluice_cuda::{Cuda, Host, Pipeline};
+use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{Engine, Event, Finish, Generation, Options, Placement};
 
-/// Its mixtures are those that ask.
+/// A model whose mixtures have the kernels that request experts.
 const MODEL: &str = "mlx_qwen3_moe_asking";
 const IN_CHILD: &str = "SLUICE_EMULATED_FAILURES";
-/// Far more than the tests take: who takes longer waits for what never comes.
+/// Far more than the tests take: a process that takes longer hangs.
 const HANGS: Duration = Duration::from_secs(1800);
 
 #[test]
@@ -55,7 +55,7 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// What goes wrong on the emulated devices.
+/// Controls of the emulated driver.
 struct Emulated {
     fail: unsafe extern "C" fn(c_long) -> c_long,
     queue: unsafe extern "C" fn(c_uint),
@@ -69,7 +69,7 @@ impl Emulated {
         std::env::var_os(IN_CHILD)?;
         assert!(sluice_cuda::describe(0).unwrap().starts_with("Emulated"));
         let symbol = |name: &CStr| {
-            // SAFETY: strings that end with a zero; RTLD_NOW of what is loaded already.
+            // SAFETY: strings that end with a zero; RTLD_NOW of a library that is loaded already.
             let symbol = unsafe { dlsym(dlopen(c"libcuda.so".as_ptr(), 2), name.as_ptr()) };
             assert!(!symbol.is_null(), "{name:?} of the emulated driver");
             symbol
@@ -111,7 +111,7 @@ impl Emulated {
         unsafe { (self.overlap)(seed) }
     }
 
-    /// How many kernels ran that have this in their name.
+    /// How many kernels ran whose name contains `part`.
     fn ran(&self, part: &CStr) -> usize {
         // SAFETY: a string that ends with a zero.
         unsafe { (self.ran)(part.as_ptr()) as usize }
@@ -133,32 +133,32 @@ fn options(chunk: usize) -> Options {
     }
 }
 
-/// What an engine runs on.
+/// Devices and limits of an engine.
 #[derive(Clone, Debug)]
-struct Way {
+struct Setup {
     devices: Vec<u32>,
     chunk: usize,
-    /// Bytes of each device beyond the least; `None`: all experts are there.
+    /// Bytes of each device beyond the minimum; `None`: all experts stay on the device.
     more: Option<u64>,
     by_host: bool,
-    /// A device takes few launches.
+    /// The driver queues few launches.
     few: bool,
 }
 
-/// Launches that are held back, and things that a stream takes, where that is few: less than come behind the first that asks.
+/// With `few`: the most held launches, and the most commands that a stream queues. Fewer than follow the first request.
 const FEW_HELD: usize = 6;
 const FEW_QUEUED: usize = 4;
-/// Random ways of what may go wrong.
+/// Seeds of the random test.
 const SEEDS: u64 = 14;
-/// What a driver's stream takes.
+/// The most commands that a driver's stream queues.
 const QUEUED: usize = 1024;
 
-/// The least memory that will do, by devices and tokens of a step.
-static LEAST: Mutex<BTreeMap<(Vec<u32>, usize), u64>> = Mutex::new(BTreeMap::new());
+/// The smallest sufficient memory, by devices and tokens of a step.
+static MIN_MEMORY: Mutex<BTreeMap<(Vec<u32>, usize), u64>> = Mutex::new(BTreeMap::new());
 
-impl Way {
-    fn new(devices: &[u32], chunk: usize, more: Option<u64>) -> Way {
-        Way { devices: devices.to_vec(), chunk, more, by_host: false, few: false }
+impl Setup {
+    fn new(devices: &[u32], chunk: usize, more: Option<u64>) -> Setup {
+        Setup { devices: devices.to_vec(), chunk, more, by_host: false, few: false }
     }
 
     fn open(&self) -> anyhow::Result<Engine> {
@@ -166,19 +166,21 @@ impl Way {
             let experts = if self.more.is_some() { Placement::Slots } else { Placement::Auto };
             let options = Options { experts, device_memory: bytes, ..options(self.chunk) };
             let held = if self.few { FEW_HELD } else { usize::MAX };
-            let host = Host { isa: options.isa, threads: 2, always: self.by_host };
+            let host = HostOffload { isa: options.isa, threads: 2, always: self.by_host };
             Engine::open_on(&folder(), options, &|o| match self.devices[..] {
-                [one] => Ok(Box::new(Cuda::new(one, o.activations)?.beside(host).holding(held))),
+                [one] => {
+                    Ok(Box::new(Cuda::new(one, o.activations)?.with_host_experts(host).with_max_held_launches(held)))
+                }
                 _ => {
                     let several = Pipeline::new(&self.devices, o.activations, o.threads)?;
-                    Ok(Box::new(several.beside(host).holding(held)))
+                    Ok(Box::new(several.with_host_experts(host).with_max_held_launches(held)))
                 }
             })
         };
         match self.more {
             None => open(None),
             Some(more) => {
-                let mut known = LEAST.lock().unwrap();
+                let mut known = MIN_MEMORY.lock().unwrap();
                 let least = *known.entry((self.devices.clone(), self.chunk)).or_insert_with(|| {
                     let refused = format!("{:#}", open(Some(1 << 20)).err().expect("a megabyte is too little"));
                     let figure = refused.rsplit_once("--gpu-memory ").unwrap().1.split_once('M').unwrap().0;
@@ -207,115 +209,115 @@ fn logits(engine: &mut Engine, tokens: &[u32]) -> anyhow::Result<Vec<u32>> {
     Ok(bits)
 }
 
-/// The CPU's.
+/// The CPU's logits.
 fn wanted(tokens: &[u32]) -> Vec<u32> {
     logits(&mut Engine::open(&folder(), options(64)).unwrap(), tokens).unwrap()
 }
 
 #[test]
-fn devices_ask_in_the_middle_of_a_step_and_have_the_cpus_bits() {
+fn requests_in_the_middle_of_a_step_give_the_cpus_bits() {
     let Some(emulated) = Emulated::get() else { return };
     let tokens = prompt(12, 1);
     let wanted = wanted(&tokens);
     for devices in DEVICES {
         for (more, by_host) in [(0, false), (0, true), (200_000, false)] {
-            let way = Way { by_host, ..Way::new(devices, 1, Some(more)) };
+            let setup = Setup { by_host, ..Setup::new(devices, 1, Some(more)) };
             let before = emulated.ran(c"asking");
-            let mut engine = way.open().unwrap();
-            assert!(logits(&mut engine, &tokens).unwrap() == wanted, "{way:?}");
-            assert!(emulated.ran(c"asking") - before >= tokens.len(), "{way:?}");
+            let mut engine = setup.open().unwrap();
+            assert!(logits(&mut engine, &tokens).unwrap() == wanted, "{setup:?}");
+            assert!(emulated.ran(c"asking") - before >= tokens.len(), "{setup:?}");
         }
     }
 }
 
-/// The last token of a prompt is a step of its own, the first with logits: the second device needs room for them while the first asks.
+/// The last token of a prompt is a step of its own and the first with logits: the second device allocates them while the first waits for experts.
 #[test]
-fn a_device_that_needs_more_memory_does_not_wait_for_one_that_asks() {
+fn a_device_that_allocates_does_not_wait_for_one_that_requests() {
     let Some(emulated) = Emulated::get() else { return };
     let prompts = [prompt(65, 2)];
-    let wanted = say(&mut Engine::open(&folder(), options(64)).unwrap(), &prompts);
+    let wanted = answer(&mut Engine::open(&folder(), options(64)).unwrap(), &prompts);
     for devices in DEVICES {
-        let way = Way::new(devices, 64, Some(0));
-        let mut engine = way.open().unwrap();
+        let setup = Setup::new(devices, 64, Some(0));
+        let mut engine = setup.open().unwrap();
         let before = emulated.ran(c"asking");
-        assert_eq!(say(&mut engine, &prompts), wanted, "{way:?}");
-        assert!(emulated.ran(c"asking") - before >= 2, "{way:?}");
+        assert_eq!(answer(&mut engine, &prompts), wanted, "{setup:?}");
+        assert!(emulated.ran(c"asking") - before >= 2, "{setup:?}");
     }
 }
 
-/// What comes behind a question is more than a device takes before it is answered.
+/// More launches follow a request than the driver queues before it is answered.
 #[test]
-fn a_device_that_takes_few_launches_is_answered_before_it_has_too_many() {
+fn requests_are_answered_before_the_queue_is_full() {
     let Some(emulated) = Emulated::get() else { return };
     let tokens = prompt(8, 5);
     let wanted = wanted(&tokens);
     for devices in DEVICES {
-        let way = Way { few: true, ..Way::new(devices, 1, Some(0)) };
-        let mut engine = way.open().unwrap();
+        let setup = Setup { few: true, ..Setup::new(devices, 1, Some(0)) };
+        let mut engine = setup.open().unwrap();
         emulated.queue(FEW_QUEUED);
         let got = logits(&mut engine, &tokens);
         emulated.queue(QUEUED);
-        assert!(got.unwrap() == wanted, "{way:?}");
+        assert!(got.unwrap() == wanted, "{setup:?}");
     }
 }
 
-/// Allocations of a step that asks are refused, one after the other.
+/// Each allocation of a step with requests is refused in turn.
 #[test]
-fn a_step_that_finds_no_memory_fails_and_the_next_does_not() {
+fn a_step_without_memory_fails_and_the_next_does_not() {
     let Some(emulated) = Emulated::get() else { return };
     let prompts = [prompt(65, 3)];
-    let wanted = say(&mut Engine::open(&folder(), options(64)).unwrap(), &prompts);
+    let wanted = answer(&mut Engine::open(&folder(), options(64)).unwrap(), &prompts);
     for devices in DEVICES {
-        let way = Way::new(devices, 64, Some(0));
+        let setup = Setup::new(devices, 64, Some(0));
         for n in 0.. {
-            let mut engine = way.open().unwrap();
-            let (_, failed) = say_with(&mut engine, &prompts, |step| {
+            let mut engine = setup.open().unwrap();
+            let (_, failed) = answer_with(&mut engine, &prompts, |step| {
                 if step == 1 {
                     emulated.fail(n);
                 }
             });
             if !emulated.recover() {
-                assert_eq!(failed, 0, "{way:?}");
-                assert!(n > 5, "{way:?}: only {n} allocations");
+                assert_eq!(failed, 0, "{setup:?}");
+                assert!(n > 5, "{setup:?}: only {n} allocations");
                 break;
             }
-            assert_eq!(failed, 1, "{way:?}, without allocation {n}");
-            assert_eq!(say(&mut engine, &prompts), wanted, "{way:?}, behind the one without allocation {n}");
+            assert_eq!(failed, 1, "{setup:?}, without allocation {n}");
+            assert_eq!(answer(&mut engine, &prompts), wanted, "{setup:?}, behind the one without allocation {n}");
         }
     }
 }
 
-/// Random failures, orders and limits.
+/// Random failures, schedules and limits.
 #[test]
-fn what_goes_wrong_on_the_device_fails_the_rows_of_its_step() {
+fn a_failure_on_the_device_fails_the_rows_of_its_step() {
     let Some(emulated) = Emulated::get() else { return };
     let (mut failures, began) = (0, Instant::now());
     for seed in 0..SEEDS {
         let mut random = fastrand::Rng::with_seed(seed);
-        let way = Way {
+        let setup = Setup {
             devices: DEVICES[random.usize(..3)].to_vec(),
             chunk: [1, 7, 64][random.usize(..3)],
             more: [Some(0), Some(100_000), Some(1 << 20), None][random.usize(..4)],
             by_host: random.bool(),
             few: random.bool(),
         };
-        emulated.queue(if way.few { FEW_QUEUED } else { QUEUED });
+        emulated.queue(if setup.few { FEW_QUEUED } else { QUEUED });
         emulated.overlap(if random.bool() { 1 + seed } else { 0 });
         let prompts: Vec<Vec<u32>> =
             (0..2).map(|i| prompt([1, 5, 12, 65][random.usize(..4)], 100 * seed + i)).collect();
-        let wanted = say(&mut Engine::open(&folder(), options(64)).unwrap(), &prompts).0;
-        let mut engine = way.open().unwrap_or_else(|e| panic!("{seed}, {way:?}: {e:#}"));
+        let wanted = answer(&mut Engine::open(&folder(), options(64)).unwrap(), &prompts).0;
+        let mut engine = setup.open().unwrap_or_else(|e| panic!("{seed}, {setup:?}: {e:#}"));
         for _ in 0..2 {
             emulated.fail(random.usize(..60));
-            let (answers, failed) = say(&mut engine, &prompts);
+            let (answers, failed) = answer(&mut engine, &prompts);
             let refused = emulated.recover();
-            assert_eq!(failed > 0, refused, "{seed}, {way:?}: {failed} failed");
+            assert_eq!(failed > 0, refused, "{seed}, {setup:?}: {failed} failed");
             failures += failed;
             for (answer, wanted) in answers.iter().zip(&wanted) {
-                assert!(wanted.starts_with(answer), "{seed}, {way:?}: {answer:?}, {wanted:?}");
+                assert!(wanted.starts_with(answer), "{seed}, {setup:?}: {answer:?}, {wanted:?}");
             }
-            let (answers, failed) = say(&mut engine, &prompts);
-            assert_eq!((answers, failed), (wanted.clone(), 0), "{seed}, {way:?}: behind a failure");
+            let (answers, failed) = answer(&mut engine, &prompts);
+            assert_eq!((answers, failed), (wanted.clone(), 0), "{seed}, {setup:?}: behind a failure");
         }
     }
     emulated.overlap(0);
@@ -323,13 +325,13 @@ fn what_goes_wrong_on_the_device_fails_the_rows_of_its_step() {
     assert!(failures > 5, "only {failures} failures in {:?}", began.elapsed());
 }
 
-/// What is said to prompts side by side, and how many of them failed, all of whom were in one step.
-fn say(engine: &mut Engine, prompts: &[Vec<u32>]) -> (Vec<Vec<u32>>, usize) {
-    say_with(engine, prompts, |_| {})
+/// Greedy answers to concurrent prompts, and how many failed, all of them in one step.
+fn answer(engine: &mut Engine, prompts: &[Vec<u32>]) -> (Vec<Vec<u32>>, usize) {
+    answer_with(engine, prompts, |_| {})
 }
 
-/// The same, with something done before each step, by its number.
-fn say_with(engine: &mut Engine, prompts: &[Vec<u32>], before: impl Fn(usize)) -> (Vec<Vec<u32>>, usize) {
+/// As [`answer`], with a call before each step with its number.
+fn answer_with(engine: &mut Engine, prompts: &[Vec<u32>], before: impl Fn(usize)) -> (Vec<Vec<u32>>, usize) {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let ids: Vec<_> = prompts
         .iter()

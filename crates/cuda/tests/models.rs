@@ -1,11 +1,11 @@
-//! Whole models on the GPU: the CPU's logits, to the bit. Where there is no GPU nothing is tried, and the test says so; `SLUICE_GPU=N` names a device that
-//! has to be there, and `SLUICE_MODELS=FOLDER:FOLDER` takes other models than the golden ones.
+//! Whole models on the GPU have the CPU's logits, bit for bit. Without a GPU the tests pass and print that they were skipped. `SLUICE_GPU=N` requires a device, and
+//! `SLUICE_MODELS=FOLDER:FOLDER` takes other models than the golden ones.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use sluice_backend::{Activations, KvType};
-use sluice_cuda::{Cuda, Host, Pipeline};
+use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
@@ -36,10 +36,10 @@ const MODELS: [&str; 23] = [
 ];
 const MODES: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
 
-/// Whose turn it is: while a device waits for the host in the middle of a step, another test's calls may not wait for that device.
+/// Held by the test that uses the device: while it waits for the host in the middle of a step, no other test may wait for it.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The device, for as long as it is this test's turn.
+/// The device, and the lock that lets this test use it.
 fn device() -> Option<(u32, MutexGuard<'static, ()>)> {
     let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
     let asked: Option<u32> = std::env::var("SLUICE_GPU").ok().map(|n| n.parse().expect("SLUICE_GPU: a number"));
@@ -53,7 +53,7 @@ fn device() -> Option<(u32, MutexGuard<'static, ()>)> {
     }
 }
 
-/// Golden models, or those that are named.
+/// The golden models, or those of `SLUICE_MODELS`.
 fn folders() -> Vec<PathBuf> {
     if let Ok(named) = std::env::var("SLUICE_MODELS") {
         return std::env::split_paths(&named).collect();
@@ -74,8 +74,8 @@ fn options(activations: Activations, kv_type: Option<KvType>, chunk: usize) -> O
     }
 }
 
-/// The device alone, as two, and with the next one where there is one.
-fn lists(device: u32) -> Vec<Vec<u32>> {
+/// The device alone, as two devices, and with the next one if there is one.
+fn device_lists(device: u32) -> Vec<Vec<u32>> {
     let mut lists = vec![vec![device], vec![device, device]];
     match sluice_cuda::count() {
         Ok(count) if count > 1 => lists.push(vec![device, (device + 1) % count]),
@@ -84,7 +84,7 @@ fn lists(device: u32) -> Vec<Vec<u32>> {
     lists
 }
 
-/// On the CPU, where there are no devices.
+/// The model on these devices, or on the CPU if there are none.
 fn on_all(devices: &[u32], folder: &Path, options: Options) -> Engine {
     let opened = match devices {
         [] => Engine::open(folder, options),
@@ -116,11 +116,11 @@ fn prompt(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-/// Its tokens, and how likely they were where that was asked for.
+/// Tokens with their log-probabilities, if these were requested.
 type Answer = Vec<(u32, Option<Logprobs>)>;
 
-/// Answers to prompts of different lengths, together, each at its temperature: of all tokens, of the likeliest few, with what was said before counted, and of so many that all
-/// logits come to the host.
+/// Answers to prompts of different lengths in the same steps, each at its temperature. Sampling is from all tokens, from a few, with penalties, and from so many that all
+/// logits are copied to the host.
 fn answers(engine: &mut Engine) -> Vec<Answer> {
     let with = SamplingParams::default;
     let ways = [
@@ -167,7 +167,7 @@ fn every_logit_has_the_cpus_bits_in_every_mode() {
                 let mut cpu = on(None, &folder, options(mode, kv_type, 64));
                 let tokens = prompt(&cpu, 300, 7);
                 let wanted = logits(&mut cpu, &tokens);
-                for devices in lists(device) {
+                for devices in device_lists(device) {
                     let mut gpu = on_all(&devices, &folder, options(mode, kv_type, 37));
                     let got = logits(&mut gpu, &tokens);
                     let differ = got.iter().zip(&wanted).filter(|(a, b)| a != b).count();
@@ -196,13 +196,13 @@ fn tokens_one_at_a_time_have_the_cpus_bits() {
 }
 
 #[test]
-fn sequences_side_by_side_say_what_they_say_on_the_cpu() {
+fn concurrent_sequences_have_the_cpus_answers() {
     let Some((device, _turn)) = device() else { return };
     for folder in folders() {
         for mode in MODES {
             let options = options(mode, None, 48);
             let wanted = answers(&mut on(None, &folder, options.clone()));
-            for devices in lists(device) {
+            for devices in device_lists(device) {
                 let got = answers(&mut on_all(&devices, &folder, options.clone()));
                 assert_eq!(got, wanted, "{}, {mode:?}, {devices:?}", folder.display());
             }
@@ -210,7 +210,7 @@ fn sequences_side_by_side_say_what_they_say_on_the_cpu() {
     }
 }
 
-/// Vectors of prompts of different lengths, by their last token and by all, beside an answer.
+/// Embeddings of prompts of different lengths, pooled by the last token and by the mean, while another sequence generates.
 fn embeddings(engine: &mut Engine) -> Vec<Vec<u32>> {
     let asked = [(1, Pooling::Last), (150, Pooling::Mean), (90, Pooling::Last), (90, Pooling::Mean)];
     let ids = asked.map(|(n, pooling)| {
@@ -219,8 +219,8 @@ fn embeddings(engine: &mut Engine) -> Vec<Vec<u32>> {
         engine.start(id, &prompt, Generation { pooling: Some(pooling), ..Generation::default() }).unwrap();
         id
     });
-    let (beside, said) = (engine.add_sequence(), prompt(engine, 20, 5));
-    engine.start(beside, &said, Generation { max_tokens: 12, ..Generation::default() }).unwrap();
+    let (other, said) = (engine.add_sequence(), prompt(engine, 20, 5));
+    engine.start(other, &said, Generation { max_tokens: 12, ..Generation::default() }).unwrap();
     while !engine.is_idle() {
         engine.step().unwrap();
     }
@@ -233,7 +233,7 @@ fn embeddings_have_the_cpus_bits() {
     for folder in folders() {
         for mode in MODES {
             let wanted = embeddings(&mut on(None, &folder, options(mode, None, 64)));
-            for devices in lists(device) {
+            for devices in device_lists(device) {
                 let got = embeddings(&mut on_all(&devices, &folder, options(mode, None, 37)));
                 assert!(got == wanted, "{}, {mode:?}, {devices:?}", folder.display());
             }
@@ -252,7 +252,7 @@ fn experts_on_disk_change_no_logit() {
             let mut cpu = on(None, &folder, options(Activations::Int8, None, 64));
             let tokens = prompt(&cpu, 100, 9);
             let wanted = logits(&mut cpu, &tokens);
-            for devices in lists(device) {
+            for devices in device_lists(device) {
                 let options = Options { experts, ..options(Activations::Int8, None, 37) };
                 let mut gpu = on_all(&devices, &folder, options);
                 assert!(logits(&mut gpu, &tokens) == wanted, "{}, {experts:?}, {devices:?}", folder.display());
@@ -262,7 +262,7 @@ fn experts_on_disk_change_no_logit() {
 }
 
 #[test]
-fn a_budget_of_the_devices_memory_is_held_and_changes_no_logit() {
+fn a_memory_budget_is_kept_and_changes_no_logit() {
     let Some((device, _turn)) = device() else { return };
     for name in ["mlx_qwen3_moe", "qwen3_moe", "mlx_qwen3_5_moe", "qwen3_5_moe_split", "mlx_qwen3_next", "qwen3"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
@@ -271,17 +271,19 @@ fn a_budget_of_the_devices_memory_is_held_and_changes_no_logit() {
         let wanted = logits(&mut cpu, &tokens);
         let open = |bytes: u64| {
             let options = Options { device_memory: Some(bytes), ..options(Activations::Int8, None, 37) };
-            let host = Host { isa: options.isa, threads: 2, always: true };
-            Engine::open_on(&folder, options, &|o| Ok(Box::new(Cuda::new(device, o.activations)?.beside(host))))
+            let host = HostOffload { isa: options.isa, threads: 2, always: true };
+            Engine::open_on(&folder, options, &|o| {
+                Ok(Box::new(Cuda::new(device, o.activations)?.with_host_experts(host)))
+            })
         };
-        // 1. What is too little is refused, with what each part takes and what would do
+        // 1. Too small a budget is refused, with the bytes of each part and the smallest budget
         let refused = format!("{:#}", open(1 << 20).err().expect("a megabyte is too little"));
         for part in ["weights", "scratch", "keys and values", "the smallest that would do is --gpu-memory "] {
             assert!(refused.contains(part), "{part}: {refused}");
         }
         assert_eq!(refused.contains("experts"), name != "qwen3", "{refused}");
         let smallest = smallest(&refused);
-        // 2. With that, and more, all is as it was, and takes no more
+        // 2. With that budget or more, logits are unchanged and no more memory is used
         for more in [0, 100_000, 1 << 20, 1 << 30] {
             let mut gpu = open(smallest + more).unwrap_or_else(|e| panic!("{name} + {more}: {e:#}"));
             assert!(logits(&mut gpu, &tokens) == wanted, "{name} with {more} more");
@@ -293,7 +295,7 @@ fn a_budget_of_the_devices_memory_is_held_and_changes_no_logit() {
     }
 }
 
-/// The smallest budget that would have done, as a refusal says it.
+/// The smallest sufficient budget, from the text of a refusal.
 fn smallest(refused: &str) -> u64 {
     let figure = refused.rsplit_once("--gpu-memory ").unwrap().1.split_once('M').unwrap().0;
     (figure.parse::<f64>().unwrap() * 1e6) as u64
@@ -307,15 +309,15 @@ fn experts_in_tiers_of_several_devices_change_no_logit() {
         let mut cpu = on(None, &folder, options(Activations::Int8, None, 64));
         let tokens = prompt(&cpu, 25, 9);
         let wanted = logits(&mut cpu, &tokens);
-        for devices in lists(device).into_iter().filter(|devices| devices.len() > 1) {
-            // A token at a time, which asks in the middle of a step, and many.
+        for devices in device_lists(device).into_iter().filter(|devices| devices.len() > 1) {
+            // Single tokens, which request experts in the middle of a step, and several.
             for chunk in [1, 11] {
                 let open = |bytes: u64| {
                     let (experts, device_memory) = (Placement::Slots, Some(bytes));
                     let options = Options { experts, device_memory, ..options(Activations::Int8, None, chunk) };
-                    let host = Host { isa: options.isa, threads: 2, always: bytes.is_multiple_of(2) };
+                    let host = HostOffload { isa: options.isa, threads: 2, always: bytes.is_multiple_of(2) };
                     let make = |o: &Options| Pipeline::new(&devices, o.activations, o.threads);
-                    Engine::open_on(&folder, options, &|o| Ok(Box::new(make(o)?.beside(host))))
+                    Engine::open_on(&folder, options, &|o| Ok(Box::new(make(o)?.with_host_experts(host))))
                 };
                 let refused = format!("{:#}", open(1 << 20).err().expect("a megabyte is too little"));
                 assert!(refused.contains("experts"), "{refused}");
@@ -339,7 +341,7 @@ fn experts_in_tiers_of_several_devices_change_no_logit() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_one_clear_line() {
+fn a_missing_device_is_reported_in_one_line() {
     for ordinal in [u32::MAX, 4000] {
         let refused = format!("{:#}", Cuda::new(ordinal, Activations::Int8).err().expect("no such device"));
         assert!(!refused.contains('\n') && refused.len() < 200, "{refused}");
@@ -348,8 +350,8 @@ fn a_device_that_is_not_there_is_one_clear_line() {
     }
 }
 
-/// Tokens of a likeliest answer, and how many of its prompt were there.
-fn say(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, usize) {
+/// The tokens of a greedy answer, and how many of its prompt were cached.
+fn greedy(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, usize) {
     let id = engine.add_sequence();
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     engine.start(id, prompt, Generation { sampling, max_tokens: 4, ..Generation::default() }).unwrap();
@@ -367,24 +369,24 @@ fn say(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, usize) {
 }
 
 #[test]
-fn what_the_device_has_no_room_for_comes_back() {
+fn evicted_keys_and_values_are_restored() {
     let Some((device, _turn)) = device() else { return };
     for name in ["qwen3", "qwen3_window", "qwen3_next"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
         let small = Options { kv_tokens: Some(400), max_sequences: 1, ..options(Activations::Int8, None, 64) };
         let mut cpu = on(None, &folder, Options { prefix_cache: false, ..small.clone() });
         let prompts: Vec<Vec<u32>> = (1..4).map(|seed| prompt(&cpu, 300, seed)).collect();
-        let wanted: Vec<Vec<u32>> = prompts.iter().map(|prompt| say(&mut cpu, prompt).0).collect();
-        for devices in lists(device) {
+        let wanted: Vec<Vec<u32>> = prompts.iter().map(|prompt| greedy(&mut cpu, prompt).0).collect();
+        for devices in device_lists(device) {
             let spilling = Options { snapshots: 2, kv_spill: 64 << 20, ..small.clone() };
             let mut gpu = on_all(&devices, &folder, spilling);
             for (prompt, answer) in prompts.iter().zip(&wanted) {
-                assert_eq!(&say(&mut gpu, prompt).0, answer, "{name}, {devices:?}");
+                assert_eq!(&greedy(&mut gpu, prompt).0, answer, "{name}, {devices:?}");
             }
             for (prompt, answer) in prompts.iter().zip(&wanted) {
                 let further = [&prompt[..], answer, &[1, 2, 3]].concat();
-                let (said, adopted) = say(&mut gpu, &further);
-                assert_eq!(said, say(&mut cpu, &further).0, "{name}, {devices:?}");
+                let (said, adopted) = greedy(&mut gpu, &further);
+                assert_eq!(said, greedy(&mut cpu, &further).0, "{name}, {devices:?}");
                 assert!(adopted >= 288, "{name}, {devices:?}: {adopted}");
             }
             let status = gpu.host_tier().unwrap();

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use sluice_backend::Backend;
-use sluice_cuda::{Cuda, Host, Pipeline};
+use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::Options;
 
 use super::{Device, Kind, Probes};
@@ -20,14 +20,14 @@ pub(super) static KIND: Kind = Kind {
 };
 
 fn open(device: &Device, options: &Options) -> Result<Box<dyn Backend>> {
-    let host = Host { isa: options.isa, threads: options.threads, always: false };
+    let host = HostOffload { isa: options.isa, threads: options.threads, always: false };
     match device.numbers() {
         numbers if numbers.len() > 1 => {
-            Ok(Box::new(Pipeline::new(numbers, options.activations, options.threads)?.beside(host)))
+            Ok(Box::new(Pipeline::new(numbers, options.activations, options.threads)?.with_host_experts(host)))
         }
         numbers => {
             let number = numbers.first().copied().unwrap_or(0);
-            Ok(Box::new(Cuda::new(number, options.activations)?.beside(host)))
+            Ok(Box::new(Cuda::new(number, options.activations)?.with_host_experts(host)))
         }
     }
 }

@@ -1,0 +1,46 @@
+//! The matrices of an expert.
+
+use sluice_backend::{ExpertMatrix, ExpertPart, Experts, Moe};
+
+use crate::parameters::PROJECTIONS;
+use crate::weights::Weights;
+
+/// The most experts of a token that the kernels for one token take (a constant of the kernels, too).
+pub const MAX_CHOSEN: usize = 16;
+/// The most experts of a layer that the kernels for few tokens take (a constant of the kernels, too).
+pub const MAX_EXPERTS: usize = 512;
+
+/// Rows of a weight that are one projection of an expert.
+#[derive(Clone, Copy)]
+pub struct Operand {
+    pub weight: usize,
+    pub row: usize,
+    pub rows: usize,
+}
+
+/// Gate, up and down projection of an expert.
+pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
+    let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has three projections", experts.kind) };
+    [gate, up, down].map(|part: &ExpertPart| match &part.matrix {
+        ExpertMatrix::Stacked { matrix, stride, offset } => {
+            Operand { weight: matrix.number(), row: expert * stride + offset, rows: part.rows }
+        }
+        ExpertMatrix::Single(all) => Operand { weight: all[expert].number(), row: 0, rows: part.rows },
+    })
+}
+
+/// For each weight, whether it belongs to experts.
+pub fn is_of_experts<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe>) -> Vec<bool> {
+    let mut is_of_experts = vec![false; weights.all.len()];
+    for moe in mixtures {
+        let all = (0..moe.experts.count).flat_map(|e| operands(&moe.experts, e));
+        all.for_each(|operand| is_of_experts[operand.weight] = true);
+    }
+    is_of_experts
+}
+
+/// Bytes on the device of all experts of these mixtures.
+pub fn bytes_of_experts<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe>) -> u64 {
+    let of_experts = weights.all.iter().zip(is_of_experts(weights, mixtures)).filter(|(_, of_experts)| *of_experts);
+    of_experts.map(|(weight, _)| Weights::padded(weight) as u64).sum()
+}

@@ -1,0 +1,115 @@
+//! A mixture as it is registered: what its kernels need to know of the router and the experts.
+
+use anyhow::Result;
+use sluice_backend::{Activations, Moe, Scoring, SharedExpert};
+
+use crate::device::memory::{DeviceBuffer, bytes_of};
+use crate::device::stream::Gpu;
+use crate::device::sys::Address;
+use crate::moe::experts::operands;
+use crate::ops::context::Context;
+use crate::parameters::{self as p, PROJECTIONS, number};
+use crate::weights::{Kind, Needs, Weights};
+
+pub struct MoeLayer {
+    pub moe: Moe,
+    /// The mixture of the next layer.
+    pub next: Option<usize>,
+    /// The kinds that each projection has over all experts.
+    pub kinds: [Vec<Kind>; PROJECTIONS],
+    /// Columns of a group and type of its scale, if all experts have the same in a projection.
+    pub groups: [Option<(u32, u32)>; PROJECTIONS],
+    /// `[PROJECTIONS, experts]` [`p::Matrix`], once all experts are on the device.
+    pub table: Option<DeviceBuffer>,
+    /// The router's bias, `[experts]` f32.
+    pub bias: Option<DeviceBuffer>,
+}
+
+impl MoeLayer {
+    pub fn new(gpu: &Gpu, weights: &Weights, mode: Activations, moe: Moe) -> Result<MoeLayer> {
+        let mut kinds: [Vec<Kind>; PROJECTIONS] = Default::default();
+        let mut groups = operands(&moe.experts, 0).map(|o| weights.all[o.weight].groups());
+        for expert in 0..moe.experts.count {
+            for (groups, operand) in groups.iter_mut().zip(operands(&moe.experts, expert)) {
+                *groups = groups.filter(|g| weights.all[operand.weight].groups() == Some(*g));
+            }
+            for (kinds, operand) in kinds.iter_mut().zip(operands(&moe.experts, expert)) {
+                let kind = weights.all[operand.weight].kind(mode);
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
+                }
+            }
+        }
+        let bias = match &moe.scoring {
+            Scoring::Sigmoid { bias, .. } if !bias.is_empty() => {
+                let memory = DeviceBuffer::new(gpu, 4 * bias.len(), "a router's bias")?;
+                // SAFETY: it was just allocated with this length.
+                unsafe { gpu.write(memory.at, bytes_of(bias), gpu.wait_permit()?)? };
+                Some(memory)
+            }
+            _ => None,
+        };
+        Ok(MoeLayer { moe, next: None, kinds, groups, table: None, bias })
+    }
+
+    /// Writes the table of the experts' matrices, unless there is one.
+    pub fn write_table(&mut self, gpu: &Gpu, weights: &Weights, mode: Activations) -> Result<()> {
+        if self.table.is_some() {
+            return Ok(());
+        }
+        let count = self.moe.experts.count;
+        let mut matrices = vec![p::Matrix::default(); PROJECTIONS * count];
+        for expert in 0..count {
+            for (i, o) in operands(&self.moe.experts, expert).into_iter().enumerate() {
+                let weight = &weights.all[o.weight];
+                assert!(o.row + o.rows <= weight.rows(), "expert {expert} in {} rows", weight.rows());
+                matrices[i * count + expert] = weight.at_row(o.row, mode);
+            }
+        }
+        let table = DeviceBuffer::new(gpu, size_of_val(&matrices[..]), "tables of experts")?;
+        // SAFETY: it was just allocated with this length.
+        unsafe { gpu.write(table.at, p::Matrix::bytes(&matrices), gpu.wait_permit()?)? };
+        self.table = Some(table);
+        Ok(())
+    }
+
+    /// The encodings that the mixture needs of its normed input. Routers and gates take f32.
+    pub fn needs(&self, context: &Context) -> Needs {
+        let needs = self.kinds[..2].iter().flatten().fold(Needs::F32, |needs, kind| needs.and(kind.needs()));
+        match &self.moe.shared {
+            Some(SharedExpert { mlp, .. }) => {
+                needs.and(context.needs(&mlp.gate, context.mode)).and(context.needs(&mlp.up, context.mode))
+            }
+            None => needs,
+        }
+    }
+
+    /// The parameters of the choice by `logits`: experts and their weights are written to `chosen` and `weights`.
+    pub fn route_parameters(&self, tokens: usize, logits: Address, chosen: Address, weights: Address) -> p::Route {
+        let scoring = &self.moe.scoring;
+        let mut parameters = p::Route {
+            logits,
+            bias: self.bias.as_ref().map_or(0, |b| b.at),
+            chosen,
+            weights,
+            tokens: number(tokens),
+            experts: number(self.moe.router.rows.len()),
+            k: number(scoring.k()),
+            groups: 1,
+            top_groups: 1,
+            scale: 1.0,
+            ..p::Route::default()
+        };
+        match scoring {
+            Scoring::SoftmaxTopK { renormalise, .. } => {
+                (parameters.scoring, parameters.renormalise) = (0, (*renormalise).into());
+            }
+            Scoring::TopKSoftmax { .. } => parameters.scoring = 1,
+            Scoring::Sigmoid { groups, top_groups, renormalise, scale, .. } => {
+                (parameters.scoring, parameters.renormalise, parameters.scale) = (2, (*renormalise).into(), *scale);
+                (parameters.groups, parameters.top_groups) = (number(*groups), number(*top_groups));
+            }
+        }
+        parameters
+    }
+}

@@ -1,0 +1,106 @@
+//! Where the arrays of an expert are in a buffer of the device.
+
+use std::ops::Range;
+
+use crate::device::memory::ALIGNMENT;
+use crate::parameters::PROJECTIONS;
+use crate::weights::ARRAYS;
+
+/// Arrays of an expert: those of each projection.
+pub const EXPERT_ARRAYS: usize = PROJECTIONS * ARRAYS;
+/// Alignment in bytes that kernels need for arrays. The largest array begins at a multiple of [`ALIGNMENT`].
+const WORD: usize = 16;
+
+/// The places of an expert's arrays in a buffer, and how they get there from its slot in the host's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertLayout {
+    /// The offset of each array in the buffer.
+    pub offsets: [usize; EXPERT_ARRAYS],
+    /// The copies: bytes of the slot, and their offset in the buffer.
+    pub copies: Vec<(Range<usize>, usize)>,
+}
+
+impl ExpertLayout {
+    /// The layout of an expert whose arrays have these places in its slot. If one shift aligns all of them, the whole expert is one copy; otherwise each array is one.
+    pub fn new(parts: &[Range<usize>; EXPERT_ARRAYS]) -> ExpertLayout {
+        let there = || parts.iter().filter(|p| !p.is_empty());
+        let Some(largest) = there().max_by_key(|p| (p.len(), std::cmp::Reverse(p.start))) else {
+            return ExpertLayout { offsets: [0; EXPERT_ARRAYS], copies: Vec::new() };
+        };
+        let shift = largest.start.next_multiple_of(ALIGNMENT) - largest.start;
+        if there().all(|p| (p.start + shift).is_multiple_of(WORD)) {
+            let from = there().map(|p| p.start).min().unwrap_or(0);
+            let to = there().map(|p| p.end).max().unwrap_or(0);
+            let at = std::array::from_fn(|i| if parts[i].is_empty() { 0 } else { parts[i].start + shift });
+            return ExpertLayout { offsets: at, copies: vec![(from..to, from + shift)] };
+        }
+        let (mut offsets, mut end, mut copies) = ([0; EXPERT_ARRAYS], 0, Vec::new());
+        for (at, part) in offsets.iter_mut().zip(parts).filter(|(_, part)| !part.is_empty()) {
+            *at = end;
+            copies.push((part.clone(), end));
+            end += part.len().next_multiple_of(ALIGNMENT);
+        }
+        ExpertLayout { offsets, copies }
+    }
+
+    /// Bytes that are copied.
+    pub fn bytes(&self) -> usize {
+        self.copies.iter().map(|(from, _)| from.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moe::expert_pool::stride;
+
+    fn parts(starts: [usize; EXPERT_ARRAYS], lens: [usize; EXPERT_ARRAYS]) -> [Range<usize>; EXPERT_ARRAYS] {
+        std::array::from_fn(|i| starts[i]..starts[i] + lens[i])
+    }
+
+    #[test]
+    fn an_expert_is_one_copy_if_one_shift_aligns_its_arrays() {
+        // As stacked tensors behind a header of 8 bytes modulo 16.
+        let starts =
+            [0, 5000, 10_000, 20_000, 25_000, 30_000, 40_000, 45_000, 50_000].map(|at: usize| at / 16 * 16 + 8);
+        let lens = [4000, 500, 500, 4000, 500, 500, 4000, 500, 500];
+        let layout = ExpertLayout::new(&parts(starts, lens));
+        assert_eq!(layout.copies, [(8..50_000 + 508, 256)]);
+        assert!(layout.offsets.iter().all(|at| at % 16 == 0) && layout.offsets[0] == 256);
+        // From two files.
+        let mut apart = starts;
+        apart[4] += 2;
+        let layout = ExpertLayout::new(&parts(apart, lens));
+        assert_eq!((layout.copies.len(), layout.bytes()), (9, lens.iter().sum()));
+        assert!(layout.offsets.iter().all(|at| at % ALIGNMENT == 0));
+        // Floats have elements alone.
+        let layout = ExpertLayout::new(&parts(starts, [4000, 0, 0, 4000, 0, 0, 4000, 0, 0]));
+        assert_eq!((layout.copies.len(), layout.offsets[1]), (1, 0));
+    }
+
+    #[test]
+    fn any_expert_fits_its_buffer() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..2000 {
+            let (mut end, step) = (0, [1, 2, 16][random.usize(..3)]);
+            let parts: [Range<usize>; EXPERT_ARRAYS] = std::array::from_fn(|_| {
+                let start = end + random.usize(..300) / step * step;
+                end = start + if random.u8(..4) == 0 { 0 } else { (1 + random.usize(..3000)) / step * step };
+                start..end
+            });
+            let layout = ExpertLayout::new(&parts);
+            let stride = stride(end.next_multiple_of(4096));
+            for (array, part) in parts.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
+                assert!(layout.offsets[array].is_multiple_of(WORD) && layout.offsets[array] + part.len() <= stride);
+                // It is copied to the offset that the layout gives.
+                let copied = |(from, to): &(Range<usize>, usize)| {
+                    from.start <= part.start
+                        && part.end <= from.end
+                        && layout.offsets[array] == to + part.start - from.start
+                };
+                assert!(layout.copies.iter().any(copied));
+            }
+            assert!(layout.copies.iter().all(|(from, to)| to + from.len() <= stride));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Which experts tokens take: the router, and the choice by its logits.
+
+use anyhow::Result;
+use sluice_backend::{Activations, Routing, Tensor};
+
+use crate::device::memory::{DeviceBuffer, Scratch, bytes_of_mut};
+use crate::device::stream::Gpu;
+use crate::device::sys::Address;
+use crate::kernels::{Kernel, STATIC_SHARED, Variant};
+use crate::moe::experts::{MAX_CHOSEN, MAX_EXPERTS};
+use crate::moe::layer::MoeLayer;
+use crate::moe::pairs::{TileChoice, reserve_pairs, tile_choice};
+use crate::ops::activations::{EncodeInput, EncodedActivations, encode};
+use crate::ops::context::Context;
+use crate::ops::grouped_gemm;
+use crate::ops::matmul::matmul;
+use crate::ops::product::PairTiles;
+use crate::parameters::{self as p, number};
+use crate::weights::Needs;
+
+/// Columns whose squares are summed together.
+pub const NORM_COLUMNS: usize = 256;
+/// Threads and rows of a block of the router.
+pub const ROUTER_THREADS: u32 = 384;
+pub const ROUTER_ROWS: usize = 2;
+/// The kernels that route a few tokens: the most tokens; tokens and threads of a block that chooses; tokens of a block of the router, and its blocks for each
+/// multiprocessor.
+const MAX_FEW_TOKENS: usize = 32;
+const TOPK_TOKENS: usize = 8;
+const TOPK_THREADS: u32 = 256;
+const ROUTER_TOKENS: usize = 8;
+const ROUTER_BLOCKS: usize = 2;
+
+/// The router's results on the device.
+#[derive(Default)]
+pub struct RouterScratch {
+    /// `[tokens, experts]` f32
+    pub logits: Scratch,
+    /// `[tokens, k]` u32, and their weights as f32
+    pub chosen: Scratch,
+    pub weights: Scratch,
+    /// u32: blocks that have chosen. Zero between kernels.
+    counter: Option<DeviceBuffer>,
+    /// Pairs of a token and an expert, sorted by expert.
+    pub pairs: Scratch,
+    /// The tiles of `pairs`, if the kernel that chose has sorted them.
+    pub tiles: Option<PairTiles>,
+}
+
+impl RouterScratch {
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        let scratch = [&self.logits, &self.chosen, &self.weights, &self.pairs];
+        scratch.iter().map(|s| s.bytes()).sum::<usize>() + self.counter.as_ref().map_or(0, |m| m.bytes)
+    }
+
+    /// For a few tokens: `to = norm(x)` and the router's logits in one kernel, then the choice. Returns whether there are kernels for it.
+    pub fn norm_and_route_few(
+        &mut self,
+        context: &Context,
+        layer: &MoeLayer,
+        x: Tensor,
+        needs: Needs,
+        to: &mut EncodedActivations,
+    ) -> Result<bool> {
+        let (gpu, moe) = (&context.gpu, &layer.moe);
+        let (norm, from, count) = (context.norm(&moe.norm), context.place(x), moe.router.rows.len());
+        let product = context.product(&moe.router, x.rows, p::Tensor::default(), false, Activations::F32);
+        let shared = |rows: usize| 4 * (ROUTER_TOKENS + 1 + rows) * x.cols;
+        let blocks = |rows: usize| (count.div_ceil(rows) + ROUTER_TOKENS) * x.rows.div_ceil(ROUTER_TOKENS);
+        let fits = |rows: usize| shared(rows) + STATIC_SHARED <= gpu.device.shared;
+        // Twice the rows if there are more blocks than the device runs at once.
+        let many = blocks(ROUTER_ROWS) > ROUTER_BLOCKS * gpu.device.multiprocessors && fits(2 * ROUTER_ROWS);
+        let rows = if many { 2 * ROUTER_ROWS } else { ROUTER_ROWS };
+        let aligned = [from.at, 4 * from.stride, norm.weight].iter().all(|at| at.is_multiple_of(16));
+        let possible = gpu.device.has(Variant::Few)
+            && x.rows <= MAX_FEW_TOKENS
+            && (product.bias, product.runs, product.cols) == (0, None, x.cols)
+            && product.matrix.kind < 4
+            && x.cols.is_multiple_of(NORM_COLUMNS)
+            && norm.weight != 0
+            && aligned
+            && fits(rows);
+        if !possible {
+            return Ok(false);
+        }
+        moe.scoring.check(count).unwrap_or_else(|e| panic!("{e}"));
+        let logits = self.logits.reserve(gpu, 4 * x.rows * count)?;
+        let to = to.reserve(gpu, x.rows, x.cols, needs)?;
+        let row_blocks = number(count.div_ceil(rows));
+        let normed = p::Encode {
+            x: from,
+            up: p::Tensor::default(),
+            norm,
+            taken: 0,
+            rows: number(x.rows),
+            cols: number(x.cols),
+            to,
+        };
+        let parameters = p::RouteFew {
+            x: normed,
+            router: product.matrix,
+            logits,
+            experts: number(count),
+            row_blocks,
+            block_rows: number(rows),
+            unused: 0,
+        };
+        let grid = [row_blocks + number(ROUTER_TOKENS), number(x.rows.div_ceil(ROUTER_TOKENS)), 1];
+        // SAFETY: matrices and tensors were checked against their buffers; the scratch was just reserved.
+        unsafe { gpu.launch(Kernel::RouteFew, grid, ROUTER_THREADS, number(shared(rows)), &parameters)? };
+        self.topk(context, layer, x.rows, logits)?;
+        Ok(true)
+    }
+
+    /// The router's logits of `x`, and the choice.
+    pub fn route(&mut self, context: &Context, layer: &MoeLayer, x: &EncodedActivations) -> Result<()> {
+        let (moe, tokens) = (&layer.moe, x.rows);
+        let count = moe.router.rows.len();
+        moe.scoring.check(count).unwrap_or_else(|e| panic!("{e}"));
+        let logits = self.logits.reserve(&context.gpu, 4 * tokens * count)?;
+        let product = context.product(&moe.router, tokens, p::Tensor::dense(logits, count), false, Activations::F32);
+        matmul(&context.gpu, &[product], x)?;
+        self.topk(context, layer, tokens, logits)
+    }
+
+    /// The choice by the router's logits.
+    fn topk(&mut self, context: &Context, layer: &MoeLayer, tokens: usize, logits: Address) -> Result<()> {
+        let gpu = &context.gpu;
+        let (count, k) = (layer.moe.router.rows.len(), layer.moe.scoring.k());
+        let chosen = self.chosen.reserve(gpu, 4 * tokens * k)?;
+        let weights = self.weights.reserve(gpu, 4 * tokens * k)?;
+        let parameters = layer.route_parameters(tokens, logits, chosen, weights);
+        self.tiles = None;
+        let few = gpu.device.has(Variant::Few)
+            && tokens <= MAX_FEW_TOKENS
+            && k <= MAX_CHOSEN
+            && (k..=MAX_EXPERTS).contains(&count)
+            && parameters.groups == 1;
+        if few {
+            return self.topk_few(context, layer, parameters);
+        }
+        let shared = number(4 * (2 * count + 2 * k));
+        // SAFETY: the scratch was just reserved.
+        unsafe { gpu.launch(Kernel::Route, [number(tokens), 1, 1], 32, shared, &parameters)? };
+        Ok(())
+    }
+
+    /// The choice of a few tokens, which also sorts their pairs by expert.
+    fn topk_few(&mut self, context: &Context, layer: &MoeLayer, route: p::Route) -> Result<()> {
+        let (gpu, tokens, pairs) = (&context.gpu, route.tokens as usize, (route.tokens * route.k) as usize);
+        let choice = tile_choice(gpu, layer, pairs);
+        let choice = choice.unwrap_or(TileChoice { tile_pairs: grouped_gemm::TILE_TOKENS, few: true });
+        let reserved = reserve_pairs(gpu, &mut self.pairs, pairs, route.experts as usize, choice)?;
+        let counter = match &self.counter {
+            Some(counter) => counter.at,
+            None => self.counter.insert(DeviceBuffer::zeroed(gpu, size_of::<u32>(), "scratch")?).at,
+        };
+        let PairTiles { tiles, order, tile_pairs, .. } = reserved;
+        let parameters = p::ChooseFew { route, tiles, order, counter, of_tile: number(tile_pairs), unused: 0 };
+        let blocks = number(tokens.div_ceil(TOPK_TOKENS));
+        // SAFETY: the scratch was just reserved.
+        unsafe { gpu.launch(Kernel::ChooseFew, [blocks, 1, 1], TOPK_THREADS, 0, &parameters)? };
+        self.tiles = Some(reserved);
+        Ok(())
+    }
+
+    /// The choice on the host: experts and weights. Waits for the device.
+    pub fn read(&self, gpu: &Gpu, tokens: usize, k: usize) -> Result<Routing> {
+        let (mut experts, mut weights) = (vec![0; tokens * k], vec![0.0; tokens * k]);
+        // SAFETY: the router writes this many; `read` waits.
+        unsafe {
+            gpu.read_async(self.weights.at(), bytes_of_mut(&mut weights))?;
+            gpu.read(self.chosen.at(), bytes_of_mut(&mut experts), gpu.wait_permit()?)?;
+        }
+        Ok(Routing { k, experts, weights })
+    }
+}
+
+/// `to = norm(x)` with a mixture's norm.
+pub fn norm(context: &Context, layer: &MoeLayer, x: Tensor, needs: Needs, to: &mut EncodedActivations) -> Result<()> {
+    let norm = context.norm(&layer.moe.norm);
+    let input = EncodeInput { x: context.place(x), norm, rows: x.rows, cols: x.cols, ..EncodeInput::default() };
+    encode(&context.gpu, input, needs, to)
+}

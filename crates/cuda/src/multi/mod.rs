@@ -1,0 +1,6 @@
+//! Several GPUs as one: which has what, and who computes what.
+
+pub mod coherence;
+mod operations;
+pub mod partition;
+pub mod pipeline;

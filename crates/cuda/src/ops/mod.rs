@@ -1,0 +1,17 @@
+//! Operations of a step, one file for each family. All of them take a [`context::Context`] and scratch of their own, and only enqueue.
+
+pub mod activations;
+pub mod attention;
+pub mod context;
+pub mod delta_net;
+pub mod gemm;
+pub mod gemv;
+pub mod gemv_fused;
+pub mod grouped_gemm;
+pub mod logits;
+pub mod matmul;
+pub mod mlp;
+pub mod product;
+pub mod rotary;
+pub mod sampling;
+pub mod step;

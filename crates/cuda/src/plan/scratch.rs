@@ -1,0 +1,220 @@
+//! The scratch that steps need on the device, known before any is allocated: [`ScratchPlanner`] stands in for the device while a model runs a step. It launches nothing and
+//! notes the largest size to which each operation would grow each buffer.
+
+use sluice_backend::{
+    Activations, AttentionLayer, DeltaLayer, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection,
+    StepInputs, StepScratch, Tensor,
+};
+
+use crate::moe::experts::operands;
+use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
+use crate::ops::activations::GROUP;
+use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
+use crate::ops::sampling;
+use crate::weights::{Needs, Weight};
+
+/// Bytes of activations in each encoding.
+#[derive(Default)]
+struct EncodedSize([usize; 3]);
+
+impl EncodedSize {
+    fn grow(&mut self, rows: usize, cols: usize, needs: Needs) {
+        let n = rows * cols;
+        let sizes = [(needs.f32, 4 * n), (needs.bf16, 2 * n), (needs.int8, n + 8 * (n / GROUP))];
+        for (size, (needed, bytes)) in self.0.iter_mut().zip(sizes) {
+            *size = (*size).max(if needed { bytes } else { 0 });
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.iter().sum()
+    }
+}
+
+/// Bytes of the pieces in which address ranges get memory. The last piece of angles, and of keys and values, is not full.
+const PIECE: usize = 2 << 20;
+
+fn grow(size: &mut usize, to: usize) {
+    *size = (*size).max(to);
+}
+
+/// A backend that only notes sizes.
+pub struct ScratchPlanner<'a> {
+    pub mode: Activations,
+    pub weights: &'a [Weight],
+    pub moes: Vec<&'a Moe>,
+    pub layouts: &'a [KvLayout],
+    /// The step's shape.
+    tokens: usize,
+    sequences: usize,
+    wanted: usize,
+    encoded: EncodedSize,
+    hidden: EncodedSize,
+    moe_x: EncodedSize,
+    moe_hidden: EncodedSize,
+    shared_hidden: EncodedSize,
+    /// Bytes of one of two buffers.
+    gates: usize,
+    moe_gates: usize,
+    /// Bytes of routers' results, and of outputs of routed experts.
+    choice: usize,
+    outputs: usize,
+    /// Bytes of sorted pairs and of the encodings of one token; of the shared expert.
+    pairs: usize,
+    shared: usize,
+    delta: usize,
+    logits: usize,
+    per_128_positions: usize,
+    /// The operations in order.
+    pub operations: Vec<PlannedOperation>,
+}
+
+impl<'a> ScratchPlanner<'a> {
+    pub fn new(
+        mode: Activations,
+        (weights, moes): (&'a [Weight], Vec<&'a Moe>),
+        layouts: &'a [KvLayout],
+        inputs: &StepInputs,
+    ) -> ScratchPlanner<'a> {
+        ScratchPlanner {
+            mode,
+            weights,
+            moes,
+            layouts,
+            tokens: inputs.tokens().len(),
+            sequences: inputs.sequences(),
+            wanted: inputs.wanted().len(),
+            encoded: EncodedSize::default(),
+            hidden: EncodedSize::default(),
+            moe_x: EncodedSize::default(),
+            moe_hidden: EncodedSize::default(),
+            shared_hidden: EncodedSize::default(),
+            gates: 0,
+            moe_gates: 0,
+            choice: 0,
+            outputs: 0,
+            pairs: 0,
+            shared: 0,
+            delta: 0,
+            logits: 0,
+            per_128_positions: 0,
+            operations: Vec::new(),
+        }
+    }
+
+    fn note(&mut self, key: OperationKey, linears: &[&Linear], out: Option<Tensor>) {
+        let matrices = linears.iter().map(|linear| linear.matrix.number()).collect();
+        self.operations.push(PlannedOperation { key, matrices, out: out.map(|t| t.buffer) });
+    }
+
+    /// The scratch of the step; `angles`: bytes of a position in each table of rotary angles.
+    pub fn scratch(&self, angles: &[usize]) -> StepScratch {
+        let encoded = [&self.encoded, &self.hidden, &self.moe_x, &self.moe_hidden, &self.shared_hidden];
+        let encoded: usize = encoded.into_iter().map(EncodedSize::bytes).sum();
+        let rest = self.choice + self.outputs + self.pairs + self.shared + self.delta + self.logits;
+        // The arrays of tokens and sequences for each group. Block tables grow with the context.
+        let step = (64 * self.tokens + (1 << 14)) * self.layouts.len().max(1);
+        StepScratch {
+            fixed: encoded
+                + 2 * (self.gates + self.moe_gates)
+                + rest
+                + step
+                + PIECE * (angles.len() + self.layouts.len()),
+            per_128_positions: self.per_128_positions + 128 * angles.iter().sum::<usize>(),
+        }
+    }
+
+    fn needs<'l>(&self, linears: impl IntoIterator<Item = &'l Linear>) -> Needs {
+        let of = |l: &Linear| self.weights[l.matrix.number()].kind(self.mode).needs();
+        linears.into_iter().map(of).fold(Needs::default(), Needs::and)
+    }
+}
+
+impl Operations for ScratchPlanner<'_> {
+    fn project(&mut self, x: Tensor, _: Option<Norm>, projections: &[Projection]) {
+        let needs = self.needs(projections.iter().map(|p| &p.linear));
+        self.encoded.grow(x.rows, x.cols, needs);
+        let linears: Vec<&Linear> = projections.iter().map(|p| &p.linear).collect();
+        self.note(OperationKey::project(projections), &linears, None);
+    }
+
+    fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
+        self.note(OperationKey::Add(linear.matrix.number()), &[linear], Some(out));
+        let needs = self.needs([linear]);
+        self.encoded.grow(x.rows, x.cols, needs);
+    }
+
+    fn attention(&mut self, layer: &AttentionLayer) {
+        // Partitions with blocks of their own write a part each; rounding at most doubles their number.
+        let tokens = self.tokens.min(MIN_PREFILL_TOKENS.max(self.sequences));
+        let part = tokens * layer.heads * part_bytes(self.layouts[layer.group].v_dim);
+        grow(&mut self.per_128_positions, 2 * part);
+        self.note(OperationKey::Attention(layer.group, layer.layer), &[], None);
+    }
+
+    fn delta_net(&mut self, layer: &DeltaLayer) {
+        grow(&mut self.delta, 4 * self.tokens * (layer.shape.channels() + 2 * layer.shape.value_heads));
+        self.note(OperationKey::Delta(layer.layer), &[], None);
+    }
+
+    fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, residual: Tensor) {
+        self.note(OperationKey::Mlp(mlp.gate.matrix.number()), &[&mlp.gate, &mlp.up, &mlp.down], Some(residual));
+        let (both, last) = (self.needs([&mlp.gate, &mlp.up]), self.needs([&mlp.down]));
+        let intermediate = mlp.gate.rows.len();
+        grow(&mut self.gates, 4 * x.rows * intermediate);
+        self.encoded.grow(x.rows, x.cols, both);
+        self.hidden.grow(x.rows, intermediate, last);
+    }
+
+    fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
+        let number = moe.number();
+        let moe = self.moes[number];
+        self.operations.push(PlannedOperation {
+            key: OperationKey::Mixture(number),
+            matrices: matrices(moe),
+            out: Some(residual.buffer),
+        });
+        let (k, count, intermediate) = (moe.scoring.k(), moe.experts.count, moe.experts.intermediate());
+        let pairs = x.rows * k;
+        let (mut first, mut last) = (Needs::F32, Needs::default());
+        for expert in 0..count {
+            let [gate, up, down] =
+                operands(&moe.experts, expert).map(|o| self.weights[o.weight].kind(self.mode).needs());
+            (first, last) = (first.and(gate).and(up), last.and(down));
+        }
+        grow(&mut self.moe_gates, 4 * pairs * intermediate);
+        if let Some(shared) = &moe.shared {
+            first = first.and(self.needs([&shared.mlp.gate, &shared.mlp.up]));
+            let (needs, width) = (self.needs([&shared.mlp.down]), shared.mlp.gate.rows.len());
+            self.shared_hidden.grow(x.rows, width, needs);
+            grow(&mut self.moe_gates, 4 * x.rows * width);
+            grow(&mut self.shared, 4 * x.rows * (residual.cols + 1));
+        }
+        self.moe_x.grow(x.rows, x.cols, first);
+        self.moe_hidden.grow(pairs, intermediate, last);
+        grow(&mut self.choice, 4 * x.rows * (count + 2 * k));
+        grow(&mut self.outputs, 4 * pairs * residual.cols);
+        // Tiles of 16 bytes, the order and the counts; for one token the encoded inputs of gate and up, and of down.
+        grow(&mut self.pairs, 16 * (pairs + 1) + 4 * (pairs + count) + 2 * (x.cols + (k + 1) * intermediate) + 1024);
+    }
+
+    fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {
+        self.operations.push(PlannedOperation {
+            key: OperationKey::Logits(head.number()),
+            matrices: vec![head.number()],
+            out: None,
+        });
+        let weight = &self.weights[head.number()];
+        grow(&mut self.logits, 4 * self.wanted * weight.rows() + sampling::bytes(self.wanted, weight.rows()));
+        self.encoded.grow(self.wanted, x.cols, weight.kind(self.mode).needs());
+    }
+
+    fn embed(&mut self, table: MatrixId, out: Tensor) {
+        let matrices = vec![table.number()];
+        self.operations.push(PlannedOperation {
+            key: OperationKey::Embed(table.number()),
+            matrices,
+            out: Some(out.buffer),
+        });
+    }
+}
