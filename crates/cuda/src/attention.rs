@@ -70,16 +70,17 @@ const PARTITION: usize = 128;
 
 /// Query heads that a block takes together, and the kernels for that: the fewest that are enough for the heads that share a KV head.
 const TILES: [(usize, Kernel, Kernel); 3] = [
-    (1, Kernel::Attend1, Kernel::AttendPartition1),
-    (2, Kernel::Attend2, Kernel::AttendPartition2),
-    (4, Kernel::Attend4, Kernel::AttendPartition4),
+    (1, Kernel::ATTENTION_1, Kernel::ATTENTION_PARTITION_1),
+    (2, Kernel::ATTENTION_2, Kernel::ATTENTION_PARTITION_2),
+    (4, Kernel::ATTENTION_4, Kernel::ATTENTION_PARTITION_4),
 ];
 
 /// The same for steps with a token of each sequence.
-const LAST: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
+const LAST: [(usize, Kernel); 3] =
+    [(1, Kernel::ATTENTION_DECODE_1), (2, Kernel::ATTENTION_DECODE_2), (4, Kernel::ATTENTION_DECODE_4)];
 
 /// The same by smaller blocks, with keys and values of [`DEEP_DIM`] elements of sixteen bits; their threads, and how many of them a multiprocessor holds.
-const DEEP: [(usize, Kernel); 2] = [(2, Kernel::AttendDeep2), (4, Kernel::AttendDeep4)];
+const DEEP: [(usize, Kernel); 2] = [(2, Kernel::ATTENTION_SPLIT_K_2), (4, Kernel::ATTENTION_SPLIT_K_4)];
 const DEEP_DIM: usize = 128;
 const DEEP_THREADS: u32 = 128;
 const DEEP_BLOCKS: usize = 4;
@@ -88,14 +89,14 @@ const DEEP_BLOCKS: usize = 4;
 const LAST_THREADS: u32 = 512;
 const LAST_BLOCKS: usize = 2;
 
-/// So many partitions at most are joined by the kernel that computes them: `MOST_NEAR` of `kernels/attend_last.cu`. More have a kernel of their own, since few blocks
+/// So many partitions at most are joined by the kernel that computes them: `MOST_NEAR` of `kernels/attention/decode.cu`. More have a kernel of their own, since few blocks
 /// would join them here, after the others.
 const MOST_JOINED: usize = 4;
 /// Threads that join, and columns that a block of them takes.
 const JOIN_THREADS: u32 = 128;
 const JOIN_COLUMNS: usize = 32;
 
-/// Bytes that a partition leaves of a head: `part_width` of `kernels/attention.cu`.
+/// Bytes that a partition leaves of a head: `part_width` of `kernels/attention/paged.cu`.
 pub fn part_bytes(v_dim: usize) -> usize {
     4 * (v_dim + 2).next_multiple_of(4)
 }
@@ -105,7 +106,7 @@ fn rounded(partitions: usize) -> usize {
     if partitions <= 8 { partitions.next_power_of_two() } else { partitions.next_multiple_of(8) }
 }
 
-/// How a kernel takes prompts by tiles: `Way` of `kernels/attend_tile.cu`.
+/// How a kernel takes prompts by tiles: `Way` of `kernels/attention/prefill.cu`.
 struct TileWay {
     kernel: Kernel,
     /// Elements of a head: just that many in sixteen bits, or any multiple of sixteen up to them.
@@ -123,11 +124,11 @@ struct TileWay {
 /// The quickest first.
 #[rustfmt::skip]
 const TILE_WAYS: [TileWay; 5] = [
-    TileWay { kernel: Kernel::AttendTile128, dim: 128, only: true, rows: 64, keys: 128, rooms: 2, piece: 128 },
-    TileWay { kernel: Kernel::AttendTile256, dim: 256, only: true, rows: 64, keys: 64, rooms: 3, piece: 32 },
-    TileWay { kernel: Kernel::AttendTile, dim: 128, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
-    TileWay { kernel: Kernel::AttendTileLong, dim: 256, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
-    TileWay { kernel: Kernel::AttendTileLow, dim: 256, only: false, rows: 32, keys: 32, rooms: 2, piece: 16 },
+    TileWay { kernel: Kernel::ATTENTION_PREFILL_128, dim: 128, only: true, rows: 64, keys: 128, rooms: 2, piece: 128 },
+    TileWay { kernel: Kernel::ATTENTION_PREFILL_256, dim: 256, only: true, rows: 64, keys: 64, rooms: 3, piece: 32 },
+    TileWay { kernel: Kernel::ATTENTION_PREFILL, dim: 128, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
+    TileWay { kernel: Kernel::ATTENTION_PREFILL_LONG, dim: 256, only: false, rows: 64, keys: 32, rooms: 3, piece: 16 },
+    TileWay { kernel: Kernel::ATTENTION_PREFILL_LOW, dim: 256, only: false, rows: 32, keys: 32, rooms: 2, piece: 16 },
 ];
 
 impl TileWay {
@@ -148,7 +149,7 @@ impl TileWay {
 
 /// The same on integers, by the elements of a head.
 const INTEGERS: [(usize, Kernel); 3] =
-    [(64, Kernel::AttendIntegers64), (128, Kernel::AttendIntegers128), (256, Kernel::AttendIntegers256)];
+    [(64, Kernel::ATTENTION_INT8_64), (128, Kernel::ATTENTION_INT8_128), (256, Kernel::ATTENTION_INT8_256)];
 /// Rows of a tile there, and threads of its block.
 const INTEGER_ROWS: usize = 64;
 const INTEGER_THREADS: u32 = 128;
@@ -312,7 +313,13 @@ impl Cuda {
                     }
                 }
                 if partitions > 1 && !joins {
-                    self.gpu.launch(Kernel::Join, grid(heads, join_tiles), JOIN_THREADS, 0, &parameters)?;
+                    self.gpu.launch(
+                        Kernel::ATTENTION_COMBINE,
+                        grid(heads, join_tiles),
+                        JOIN_THREADS,
+                        0,
+                        &parameters,
+                    )?;
                 }
             }
             return Ok(());
@@ -323,12 +330,12 @@ impl Cuda {
         let padded = layout.k_dim.next_multiple_of(16);
         // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs hold; the room was just made.
         unsafe {
-            self.gpu.launch(Kernel::StoreKv, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
+            self.gpu.launch(Kernel::ATTENTION_STORE_KV, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
             if let Some((kernel, threads, grid, shared)) = self.tiled(&layout, &parameters) {
                 self.gpu.launch(kernel, grid, threads, shared, &parameters)?;
             } else if split {
                 self.gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * padded), &parameters)?;
-                self.gpu.launch(Kernel::Join, grid(heads, join_tiles), JOIN_THREADS, 0, &parameters)?;
+                self.gpu.launch(Kernel::ATTENTION_COMBINE, grid(heads, join_tiles), JOIN_THREADS, 0, &parameters)?;
             } else {
                 self.gpu.launch(whole, grid(tiles, 1), 128, floats(tile * (padded + layout.v_dim)), &parameters)?;
             }

@@ -496,7 +496,7 @@ impl Backend for Cuda {
             let (tokens, out) = (own.step.tokens, own.place(out));
             let parameters = p::Embed { table, tokens, out, rows, cols: number(cols) };
             // SAFETY: tokens and the tensor were checked.
-            unsafe { own.gpu.launch(Kernel::Embed, [rows, 1, 1], 256, 0, &parameters)? };
+            unsafe { own.gpu.launch(Kernel::EMBED, [rows, 1, 1], 256, 0, &parameters)? };
             Ok(())
         });
     }

@@ -38,13 +38,13 @@ const CHANNELS: usize = 256;
 const CONVOLVED: usize = 16;
 const COLUMNS: usize = 32;
 
-/// Threads of a block where columns stay in registers, and how many tokens it has room for: `RECUR_TOKENS` of `kernels/delta.cu`.
+/// Threads of a block where columns stay in registers, and how many tokens it has room for: `RECUR_TOKENS` of `kernels/delta`.
 const KEPT_THREADS: usize = 128;
 const KEPT_TOKENS: usize = 32;
 
 /// Threads of a block of the kernels for a token of each sequence: four to a column, a warp to a head's norm.
 const ONE_THREADS: usize = 128;
-/// What these hold in registers at most: taps, `MOST_TAPS` of `kernels/delta.cu`, and elements of a head's norm.
+/// What these hold in registers at most: taps, `MOST_TAPS` of `kernels/delta`, and elements of a head's norm.
 const MOST_TAPS: usize = 4;
 const MOST_VALUES: usize = 128;
 
@@ -72,8 +72,8 @@ impl Cuda {
         };
         // Heads of q and k are copied sixteen bytes at a time there.
         let kept = match shape.key_dim {
-            64 if values.is_multiple_of(4) => Some(Kernel::Recur64),
-            128 if values.is_multiple_of(4) => Some(Kernel::Recur128),
+            64 if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_64),
+            128 if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_128),
             _ => None,
         };
         let parameters = p::Delta {
@@ -107,7 +107,7 @@ impl Cuda {
         // A token's q and k in four parts each, v, the decay and beta, in floats; or q and k as they are.
         let (recur, threads, floats) = match kept {
             Some(kernel) => (kernel, KEPT_THREADS, KEPT_TOKENS * (8 * (shape.key_dim / 4 + 4) + COLUMNS + 4)),
-            None => (Kernel::Recur, COLUMNS, 2 * shape.key_dim),
+            None => (Kernel::DELTA_RECUR, COLUMNS, 2 * shape.key_dim),
         };
         let by_channels = |n: usize| [number(channels.div_ceil(CHANNELS)), number(n.min(MOST_BLOCKS)), 1];
         let by_tokens = [number(tokens), 1, 1];
@@ -118,7 +118,7 @@ impl Cuda {
             unsafe {
                 self.gpu.launch(kernel, columns, ONE_THREADS as u32, 0, &parameters)?;
                 self.gpu.launch(
-                    Kernel::NormGatedOne,
+                    Kernel::DELTA_DECODE_NORM,
                     [number(blocks), number(count), 1],
                     ONE_THREADS as u32,
                     0,
@@ -130,16 +130,16 @@ impl Cuda {
         // SAFETY: tensors and states were checked; the room was just made.
         unsafe {
             self.gpu.launch(
-                Kernel::Convolve,
+                Kernel::DELTA_CONVOLVE,
                 by_channels(tokens.div_ceil(CONVOLVED)),
                 CHANNELS as u32,
                 0,
                 &parameters,
             )?;
-            self.gpu.launch(Kernel::Slide, by_channels(count), CHANNELS as u32, 0, &parameters)?;
-            self.gpu.launch(Kernel::Gates, by_tokens, 256, 0, &parameters)?;
+            self.gpu.launch(Kernel::DELTA_SLIDE, by_channels(count), CHANNELS as u32, 0, &parameters)?;
+            self.gpu.launch(Kernel::DELTA_GATES, by_tokens, 256, 0, &parameters)?;
             self.gpu.launch(recur, columns, threads as u32, number(4 * floats), &parameters)?;
-            self.gpu.launch(Kernel::NormGated, by_tokens, 256, 0, &parameters)?;
+            self.gpu.launch(Kernel::DELTA_NORM, by_tokens, 256, 0, &parameters)?;
         }
         Ok(())
     }
@@ -150,8 +150,8 @@ impl Cuda {
         let single = (0..count).all(|s| self.inputs.rows(s).len() <= 1);
         let fits = shape.taps <= MOST_TAPS && shape.value_dim <= MOST_VALUES && count <= MOST_BLOCKS;
         let kernel = match shape.key_dim {
-            64 => Kernel::RecurOne64,
-            128 => Kernel::RecurOne128,
+            64 => Kernel::DELTA_DECODE_64,
+            128 => Kernel::DELTA_DECODE_128,
             _ => return None,
         };
         (self.gpu.device.last && single && fits).then_some(kernel)

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::{DriverError, sys};
 
 use crate::graphs::{Graphs, HeldBack, Launch, MOST_HELD};
-use crate::kernels::{Kernel, Kernels, Variant, chosen};
+use crate::kernels::{Kernel, Kernels, Variant, chosen, ensure_built};
 use crate::parameters::Parameters;
 use crate::quiet::{Asked, Quiet, Retired};
 use crate::streams::Point;
@@ -178,6 +178,8 @@ impl Device {
 
     fn new(ordinal: u32) -> Result<Device> {
         let Found { handle, name, capability, reserves, multiprocessors, shared, .. } = Found::look(ordinal)?;
+        // Before a context takes memory of a device that cannot be used.
+        ensure_built(capability)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the context stays retained until the process ends.
         unsafe {
@@ -185,7 +187,7 @@ impl Device {
             checked(sys::cuCtxSetCurrent(context))?;
         }
         CURRENT.set(context);
-        let kernels = Kernels::load(capability, shared).context("its driver does not take the kernels")?;
+        let kernels = Kernels::load(capability, shared)?;
         let [rows, one, last, tiles, prompts] =
             [Variant::Rows, Variant::One, Variant::Last, Variant::Tiles, Variant::Prompts].map(chosen);
         // Products of sixteen rows came with compute capability 8.0.
@@ -224,6 +226,12 @@ impl Device {
     pub fn load_kernels(&self) -> Result<(), DriverError> {
         self.bind();
         self.kernels.load_all()
+    }
+
+    /// [`Kernels::load_unit`]
+    pub fn load_unit(&self, unit: &str) -> Result<sys::CUmodule> {
+        self.bind();
+        self.kernels.load_unit(unit)
     }
 
     /// [`Kernels::print_stamps`]
@@ -429,7 +437,7 @@ impl Gpu {
             return Ok(());
         }
         self.device.bind();
-        let launch = Launch { kernel: kernel as u32, grid, block, shared };
+        let launch = Launch { kernel: kernel.index() as u32, grid, block, shared };
         // SAFETY: the kernel takes one parameter of this size; for the rest the caller vouches.
         unsafe { self.graphs().launch(&self.device.kernels, self.stream, launch, p.as_bytes()) }
     }

@@ -1,5 +1,5 @@
 //! Products of integer groups and of bf16 pairs for one token, whose time is what lies between kernels more than bytes: how many lanes a row has, and how large
-//! blocks are. `kernels/rows_one.cu` computes them.
+//! blocks are. `kernels/gemv/fused.cu` computes them.
 
 use anyhow::Result;
 
@@ -7,7 +7,7 @@ use crate::driver::Gpu;
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::matmul::{Input, Product};
 use crate::parameters::{self as p, number};
-use crate::weights::{HALVES, Kind};
+use crate::weights::{HALVES, KernelFormat};
 
 /// Columns of a weight group that these kernels take.
 const GROUP: usize = 64;
@@ -25,7 +25,7 @@ const FEW_ROUNDS: usize = 4;
 const FEW_COLUMNS: usize = 2048;
 /// Columns whose squares are summed in one go.
 const NORMED: usize = 256;
-/// Rows of bf16 pairs that a warp takes, and columns of them that it has under way: `PIECE_COLUMNS` of `kernels/rows_one.cu`.
+/// Rows of bf16 pairs that a warp takes, and columns of them that it has under way: `PIECE_COLUMNS` of `kernels/gemv/fused_bf16.cu`.
 const PAIR_ROWS: usize = 2;
 const PIECE_COLUMNS: usize = 512;
 
@@ -138,7 +138,7 @@ fn launched(gpu: &Gpu, input: Input, products: &[Product], gated: bool, heads: &
     };
     let cols = first.cols;
     let kind = first.kinds()[0];
-    let pairs = kind == Kind::BF16_PAIRS;
+    let pairs = kind == KernelFormat::Bf16Bf16;
     let fits = |product: &Product| {
         product.table.is_none()
             && product.bias == 0
@@ -162,8 +162,8 @@ fn launched(gpu: &Gpu, input: Input, products: &[Product], gated: bool, heads: &
         let shared = 4 * (cols.next_multiple_of(PIECE_COLUMNS) + if norm.weight != 0 { cols } else { 0 });
         let warps = rows.iter().sum::<usize>() / PAIR_ROWS / if gated { 2 } else { 1 };
         let blocks = if warps > multiprocessors * THREADS[WIDE] / 32 { 2 } else { 1 } * multiprocessors;
-        (Kernel::OneBf16, THREADS[WIDE], Split { log_lanes: 4, kernel: WIDE, blocks }, shared)
-    } else if let Some(kernels) = kind.one() {
+        (Kernel::GEMV_FUSED_BF16, THREADS[WIDE], Split { log_lanes: 4, kernel: WIDE, blocks }, shared)
+    } else if let Some(kernels) = kind.gemv_fused() {
         let split = split(&rows, cols, gated, multiprocessors);
         let (kernel, threads) = (kernels[split.kernel], THREADS[split.kernel]);
         // Quarters of groups, what is known of each, and as floats what has to be seen whole before it is encoded, with the norm's weights.
@@ -176,7 +176,7 @@ fn launched(gpu: &Gpu, input: Input, products: &[Product], gated: bool, heads: &
         return Ok(false);
     }
     let together = 32usize >> log_lanes;
-    let mut parameters = p::One {
+    let mut parameters = p::GemvFused {
         x: x.at,
         norm: norm.weight,
         row_bytes: first.matrix.row_bytes,
@@ -190,7 +190,7 @@ fn launched(gpu: &Gpu, input: Input, products: &[Product], gated: bool, heads: &
         accumulate: first.accumulate.into(),
         element: first.matrix.element,
         interleaved: (!heads.is_empty()).into(),
-        ..p::One::default()
+        ..p::GemvFused::default()
     };
     parameters.heads[..heads.len()].copy_from_slice(heads);
     let mut before = 0;
@@ -198,7 +198,7 @@ fn launched(gpu: &Gpu, input: Input, products: &[Product], gated: bool, heads: &
         // Gate and up are counted side by side, others one behind the other.
         let skipped = if gated { 0 } else { before };
         let from = |at: u64, row: usize| at.wrapping_sub((skipped * row) as u64);
-        parameters.parts[i] = p::OnePart {
+        parameters.parts[i] = p::FusedMatrix {
             data: from(product.matrix.data, product.matrix.row_bytes as usize),
             // Of bf16 there are none.
             scales: from(product.matrix.scales, 2 * groups),

@@ -1,4 +1,4 @@
-//! Products of a mixture's experts that have a few tokens each, and of a matrix of many rows for a few tokens (`kernels/few.cu`).
+//! Products of a mixture's experts that have a few tokens each, and of a matrix of many rows for a few tokens (`kernels/moe/grouped.cu`).
 
 use anyhow::Result;
 
@@ -6,7 +6,7 @@ use crate::driver::{Address, Gpu};
 use crate::kernels::STATIC_SHARED;
 use crate::matmul::{Encoded, Grouped, Product};
 use crate::parameters::{self as p, number};
-use crate::weights::{self, Kind, Needs};
+use crate::weights::{self, KernelFormat, Needs};
 
 /// Columns of a weight group, threads of a block, its rows, and tokens that are taken together.
 const GROUP: usize = 64;
@@ -24,7 +24,7 @@ const OWN: usize = 8 << 10;
 pub struct Few<'a> {
     /// [`p::Matrix`] of each expert; where what they give is put through `silu(gate) * up`, of up, too.
     pub tables: [Address; 2],
-    pub kinds: &'a [Kind],
+    pub kinds: &'a [KernelFormat],
     pub groups: Option<(u32, u32)>,
     pub grouped: Grouped,
     /// Pairs of each row of x.
@@ -36,17 +36,17 @@ pub struct Few<'a> {
 
 impl Few<'_> {
     /// Whether [`multiply_few`] can do it on a device, of so many columns.
-    pub fn fits(gpu: &Gpu, kinds: &[Kind], groups: Option<(u32, u32)>, cols: usize) -> bool {
+    pub fn fits(gpu: &Gpu, kinds: &[KernelFormat], groups: Option<(u32, u32)>, cols: usize) -> bool {
         let &[kind] = kinds else { return false };
         groups.is_some_and(|(group, element)| group as usize == GROUP && weights::HALVES.contains(&element))
-            && kind.few().is_some()
+            && kind.grouped_gemm().is_some()
             && cols.is_multiple_of(GROUP)
             && few_shared(kind, cols) + STATIC_SHARED <= gpu.device.shared
     }
 }
 
 /// Bytes that a block of [`multiply_few`] has: activations with their scales, and a ring of weights for each warp (`FewStep`).
-fn few_shared(kind: Kind, cols: usize) -> usize {
+fn few_shared(kind: KernelFormat, cols: usize) -> usize {
     let (bits, groups) = (kind.bits().unwrap_or(8), cols / GROUP);
     let (row, deep) = (32 * bits + if bits == 4 { 0 } else { 16 }, if bits <= 4 { 3 } else { 2 });
     let ring = deep * 16 * (row + 16);
@@ -60,7 +60,7 @@ pub enum Output<'a> {
 }
 
 /// Blocks that a device holds at once, and the shared memory of each.
-fn blocks(gpu: &Gpu, kind: Kind, cols: usize) -> (usize, usize) {
+fn blocks(gpu: &Gpu, kind: KernelFormat, cols: usize) -> (usize, usize) {
     let shared = few_shared(kind, cols);
     ((gpu.device.shared / (shared + OWN)).clamp(1, BLOCKS) * gpu.device.multiprocessors, shared)
 }
@@ -70,8 +70,8 @@ pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Output) -> Result<()>
     let Few { tables: [table, up], kinds, groups, grouped, per_row, rows, pairs, experts } = few;
     assert!(Few::fits(gpu, kinds, groups, x.cols), "products of experts that have a few tokens each");
     assert_eq!(x.rows * per_row, pairs, "tokens");
-    let (Some([gated, plain]), Some((_, element))) = (kinds[0].few(), groups) else { unreachable!("it fits") };
-    let mut parameters = p::Few {
+    let (Some([gated, plain]), Some((_, element))) = (kinds[0].grouped_gemm(), groups) else { unreachable!("it fits") };
+    let mut parameters = p::GroupedGemm {
         table,
         up,
         tiles: grouped.tiles,
@@ -83,7 +83,7 @@ pub fn multiply_few(gpu: &Gpu, few: Few, x: &Encoded, out: Output) -> Result<()>
         element,
         most_tiles: number(grouped.most),
         experts: number(experts),
-        ..p::Few::default()
+        ..p::GroupedGemm::default()
     };
     let (kernel, of_set) = match out {
         Output::Floats(out) => {
@@ -116,7 +116,7 @@ pub fn multiply_long(gpu: &Gpu, product: &Product, x: &Encoded) -> Result<bool> 
     if rows.div_ceil(ROWS) < blocks {
         return Ok(false);
     }
-    let parameters = p::Few {
+    let parameters = p::GroupedGemm {
         x: x.is,
         out,
         per_row: 1,
@@ -125,9 +125,9 @@ pub fn multiply_long(gpu: &Gpu, product: &Product, x: &Encoded) -> Result<bool> 
         element,
         matrix,
         tokens: number(tokens),
-        ..p::Few::default()
+        ..p::GroupedGemm::default()
     };
-    let Some([_, kernel]) = kind.few() else { unreachable!("it fits") };
+    let Some([_, kernel]) = kind.grouped_gemm() else { unreachable!("it fits") };
     // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
     unsafe { gpu.launch(kernel, [number(blocks), 1, 1], THREADS, number(shared), &parameters)? };
     Ok(true)

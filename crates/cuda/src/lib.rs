@@ -41,6 +41,6 @@ mod weights;
 pub use backend::Cuda;
 pub use driver::{count, describe, open};
 pub use host_split::Host;
-pub use kernels::{Kernel, embedded_bytes, ptx};
+pub use kernels::{Kernel, embedded_bytes};
 pub use pipeline::Pipeline;
 pub use roofline::Probes;

@@ -10,7 +10,7 @@ use crate::grouped_gemm::multiply_long;
 use crate::kernels::{Kernel, STATIC_SHARED};
 use crate::memory::Scratch;
 use crate::parameters::{self as p, number};
-use crate::weights::{self, Kind, Needs, Shape};
+use crate::weights::{self, KernelFormat, LaunchShape, Needs};
 
 /// Elements per scale of int8 activations.
 pub const GROUP: usize = 32;
@@ -20,14 +20,14 @@ const FEW_ROWS: usize = 64;
 const TILE: usize = 8;
 /// So many tokens at most have tiles of [`weights::FEW`], and more where larger tiles would leave multiprocessors without one.
 const MOST_FEW: usize = 16;
-/// Of products by blocks of few rows (`kernels/thin.cu`): columns of a weight group, rows and threads of a block, the most bytes of shared memory that it has, blocks for each multiprocessor, and tokens.
+/// Of products by blocks of few rows (`kernels/gemm/m16.cu`): columns of a weight group, rows and threads of a block, the most bytes of shared memory that it has, blocks for each multiprocessor, and tokens.
 const THIN_GROUP: usize = 64;
 const THIN_ROWS: usize = 16;
 const THIN_THREADS: u32 = 128;
 const THIN_SHARED: usize = 80 << 10;
 const THIN_BLOCKS: usize = 8;
 const MOST_THIN: usize = 16;
-/// Of products by even shares (`kernels/slabs.cu`): columns of a weight group; rows and threads of a set, the most sets, and tokens of a block; at most, tokens, and blocks that a multiprocessor takes.
+/// Of products by even shares (`kernels/gemm/balanced.cu`): columns of a weight group; rows and threads of a set, the most sets, and tokens of a block; at most, tokens, and blocks that a multiprocessor takes.
 const SLAB_GROUP: usize = 64;
 const SLAB_ROWS: usize = 16;
 const SLAB_THREADS: usize = 128;
@@ -35,7 +35,7 @@ const SLAB_SETS: usize = 5;
 const SLAB_TOKENS: usize = 16;
 const MOST_SLABS: usize = 64;
 const MOST_TURNS: usize = 2;
-/// Lane sums of so many tokens or more go by squares (`kernels/lanes.cu`): fewer would leave most multiprocessors without one.
+/// Lane sums of so many tokens or more go by squares (`kernels/gemm/f32_tiles.cu`): fewer would leave most multiprocessors without one.
 const LEAST_SQUARES: usize = 64;
 /// The most blocks that a grid has in its second direction; beyond, blocks take several tiles.
 pub const MOST_BLOCKS: usize = 65_535;
@@ -103,13 +103,13 @@ pub struct Source {
 pub fn encode(gpu: &Gpu, from: Source, needs: Needs, to: &mut Encoded) -> Result<()> {
     let Source { x, up, norm, taken, rows, cols } = from;
     let to = to.room(gpu, rows, cols, needs)?;
-    let parameters = p::Encode { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
+    let parameters = p::Quantize { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
     // Few rows have large blocks where they are normed; else each has several, whose threads take four columns at a time.
     let threads =
         if rows < FEW_ROWS && norm.weight != 0 { cols.div_ceil(4).next_multiple_of(32).min(1024) } else { 256 };
     let parts = if norm.weight == 0 { cols.div_ceil(4 * threads) } else { 1 };
     // SAFETY: tensors were checked against their buffers; the room was just made.
-    unsafe { gpu.launch(Kernel::Encode, [number(rows), number(parts), 1], number(threads), 0, &parameters)? };
+    unsafe { gpu.launch(Kernel::QUANTIZE, [number(rows), number(parts), 1], number(threads), 0, &parameters)? };
     Ok(())
 }
 
@@ -123,7 +123,7 @@ pub struct Table<'a> {
     /// Output rows of each row of x.
     pub per_row: usize,
     /// All kinds of the table's matrices.
-    pub kinds: &'a [Kind],
+    pub kinds: &'a [KernelFormat],
     /// Columns of a group and type of its scale, where all have the same.
     pub groups: Option<(u32, u32)>,
     /// Output rows by their expert, where that was found out.
@@ -187,20 +187,20 @@ impl Product<'_> {
         self.outputs / self.table.map_or(1, |t| t.per_row)
     }
 
-    pub fn kinds(&self) -> Vec<Kind> {
-        self.table.map_or(vec![Kind(self.matrix.kind)], |t| t.kinds.to_vec())
+    pub fn kinds(&self) -> Vec<KernelFormat> {
+        self.table.map_or(vec![KernelFormat::from_number(self.matrix.kind)], |t| t.kinds.to_vec())
     }
 
     /// The same where [`multiply_rows`] may do it, with groups of integers and the type of their scales.
-    fn fused(&self) -> Option<(Kind, u32, u32)> {
-        let bf16 = Kind::BF16_PAIRS;
+    fn fused(&self) -> Option<(KernelFormat, u32, u32)> {
+        let bf16 = KernelFormat::Bf16Bf16;
         if self.kinds() == [bf16] { Some((bf16, 0, 0)) } else { self.integers() }
     }
 
     /// The one kind of its matrices, their groups and the type of scales, if they are integers that have the same.
-    pub(crate) fn integers(&self) -> Option<(Kind, u32, u32)> {
+    pub(crate) fn integers(&self) -> Option<(KernelFormat, u32, u32)> {
         let (kind, (group, element)) = match self.table {
-            None => (Kind(self.matrix.kind), (self.matrix.group, self.matrix.element)),
+            None => (KernelFormat::from_number(self.matrix.kind), (self.matrix.group, self.matrix.element)),
             Some(Table { kinds: &[kind], groups: Some(groups), .. }) => (kind, groups),
             Some(_) => return None,
         };
@@ -252,11 +252,11 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     let several = gpu.device.tiles && (grouped.is_some() || first.outputs > 1 && first.table.is_none());
     if let Some((kind, group, _)) = first.integers().filter(|_| several) {
         let of = group as usize / GROUP;
-        let shape = |tokens| kind.tiles(of, tokens, gpu.device.shared);
+        let shape = |tokens| kind.gemm_mma(of, tokens, gpu.device.shared);
         let of_tile = grouped.map_or_else(|| tokens_of_tile(gpu, rows * products.len(), first.outputs), |g| g.of_tile);
         // Where a tile of many tokens does not fit, it is one of few.
         let of_tile = if grouped.is_none() && shape(of_tile).is_none() { weights::FEW } else { of_tile };
-        if let Some(Shape { kernel, rows: block, threads, shared }) = shape(of_tile) {
+        if let Some(LaunchShape { kernel, rows: block, threads, shared }) = shape(of_tile) {
             let tiles = grouped.map_or(first.outputs.div_ceil(of_tile), |g| g.most).min(MOST_BLOCKS);
             let grid = [number(rows.div_ceil(block)), number(tiles), number(products.len())];
             // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
@@ -267,7 +267,7 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
     for kind in first.kinds() {
         // Tokens of a mixture have an expert each.
         let many = first.outputs > 1 && first.table.is_none();
-        if let Some(kernel) = kind.squares().filter(|_| many && first.outputs >= LEAST_SQUARES) {
+        if let Some(kernel) = kind.gemm_32().filter(|_| many && first.outputs >= LEAST_SQUARES) {
             let tiles = first.outputs.div_ceil(weights::SQUARE).min(MOST_BLOCKS);
             let grid = [number(rows.div_ceil(weights::SQUARE)), number(tiles), number(products.len())];
             // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
@@ -275,7 +275,7 @@ fn multiply_alike(gpu: &Gpu, products: &[Product], x: &Encoded) -> Result<()> {
             continue;
         }
         let tiles = if many { first.outputs.div_ceil(TILE) } else { first.outputs };
-        let Shape { kernel, rows: block, threads, shared } = kind.kernel(many, rows * tiles, first.cols);
+        let LaunchShape { kernel, rows: block, threads, shared } = kind.gemv_or_gemm(many, rows * tiles, first.cols);
         let grid = [number(rows.div_ceil(block)), number(tiles.min(MOST_BLOCKS)), number(products.len())];
         // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
         unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };
@@ -302,7 +302,7 @@ fn multiply_thin(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> R
         && weights::HALVES.contains(&element)
         && shared <= THIN_SHARED
         && shared + STATIC_SHARED <= gpu.device.shared;
-    let Some(kernel) = kind.thin(of_block).filter(|_| fits && words) else { return Ok(false) };
+    let Some(kernel) = kind.gemm_m16(of_block).filter(|_| fits && words) else { return Ok(false) };
     let tiles = first.outputs.div_ceil(of_block);
     let grid = [number(rows.div_ceil(THIN_ROWS)), number(tiles), number(products.len())];
     // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
@@ -311,7 +311,7 @@ fn multiply_thin(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> R
 }
 
 /// Bytes of shared memory that a block of [`multiply_by_shares`] has.
-fn slab_shared(kind: Kind, sets: usize, cols: usize) -> usize {
+fn slab_shared(kind: KernelFormat, sets: usize, cols: usize) -> usize {
     let (groups, meet) = (cols / SLAB_GROUP, 16 * sets * SLAB_TOKENS * (SLAB_ROWS + 1));
     let row = if kind.bits() == Some(4) { 32 } else { 96 };
     let activations = (SLAB_TOKENS * (cols.next_multiple_of(128) + 32)).max(meet);
@@ -331,7 +331,7 @@ fn multiply_by_shares(gpu: &Gpu, products: &[Product], parameters: &p::Products)
         && first.table.is_none()
         && group as usize == SLAB_GROUP
         && weights::HALVES.contains(&element);
-    let Some(kernel) = kind.slabs().filter(|_| fits && aligned) else { return Ok(false) };
+    let Some(kernel) = kind.gemm_balanced().filter(|_| fits && aligned) else { return Ok(false) };
     let (all, tiles) =
         (products.iter().map(|p| p.rows.div_ceil(SLAB_ROWS)).sum::<usize>(), tokens.div_ceil(SLAB_TOKENS));
     // Blocks that a multiprocessor takes one after the other: where these are many, weights come too late.
@@ -389,13 +389,15 @@ pub fn multiply_rows(gpu: &Gpu, input: Input, products: &[Product], gated: bool)
             && (p.cols, p.outputs, p.inputs()) == (cols, first.outputs, inputs)
             && p.table.is_some() == first.table.is_some()
     };
-    let Some(kernel) = kind.rows(if first.table.is_some() { 1 } else { first.outputs }) else { return Ok(false) };
+    let Some(kernel) = kind.gemv_batched(if first.table.is_some() { 1 } else { first.outputs }) else {
+        return Ok(false);
+    };
     let integers = kind.needs().int8;
     let encoded = match integers {
         true => inputs * cols + 2 * 4 * (inputs * cols / GROUP).next_multiple_of(4),
         false => (2 * inputs * cols).next_multiple_of(16),
     };
-    let (mut parameters, mut shared) = (p::Rows::default(), encoded);
+    let (mut parameters, mut shared) = (p::GemvBatched::default(), encoded);
     let encoded = match input {
         Input::Encoded(x) => x.is,
         Input::Floats { x, norm, rows } => {

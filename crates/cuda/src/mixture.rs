@@ -18,7 +18,7 @@ use crate::memory::{Memory, Pinned, Scratch};
 use crate::mixture_one::MixtureOfOne;
 use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::streaming::Streaming;
-use crate::weights::{Kind, Needs, Weights};
+use crate::weights::{KernelFormat, Needs, Weights};
 
 /// A projection of an expert: which matrix, and its first row.
 #[derive(Clone, Copy)]
@@ -44,7 +44,7 @@ pub(crate) struct Registered {
     /// The mixture of the layer right after.
     next: Option<usize>,
     /// Kinds of each projection over all experts.
-    pub kinds: [Vec<Kind>; PROJECTIONS],
+    pub kinds: [Vec<KernelFormat>; PROJECTIONS],
     /// Columns of a group and type of its scale, where all of a projection have the same.
     pub groups: [Option<(u32, u32)>; PROJECTIONS],
     /// [`p::Matrix`] of each expert, projection after projection; where all are on the device.
@@ -123,7 +123,7 @@ impl Mixtures {
         follows: Option<MoeId>,
     ) -> Result<MoeId> {
         let number = self.all.len();
-        let mut kinds: [Vec<Kind>; PROJECTIONS] = Default::default();
+        let mut kinds: [Vec<KernelFormat>; PROJECTIONS] = Default::default();
         let mut groups = operands(&moe.experts, 0).map(|o| weights.all[o.weight].groups());
         for expert in 0..moe.experts.count {
             for (groups, operand) in groups.iter_mut().zip(operands(&moe.experts, expert)) {
@@ -368,7 +368,7 @@ impl Cuda {
             let (rows, cols) = (self::number(x.rows), self::number(x.cols));
             let copy = p::CopyRows { from, to: self.place(normed), rows, cols };
             // SAFETY: the router has its input as f32; the tensor is as large as x.
-            unsafe { self.gpu.launch(Kernel::CopyRows, [rows, 1, 1], 256, 0, &copy)? };
+            unsafe { self.gpu.launch(Kernel::COPY_ROWS, [rows, 1, 1], 256, 0, &copy)? };
             self.choose(&mut m, number, x.rows)?;
             let routing = self.read_choice(&mut m, x.rows, k)?;
             self.experts(&mut m, number, 0, 0, residual)?;
@@ -494,7 +494,7 @@ impl Cuda {
         // 3. their sum
         let grid = [self::number(width.div_ceil(256)), self::number(tokens.min(MOST_BLOCKS)), 1];
         // SAFETY: the room was just made; the residual was checked against its buffer.
-        unsafe { gpu.launch(Kernel::Combine, grid, 256, 0, &combine)? };
+        unsafe { gpu.launch(Kernel::MOE_COMBINE, grid, 256, 0, &combine)? };
         Ok(())
     }
 

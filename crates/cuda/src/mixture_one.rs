@@ -1,4 +1,4 @@
-//! A mixture for one token, whose experts are all on the device, or come there or are computed by the host once it has asked: three kernels (`kernels/mixture_one.cu`).
+//! A mixture for one token, whose experts are all on the device, or come there or are computed by the host once it has asked: three kernels (`kernels/moe/single.cuh`).
 
 use anyhow::Result;
 use sluice_backend::{Activations, Linear, SharedExpert, Tensor};
@@ -44,9 +44,9 @@ fn between(groups: usize) -> usize {
 
 /// The kernels of a mixture for one token, to be launched by [`Cuda::run_one`].
 pub(crate) struct MixtureOfOne {
-    router: p::RouteOne,
+    router: p::RouterSingle,
     router_shared: u32,
-    experts: p::ExpertsOne,
+    experts: p::SingleToken,
     /// Instead of the first one, where the device may have to ask.
     asking: Kernel,
     /// Gate and up, down: blocks, threads, shared memory.
@@ -70,7 +70,7 @@ impl Cuda {
         else {
             return Ok(None);
         };
-        let (Some([gate_up, asking, _]), Some([.., last])) = (gate.experts_one(), down.experts_one()) else {
+        let (Some([gate_up, asking, _]), Some([.., last])) = (gate.moe_single(), down.moe_single()) else {
             return Ok(None);
         };
         let slots = k + usize::from(moe.shared.is_some());
@@ -98,8 +98,9 @@ impl Cuda {
             for ((linear, (kind, size)), to) in [&mlp.gate, &mlp.up, &mlp.down].into_iter().zip(wanted).zip(&mut shared)
             {
                 let (matrix, found, plain) = rows_of(linear, self.mode);
-                possible &=
-                    plain && found == size && (matrix.kind, matrix.group, matrix.element) == (kind.0, group, element);
+                possible &= plain
+                    && found == size
+                    && (matrix.kind, matrix.group, matrix.element) == (kind as u32, group, element);
                 *to = matrix;
             }
             if let Some(linear) = of_shared {
@@ -121,14 +122,14 @@ impl Cuda {
             return Ok(None);
         }
         // 2. The router
-        let x = p::Row { x: from.at, norm: norm.weight, eps: norm.eps, cols: number(cols) };
+        let x = p::NormedRow { x: from.at, norm: norm.weight, eps: norm.eps, cols: number(cols) };
         let rows = experts + usize::from(shared_gate.data != 0);
         let logits = m.choice.logits.room(gpu, 4 * rows)?;
         let [normed, gated] = &mut m.encoded_one;
         let encoded = normed.room(gpu, quarters(cols / GROUP))?;
         let room = gated.room(gpu, between(slots * hidden / GROUP))?;
         let gate = if shared_gate.data != 0 { logits + 4 * experts as u64 } else { 0 };
-        let router = p::RouteOne {
+        let router = p::RouterSingle {
             x,
             router,
             gate: shared_gate,
@@ -140,7 +141,7 @@ impl Cuda {
             rows: number(rows),
         };
         // 3. The experts
-        let parameters = p::ExpertsOne {
+        let parameters = p::SingleToken {
             route: p::Route { logits, ..route },
             x: encoded,
             table: 0,
@@ -180,11 +181,11 @@ impl Cuda {
             launches[0].0 = asking;
         }
         let Question { at: question, here, answer, normed, input, outputs } = question.unwrap_or_default();
-        let router = p::RouteOne { normed, answer, ..router };
+        let router = p::RouterSingle { normed, answer, ..router };
         let grid = [router.rows.div_ceil(ROUTE_ROWS as u32), 1, 1];
         // SAFETY: matrices and tensors were checked against their buffers, and the room was made when `one` was.
-        unsafe { self.gpu.launch(Kernel::RouteOne, grid, ROUTE_THREADS, router_shared, &router)? };
-        let experts = p::ExpertsOne { table, question, here, answer, normed, input, outputs, ..experts };
+        unsafe { self.gpu.launch(Kernel::MOE_ROUTER_SINGLE, grid, ROUTE_THREADS, router_shared, &router)? };
+        let experts = p::SingleToken { table, question, here, answer, normed, input, outputs, ..experts };
         for (kernel, grid, threads, shared) in launches {
             // SAFETY: as above; the table has all experts, each of so many rows and columns; a question has a word for each that a token takes, and one for the answer.
             unsafe { self.gpu.launch(kernel, grid, threads, shared, &experts)? };

@@ -2,7 +2,6 @@
 //! (`kernels/probes`), which nothing else has the driver compile.
 
 use std::ffi::{CString, c_void};
-use std::io::Read;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -11,7 +10,8 @@ use cudarc::driver::sys;
 use crate::driver::{Address, Event, Gpu, checked};
 use crate::memory::{Memory, Pinned};
 
-const PTX: &[u8] = include_bytes!("../kernels/ptx/probes.ptx.gz");
+/// The unit of the kernels that measure.
+const UNIT: &str = "probes/probes";
 /// Large beside a second-level cache.
 const READ: usize = 4 << 30;
 /// Copied in one go between host and device.
@@ -39,15 +39,8 @@ impl Probes {
     /// Where there is no such device, it is older than compute capability 8.0, or it or the host lacks memory for this.
     pub fn new(ordinal: u32) -> Result<Probes> {
         let gpu = Gpu::open(ordinal)?;
-        let mut text = Vec::new();
-        flate2::read::GzDecoder::new(PTX).read_to_end(&mut text)?;
-        text.push(0);
-        let mut module = std::ptr::null_mut();
-        // SAFETY: a text that ends with a zero; no options. The module stays until the process ends.
-        checked(unsafe {
-            sys::cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 0, std::ptr::null_mut(), std::ptr::null_mut())
-        })
-        .context("the driver does not take the probes (compute capability 8.0 is needed)")?;
+        let why = "the driver does not take the probes (compute capability 8.0 is needed)";
+        let module = gpu.device.load_unit(UNIT).context(why)?;
         let function = |name: &str| -> Result<sys::CUfunction> {
             let (name, mut function) = (CString::new(name)?, std::ptr::null_mut());
             // SAFETY: the module was just loaded; the name ends with a zero.

@@ -10,7 +10,7 @@ use crate::kernels::Kernel;
 use crate::memory::{Pinned, Scratch};
 use crate::parameters::{self as p, MOST_DRAWN, number};
 
-/// Blocks that look for a row's highest logit, their threads, and bytes that each leaves: `Top` of `kernels/draw.cu`.
+/// Blocks that look for a row's highest logit, their threads, and bytes that each leaves: `Top` of `kernels/sampling/sample.cu`.
 const TOPS_BLOCKS: usize = 16;
 const TOPS_THREADS: u32 = 512;
 const TOP_BYTES: usize = 16;
@@ -76,7 +76,7 @@ impl SamplingWork {
         let parameters = p::Tops { logits: at, out, groups, vocabulary: number(logits.vocabulary), unused: 0 };
         let grid = [number(TOPS_BLOCKS), number(rows), 1];
         // SAFETY: the head leaves so many logits; the room was just made.
-        unsafe { Ok(gpu.launch(Kernel::Tops, grid, TOPS_THREADS, 0, &parameters)?) }
+        unsafe { Ok(gpu.launch(Kernel::SAMPLE_TOPS, grid, TOPS_THREADS, 0, &parameters)?) }
     }
 
     /// Forgets the step before.
@@ -137,7 +137,7 @@ impl DeviceSampling for Cuda {
                     *to = p::Ranked { row: number(ranked.row), rank: number(ranked.rank) };
                 }
                 // SAFETY: rows were checked; the room was just made.
-                unsafe { gpu.launch(Kernel::Best, [number(some.len()), 1, 1], BEST_THREADS, 0, &parameters)? };
+                unsafe { gpu.launch(Kernel::SAMPLE_BEST, [number(some.len()), 1, 1], BEST_THREADS, 0, &parameters)? };
             }
             let host = work.host_best.room(gpu, BEST_BYTES * of.len())?;
             // SAFETY: as many were just asked for; waited for right here.
@@ -182,7 +182,7 @@ impl DeviceSampling for Cuda {
                 }
                 let grid = [number(blocks), number(some.len()), 1];
                 // SAFETY: rows were checked; the room was just made.
-                unsafe { gpu.launch(Kernel::Sums, grid, SUM_THREADS, 0, &parameters)? };
+                unsafe { gpu.launch(Kernel::SAMPLE_SUMS, grid, SUM_THREADS, 0, &parameters)? };
             }
             let host = work.host_sums.room(gpu, 8 * of.len() * blocks)?;
             // SAFETY: as many were just asked for; waited for right here.

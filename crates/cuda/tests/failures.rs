@@ -4,14 +4,14 @@
 mod emulated;
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_void};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use sluice_backend::Activations;
-use sluice_cuda::{Cuda, Host, Pipeline};
+use sluice_cuda::{Cuda, Host, Kernel, Pipeline};
 use sluice_engine::sampler::SamplingParams;
 use sluice_engine::{Engine, Event, Finish, Generation, Options, Placement};
 
@@ -26,11 +26,9 @@ fn where_the_device_is_emulated() {
     if std::env::var_os(IN_CHILD).is_some() {
         return;
     }
-    let Some(out) = emulated::build() else { return };
-    let program = std::env::current_exe().expect("this program");
-    let mut tests = Command::new(program);
+    let Some(mut tests) = emulated::this_program() else { return };
     tests.args(["--skip", "where_the_device_is_emulated", "--test-threads", "1", "--nocapture"]);
-    tests.env("LD_LIBRARY_PATH", &out).env(IN_CHILD, "1").env_remove("SLUICE_GPU");
+    tests.env(IN_CHILD, "1").env_remove("SLUICE_GPU");
     let log = tempfile::NamedTempFile::new().unwrap();
     let [stdout, stderr] = [(); 2].map(|()| Stdio::from(log.reopen().unwrap()));
     let mut child = tests.stdout(stdout).stderr(stderr).spawn().expect("this program runs");
@@ -61,6 +59,7 @@ struct Emulated {
     queue: unsafe extern "C" fn(c_uint),
     overlap: unsafe extern "C" fn(u64),
     ran: unsafe extern "C" fn(*const c_char) -> c_long,
+    parameters: unsafe extern "C" fn(*const c_char) -> c_uint,
 }
 
 impl Emulated {
@@ -84,6 +83,9 @@ impl Emulated {
                 overlap: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64)>(symbol(c"emulated_overlap")),
                 ran: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_long>(symbol(
                     c"emulated_ran",
+                )),
+                parameters: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_uint>(symbol(
+                    c"emulated_parameters",
                 )),
             })
         }
@@ -115,6 +117,12 @@ impl Emulated {
     fn ran(&self, part: &CStr) -> usize {
         // SAFETY: a string that ends with a zero.
         unsafe { (self.ran)(part.as_ptr()) as usize }
+    }
+
+    /// Bytes of the struct that a kernel takes.
+    fn parameters(&self, kernel: &CStr) -> usize {
+        // SAFETY: a string that ends with a zero.
+        unsafe { (self.parameters)(kernel.as_ptr()) as usize }
     }
 }
 
@@ -213,6 +221,15 @@ fn wanted(tokens: &[u32]) -> Vec<u32> {
 }
 
 #[test]
+fn kernels_take_what_the_host_gives_them() {
+    let Some(emulated) = Emulated::get() else { return };
+    for kernel in Kernel::all() {
+        let name = CString::new(&*kernel.name()).unwrap();
+        assert_eq!(emulated.parameters(&name), kernel.parameters(), "bytes of what {kernel:?} takes");
+    }
+}
+
+#[test]
 fn devices_ask_in_the_middle_of_a_step_and_have_the_cpus_bits() {
     let Some(emulated) = Emulated::get() else { return };
     let tokens = prompt(12, 1);
@@ -220,10 +237,10 @@ fn devices_ask_in_the_middle_of_a_step_and_have_the_cpus_bits() {
     for devices in DEVICES {
         for (more, by_host) in [(0, false), (0, true), (200_000, false)] {
             let way = Way { by_host, ..Way::new(devices, 1, Some(more)) };
-            let before = emulated.ran(c"asking");
+            let before = emulated.ran(c"mailbox");
             let mut engine = way.open().unwrap();
             assert!(logits(&mut engine, &tokens).unwrap() == wanted, "{way:?}");
-            assert!(emulated.ran(c"asking") - before >= tokens.len(), "{way:?}");
+            assert!(emulated.ran(c"mailbox") - before >= tokens.len(), "{way:?}");
         }
     }
 }
@@ -237,9 +254,9 @@ fn a_device_that_needs_more_memory_does_not_wait_for_one_that_asks() {
     for devices in DEVICES {
         let way = Way::new(devices, 64, Some(0));
         let mut engine = way.open().unwrap();
-        let before = emulated.ran(c"asking");
+        let before = emulated.ran(c"mailbox");
         assert_eq!(say(&mut engine, &prompts), wanted, "{way:?}");
-        assert!(emulated.ran(c"asking") - before >= 2, "{way:?}");
+        assert!(emulated.ran(c"mailbox") - before >= 2, "{way:?}");
     }
 }
 

@@ -12,7 +12,7 @@ use crate::matmul::{self, Grouped, Source, encode, multiply};
 use crate::memory::{Memory, Scratch, bytes_of_mut};
 use crate::mixture_one::{MOST_EXPERTS, MOST_SLOTS, NORMED, ROUTE_ROWS, ROUTE_THREADS};
 use crate::parameters::{self as p, PROJECTIONS, number};
-use crate::weights::{self, Kind, Needs};
+use crate::weights::{self, KernelFormat, Needs};
 
 /// From so many experts for each pair of a token and an expert on, pairs are computed one by one.
 const TOO_FEW: usize = 8;
@@ -20,7 +20,7 @@ const TOO_FEW: usize = 8;
 const FEW_PAIRS: usize = 3;
 /// From so many pairs for each expert on, tiles are large.
 const MANY_PAIRS: usize = 20;
-/// Of the kernels that choose for a few tokens (`kernels/mixture_few.cu`), which are made as those for one: tokens at most; tokens of a block
+/// Of the kernels that choose for a few tokens (`kernels/moe/router_few.cu`), which are made as those for one: tokens at most; tokens of a block
 /// that chooses, and its threads; tokens of a block of the router, and its blocks on a multiprocessor.
 const FEW_TOKENS: usize = 32;
 const CHOOSE_TOKENS: usize = 8;
@@ -77,7 +77,7 @@ impl Cuda {
         let logits = m.choice.logits.room(gpu, 4 * x.rows * count)?;
         let to = m.x.room(gpu, x.rows, x.cols, needs)?;
         let row_blocks = number(count.div_ceil(rows));
-        let normed = p::Encode {
+        let normed = p::Quantize {
             x: from,
             up: p::Tensor::default(),
             norm,
@@ -86,7 +86,7 @@ impl Cuda {
             cols: number(x.cols),
             to,
         };
-        let parameters = p::RouteFew {
+        let parameters = p::RouterFew {
             x: normed,
             router: product.matrix,
             logits,
@@ -97,7 +97,7 @@ impl Cuda {
         };
         let grid = [row_blocks + number(ROUTE_TOKENS), number(x.rows.div_ceil(ROUTE_TOKENS)), 1];
         // SAFETY: matrices and tensors were checked against their buffers; the room was just made.
-        unsafe { gpu.launch(Kernel::RouteFew, grid, ROUTE_THREADS, number(shared(rows)), &parameters)? };
+        unsafe { gpu.launch(Kernel::MOE_ROUTER_FEW, grid, ROUTE_THREADS, number(shared(rows)), &parameters)? };
         self.choose_by(m, of, x.rows, logits)?;
         Ok(true)
     }
@@ -130,7 +130,7 @@ impl Cuda {
         }
         let shared = self::number(4 * (2 * count + 2 * k));
         // SAFETY: the room was just made.
-        unsafe { self.gpu.launch(Kernel::Route, [self::number(tokens), 1, 1], 32, shared, &parameters)? };
+        unsafe { self.gpu.launch(Kernel::MOE_ROUTE, [self::number(tokens), 1, 1], 32, shared, &parameters)? };
         Ok(())
     }
 
@@ -144,10 +144,10 @@ impl Cuda {
             None => m.choice.counter.insert(Memory::zeroed(gpu, size_of::<u32>(), "scratch")?).at,
         };
         let Grouped { tiles, order, .. } = grouped;
-        let parameters = p::ChooseFew { route, tiles, order, counter, of_tile: self::number(of_tile), unused: 0 };
+        let parameters = p::TopkFew { route, tiles, order, counter, of_tile: self::number(of_tile), unused: 0 };
         let blocks = self::number(tokens.div_ceil(CHOOSE_TOKENS));
         // SAFETY: the room was just made.
-        unsafe { gpu.launch(Kernel::ChooseFew, [blocks, 1, 1], CHOOSE_THREADS, 0, &parameters)? };
+        unsafe { gpu.launch(Kernel::MOE_TOPK_FEW, [blocks, 1, 1], CHOOSE_THREADS, 0, &parameters)? };
         m.choice.grouped = Some(grouped);
         Ok(())
     }
@@ -166,9 +166,9 @@ impl Cuda {
             return Some((grouped_gemm::TOGETHER, true));
         }
         // Where a tile of many tokens does not fit, it is one of few.
-        let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {
+        let fits = |(kinds, groups): (&Vec<KernelFormat>, &Option<(u32, u32)>)| {
             let of = groups.map_or(0, |(group, _)| group as usize / matmul::GROUP);
-            kinds[0].tiles(of, weights::TILE, gpu.device.shared).is_some()
+            kinds[0].gemm_mma(of, weights::TILE, gpu.device.shared).is_some()
         };
         let many = pairs >= MANY_PAIRS * count && kinds.iter().zip(groups).all(fits);
         Some((if many { weights::TILE } else { weights::FEW }, false))
@@ -223,7 +223,7 @@ pub(super) fn group_pairs(
         of_tile: number(of_tile),
         unused: 0,
     };
-    for kernel in [Kernel::CountPairs, Kernel::GroupPairs] {
+    for kernel in [Kernel::MOE_COUNT_PAIRS, Kernel::MOE_GROUP_PAIRS] {
         // SAFETY: the router has chosen as many; the room was just made.
         unsafe { gpu.launch(kernel, [number(experts), 1, 1], PAIR_THREADS, 0, &parameters)? };
     }
