@@ -89,6 +89,14 @@ setup_rust() {
   use_another || no_rust
 }
 
+# Makes the GPU's kernels where there is a GPU. Where that fails, the build goes on for the CPU alone.
+setup_kernels() {
+  if ! command -v nvidia-smi >/dev/null && [ ! -e /dev/nvidia0 ]; then return; fi
+  command -v python3 >/dev/null || install_packages python3
+  python3 -m pip --version >/dev/null 2>&1 || python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
+  scripts/kernels --if-gpu >&2 || say "the GPU's kernels are not made: the program computes on the CPU alone"
+}
+
 no_rust() {
   say "Rust $wanted cannot be fetched ($why), and none that is here is new enough ($least): see https://rustup.rs"
   exit 1

@@ -1,22 +1,30 @@
 #!/usr/bin/env python3
 """build.py OUT: a libcuda.so in the folder OUT whose device is this machine's processor (x86-64 with AVX2, FMA and F16C), for tests where there is no GPU.
 
-The kernels' own sources are compiled for it by a C++ compiler (`c++`, or $CXX). `device.h` has the words that they are written in, and `driver.cpp` the calls of
-the driver that the crate makes, and how a block's threads take turns. What a kernel copies asynchronously comes when it is waited for and no earlier; shared memory
-and new memory are full of ones. Programs find it with LD_LIBRARY_PATH=OUT; EMULATED_SHARED=BYTES is what a block has of shared memory. It shows that bits are equal and that nobody waits for what never comes; how
-a device orders memory, and how fast it is, it does not show. `emulated_fail`, `emulated_queue` and `emulated_overlap` (`driver.cpp`) have things go wrong. What was built from the same sources is kept.
+A C++ compiler (`c++`, or $CXX) compiles the kernels' own sources for it, unit by unit. `device.h` has the words that they are written in, and `driver.cpp` the
+driver's calls that the crate makes, and how a block's threads take turns. What a kernel copies asynchronously arrives when the kernel waits for it and no earlier.
+Shared memory and new memory are full of ones. This shows that bits are equal and that no kernel waits for what never comes. It does not show how a device orders
+memory, nor how fast it is. `emulated_fail`, `emulated_queue` and `emulated_overlap` (`driver.cpp`) make things go wrong.
+
+Programs find it with LD_LIBRARY_PATH=OUT, and its kernels with SLUICE_CUDA_KERNELS=OUT/kernels: objects that name a unit and have no code. EMULATED_SHARED=BYTES is
+the shared memory that a block can have. A unit whose sources have not changed is not built again.
 """
 
+import gzip
 import hashlib
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KERNELS = os.path.join(HERE, "..", "kernels")
 # Nothing is fused or reordered that is not written so.
 FLAGS = ["-std=c++17", "-O2", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-w"]
+# What the device that is emulated runs: kernels for compute capability 9.0.
+ARCHITECTURE = 90
 # What stands for an instruction that is written as such.
 INSTRUCTIONS = {
     "cp.async.ca.shared.global": "emu_copy(to, from, {bytes}); (void)at;",
@@ -37,6 +45,11 @@ INSTRUCTIONS = {
     "fma.rn.ftz.f32": "d = emu_ftz(a, b, c);",
 }
 
+# How units and objects are named and found.
+spec = importlib.util.spec_from_file_location("kernels_build", os.path.join(KERNELS, "build.py"))
+kernels_build = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kernels_build)
+
 
 def instruction(found):
     text = found[0]
@@ -54,50 +67,91 @@ def read(name, seen):
     seen.add(name)
     with open(os.path.join(KERNELS, name)) as file:
         text = file.read().replace("#pragma once", "")
+    # Without comments, so that a change of them builds nothing again.
+    text = re.sub(r"^\s*//.*\n", "", text, flags=re.MULTILINE)
     return re.sub(r'#include "([^"]+)"', lambda m: read(m[1], seen), text)
 
 
-def main():
-    out = sys.argv[1]
-    compiler = os.environ.get("CXX", "c++")
-    device, driver, kernels = (os.path.join(HERE, "device.h"), os.path.join(HERE, "driver.cpp"), os.path.join(out, "kernels.cpp"))
-    text = read("all.cu", set()).replace("extern __shared__ float room[];", "using ::room;")
-    text = re.sub(r'asm(?: volatile)?\s*\("(?:[^"\\]|\\.)*"(?:[^;"]|"[^"]*")*\);', instruction, text)
-    text = f'#include "{device}"\nextern float room[];\nnamespace emulated {{\n{text}\n}}\n'
-    os.makedirs(out, exist_ok=True)
+class Builder:
+    def __init__(self, out):
+        self.out, self.compiler = out, os.environ.get("CXX", "c++")
+        with open(os.path.join(HERE, "device.h")) as file:
+            self.device = file.read()
+        with open(__file__) as file:
+            self.own = file.read()
 
-    def is_kept(part, *made_from):
+    def is_kept(self, part, *made_from):
         """Whether this part was made from the same; what writes that down."""
-        stamp = os.path.join(out, f"{part}-made-from.txt")
-        now = hashlib.sha256("".join([*made_from, *FLAGS, compiler, open(__file__).read()]).encode()).hexdigest()
+        stamp = os.path.join(self.out, f"{part}-made-from.txt")
+        now = hashlib.sha256("".join([*made_from, *FLAGS, self.compiler, self.device, self.own]).encode()).hexdigest()
         kept = os.path.exists(stamp) and open(stamp).read() == now
-        return kept, lambda: open(stamp, "w").write(now)
 
-    def compiled(source, to):
-        subprocess.run([compiler, *FLAGS, "-c", "-o", to, source], check=True)
+        def write_down():
+            with open(stamp, "w") as file:
+                file.write(now)
+
+        return kept, write_down
+
+    def compile(self, source, to):
+        subprocess.run([self.compiler, *FLAGS, "-c", "-o", to, source], check=True)
+
+    def unit(self, unit):
+        """Compiles a unit with a table of its kernels; whether it was not there before."""
+        name = unit.replace("/", "_")
+        text = read(f"{unit}.cu", set()).replace("extern __shared__ float smem[];", "using ::smem;")
+        text = re.sub(r'asm(?: volatile)?\s*\("(?:[^"\\]|\\.)*"(?:[^;"]|"[^"]*")*\);', instruction, text)
+        # A namespace of its own: units may give different things the same name.
+        text = f'#include "{os.path.join(HERE, "device.h")}"\nextern float smem[];\nnamespace emulated_{name} {{\n{text}\n}}\n'
+        kept, write_down = self.is_kept(name, text)
+        if kept:
+            return False
+        source = os.path.join(self.out, f"{name}.cpp")
+        with open(source, "w") as file:
+            file.write(text)
+        # Kernels are found behind the preprocessor, since macros make most of them.
+        expanded = subprocess.run([self.compiler, *FLAGS, "-E", source], capture_output=True, text=True, check=True).stdout
+        found = re.findall(r'extern "C"\s+void\s+(\w+)\(const\s+(\w+) p\)', expanded)
+        with open(source, "a") as file:
+            file.write("struct Entry { const char* unit; const char* name; void (*call)(void*); unsigned bytes; };\n")
+            for kernel, parameters in found:
+                file.write(f"static void call_{kernel}(void* p) {{ emulated_{name}::{kernel}(*(const emulated_{name}::{parameters}*)p); }}\n")
+            entries = "".join(f'{{"{unit}", "{kernel}", call_{kernel}, sizeof(emulated_{name}::{parameters})}},\n' for kernel, parameters in found)
+            file.write(f"extern const Entry emu_{name}[] = {{\n{entries}{{0, 0, 0, 0}}}};\n")
+        self.compile(source, os.path.join(self.out, f"{name}.o"))
+        write_down()
+        return True
+
+
+def main():
+    out = os.path.abspath(sys.argv[1])
+    builder = Builder(out)
+    os.makedirs(os.path.join(out, "kernels"), exist_ok=True)
+    units = [unit for unit in kernels_build.units(KERNELS) if not unit.startswith("probes/")]
+    names = [unit.replace("/", "_") for unit in units]
 
     # 1. The kernels, which take minutes: apart from the driver, so that a change of that takes seconds
-    objects = [os.path.join(out, f"{part}.o") for part in ("kernels", "driver")]
-    kernels_kept, write_down = is_kept("kernels", text, open(device).read())
-    if not kernels_kept:
-        with open(kernels, "w") as file:
-            file.write(text)
-        # Kernels are found behind the preprocessor, since most are made by macros.
-        expanded = subprocess.run([compiler, *FLAGS, "-E", kernels], capture_output=True, text=True, check=True).stdout
-        found = re.findall(r'extern "C"\s+void\s+(\w+)\(const\s+(\w+) p\)', expanded)
-        with open(kernels, "a") as file:
-            file.write("struct Entry { const char* name; void (*call)(void*); unsigned bytes; };\n")
-            for name, parameters in found:
-                file.write(f"static void call_{name}(void* p) {{ emulated::{name}(*(const emulated::{parameters}*)p); }}\n")
-            entries = "".join(f'{{"{name}", call_{name}, sizeof(emulated::{parameters})}},\n' for name, parameters in found)
-            file.write(f"extern const Entry emu_kernels[] = {{\n{entries}{{0, 0, 0}}}};\n")
-        compiled(kernels, objects[0])
-        write_down()
-    # 2. The driver, and both together
-    driver_kept, write_down = is_kept("driver", open(driver).read(), text, open(device).read())
-    if not (kernels_kept and driver_kept):
-        compiled(driver, objects[1])
-        subprocess.run([compiler, "-shared", "-o", os.path.join(out, "libcuda.so"), *objects, "-lpthread"], check=True)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        made = list(pool.map(builder.unit, sorted(units, key=lambda unit: -kernels_build.weight(unit))))
+
+    # 2. Objects that only name their unit: what the emulated driver loads
+    for unit in units:
+        code = gzip.compress(unit.encode(), mtime=0)
+        head = f"{kernels_build.MAGIC}\nunit {unit}\narch {ARCHITECTURE}\nptx {len(code)}\ncode 0\n\n"
+        kernels_build.write_whole(os.path.join(out, "kernels", kernels_build.object_name(unit, ARCHITECTURE)), head.encode() + code)
+
+    # 3. The driver with a table of all units, and all together
+    with open(os.path.join(HERE, "driver.cpp")) as file:
+        driver = file.read()
+    tables = "".join(f"extern const Entry emu_{name}[];\n" for name in names)
+    tables += f"static const Entry* const tables[] = {{{', '.join(f'emu_{name}' for name in names)}}};\n"
+    kept, write_down = builder.is_kept("driver", driver, tables)
+    if any(made) or not kept:
+        source = os.path.join(out, "driver.cpp")
+        with open(source, "w") as file:
+            file.write(driver.replace("// TABLES\n", tables))
+        objects = [os.path.join(out, f"{name}.o") for name in [*names, "driver"]]
+        builder.compile(source, objects[-1])
+        subprocess.run([builder.compiler, "-shared", "-o", os.path.join(out, "libcuda.so"), *objects, "-lpthread"], check=True)
         write_down()
 
 

@@ -18,9 +18,10 @@
 #include <vector>
 struct Dim3 { unsigned x, y, z; };
 Dim3 threadIdx, blockIdx, blockDim, gridDim;
-alignas(1024) float room[232448 / 4];
-struct Entry { const char* name; void (*call)(void*); unsigned bytes; };
-extern const Entry emu_kernels[];
+alignas(1024) float smem[232448 / 4];
+struct Entry { const char* unit; const char* name; void (*call)(void*); unsigned bytes; };
+// `tables`: the kernels of each unit, up to one without a name; build.py writes them here.
+// TABLES
 // Who runs a kernel, and who looks at memory that was allocated.
 static std::mutex one, books;
 
@@ -133,6 +134,11 @@ extern "C" long emulated_ran(const char* part) {
     for (auto& [e, count] : runs) if (strstr(e->name, part)) all += count;
     return all;
 }
+// Bytes of the struct that the kernel of this name takes; 0 where there is none.
+extern "C" unsigned emulated_parameters(const char* name) {
+    for (const Entry* table : tables) for (const Entry* e = table; e->name; e++) if (!strcmp(e->name, name)) return e->bytes;
+    return 0;
+}
 static bool is_refused() {
     long n = refuses_in.load();
     while (n >= 0 && !refuses_in.compare_exchange_weak(n, n - 1));
@@ -162,7 +168,7 @@ static void run(const Entry* e, const unsigned* dims, const std::vector<char>& p
                 gridDim = {dims[0], dims[1], dims[2]}, blockDim = {dims[3], 1, 1}, threads = dims[3];
                 blockIdx = {x, y, z};
                 // Nobody may count on what is there.
-                memset(room, 0xff, dims[4]);
+                memset(smem, 0xff, dims[4]);
                 block();
             }
 }
@@ -355,9 +361,13 @@ int cuFuncSetAttribute(P f, int attribute, int value) {
     if (attribute == 8) most_shared[f] = value;
     return 0;
 }
-int cuModuleLoadDataEx(P* m, P, unsigned, P, P) { *m = malloc(1); return 0; }
-int cuModuleGetFunction(P* f, P, char* n) {
-    for (const Entry* e = emu_kernels; e->name; e++) if (!strcmp(e->name, n)) { *f = (P)e; return 0; }
+// A module is the name of a unit, and has its kernels alone.
+int cuModuleLoadDataEx(P* m, P text, unsigned, P, P) {
+    for (const Entry* table : tables) if (table->name && !strcmp(table->unit, (const char*)text)) { *m = (P)table; return 0; }
+    return 218;
+}
+int cuModuleGetFunction(P* f, P m, char* n) {
+    for (const Entry* e = (const Entry*)m; e->name; e++) if (!strcmp(e->name, n)) { *f = (P)e; return 0; }
     return 500;
 }
 int cuModuleGetGlobal_v2(D* p, size_t* n, P, char*) { *p = (D)calloc(1, 1 << 20), *n = 1 << 20; return 0; }

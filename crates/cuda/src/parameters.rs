@@ -1,19 +1,19 @@
-//! What kernels are given: the structs of `kernels/*.cu`, field by field. A test holds that both sides agree on their sizes.
+//! What kernels are given: the structs of the kernels' sources (`kernels/`), field by field. A test on emulated devices holds that both sides agree on their sizes.
 
 use crate::device::sys::Address;
 
-/// What a kernel may be given.
+/// A struct that a kernel takes.
 ///
 /// # Safety
-/// It has no gaps.
+/// The struct has no padding.
 pub unsafe trait Parameters: Copy {
     fn as_bytes(&self) -> &[u8] {
-        // SAFETY: all of it are values, as whoever implements it vouches.
+        // SAFETY: the struct has no padding, as its implementation promises.
         unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
     }
 }
 
-/// Makes a struct that a kernel is given, of numbers and addresses of the device alone.
+/// Makes structs that kernels take, of numbers and device addresses only.
 macro_rules! parameters {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => { $(
         $(#[$doc])*
@@ -23,16 +23,16 @@ macro_rules! parameters {
             $($(#[$field_doc])* pub $field: $type,)*
         }
 
-        // SAFETY: numbers and addresses without gaps, as the test of sizes holds.
+        // SAFETY: numbers and addresses without padding, as the test of sizes holds.
         unsafe impl Parameters for $name {}
     )* };
 }
 
-/// Products of one input that a kernel computes together, at most.
+/// The most products of one input that a kernel computes together.
 pub const PARTS: usize = 3;
-/// Runs of rows that a head has in a matrix, at most.
+/// The most runs of rows that a head has in a matrix.
 pub const RUNS: usize = 4;
-/// Rows whose logits a kernel is asked about at once, at most.
+/// The most rows of logits that a sampling kernel looks at.
 pub const MOST_DRAWN: usize = 32;
 /// Gate, up and down.
 pub const PROJECTIONS: usize = 3;
@@ -50,7 +50,7 @@ parameters! {
         eps: f32,
         unused: u32,
     }
-    /// A weight matrix from its first row that is used on.
+    /// A weight matrix from its first used row on.
     Matrix {
         data: Address,
         scales: Address,
@@ -63,7 +63,7 @@ parameters! {
         bits: u32,
         unused: u32,
     }
-    /// Activations; 0 where an encoding is not wanted.
+    /// Activations; 0 for an encoding that is not needed.
     Encoded {
         f: Address,
         h: Address,
@@ -71,7 +71,7 @@ parameters! {
         sx: Address,
         mx: Address,
     }
-    Encode {
+    Quantize {
         x: Tensor,
         up: Tensor,
         norm: Norm,
@@ -114,7 +114,7 @@ parameters! {
     Products {
         parts: [Matmul; PARTS],
     }
-    Rows {
+    GemvBatched {
         parts: [Matmul; PARTS],
         x: Tensor,
         norm: Norm,
@@ -125,14 +125,14 @@ parameters! {
         element: u32,
         unused: u32,
     }
-    /// A matrix of [`One`]: addresses are those that row 0 of the launch would have, whose rows are counted on from matrix to matrix.
-    OnePart {
+    /// A matrix of [`GemvFused`]. The rows of a launch are numbered across its matrices, and each address is that of the launch's row 0.
+    FusedMatrix {
         data: Address,
         scales: Address,
         biases: Address,
         out: Address,
     }
-    /// Where the rows of a matrix go in which heads are interleaved.
+    /// Where the rows of a matrix with interleaved heads go.
     Interleaved {
         outs: [Address; RUNS],
         starts: [u32; RUNS],
@@ -140,8 +140,8 @@ parameters! {
         period: u32,
         unused: u32,
     }
-    One {
-        parts: [OnePart; PARTS],
+    GemvFused {
+        parts: [FusedMatrix; PARTS],
         heads: [Interleaved; PARTS],
         x: Address,
         /// 0: no norm.
@@ -158,15 +158,15 @@ parameters! {
         element: u32,
         interleaved: u32,
     }
-    /// A row that is normed and encoded.
-    Row {
+    /// A row to be normed and quantized.
+    NormedRow {
         x: Address,
         norm: Address,
         eps: f32,
         cols: u32,
     }
-    RouteOne {
-        x: Row,
+    RouterSingle {
+        x: NormedRow,
         router: Matrix,
         gate: Matrix,
         logits: Address,
@@ -176,7 +176,7 @@ parameters! {
         experts: u32,
         rows: u32,
     }
-    ExpertsOne {
+    SingleToken {
         route: Route,
         x: Address,
         table: Address,
@@ -291,8 +291,8 @@ parameters! {
         unused: u32,
     }
     /// The router of up to 32 tokens.
-    RouteFew {
-        x: Encode,
+    RouterFew {
+        x: Quantize,
         router: Matrix,
         logits: Address,
         experts: u32,
@@ -300,7 +300,7 @@ parameters! {
         block_rows: u32,
         unused: u32,
     }
-    ChooseFew {
+    TopkFew {
         route: Route,
         tiles: Address,
         order: Address,
@@ -308,8 +308,8 @@ parameters! {
         of_tile: u32,
         unused: u32,
     }
-    /// Experts that have a few tokens each, or a matrix for a few tokens.
-    Few {
+    /// Experts with a few tokens each, or one matrix for a few tokens.
+    GroupedGemm {
         table: Address,
         up: Address,
         tiles: Address,
@@ -372,21 +372,24 @@ parameters! {
 }
 
 impl Tensor {
-    /// `[.., cols]` without gaps.
+    /// `[.., cols]`, rows next to each other.
     pub fn dense(at: Address, cols: usize) -> Tensor {
         Tensor { at, stride: cols as u64 }
     }
 }
 
 impl Matrix {
-    /// The bytes of matrices as the device has them.
+    /// The bytes of matrices, as they are on the device.
     pub fn bytes(matrices: &[Matrix]) -> &[u8] {
-        // SAFETY: a struct of numbers without gaps between them, as the test of sizes holds.
+        // SAFETY: a struct of numbers without padding, as the test of sizes holds.
         unsafe { std::slice::from_raw_parts(matrices.as_ptr().cast(), size_of_val(matrices)) }
     }
 }
 
-/// A count of something as kernels take it.
+/// A count as kernels take it.
+///
+/// # Panics
+/// From 2^32 on.
 pub fn number(n: usize) -> u32 {
     u32::try_from(n).expect("fewer than 2^32")
 }

@@ -4,14 +4,14 @@
 mod emulated;
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_void};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use sluice_backend::Activations;
-use sluice_cuda::{Cuda, HostOffload, Pipeline};
+use sluice_cuda::{Cuda, HostOffload, Kernel, Pipeline};
 use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{Engine, Event, Finish, Generation, Options, Placement};
 
@@ -26,11 +26,9 @@ fn where_the_device_is_emulated() {
     if std::env::var_os(IN_CHILD).is_some() {
         return;
     }
-    let Some(out) = emulated::build() else { return };
-    let program = std::env::current_exe().expect("this program");
-    let mut tests = Command::new(program);
+    let Some(mut tests) = emulated::this_program() else { return };
     tests.args(["--skip", "where_the_device_is_emulated", "--test-threads", "1", "--nocapture"]);
-    tests.env("LD_LIBRARY_PATH", &out).env(IN_CHILD, "1").env_remove("SLUICE_GPU");
+    tests.env(IN_CHILD, "1").env_remove("SLUICE_GPU");
     let log = tempfile::NamedTempFile::new().unwrap();
     let [stdout, stderr] = [(); 2].map(|()| Stdio::from(log.reopen().unwrap()));
     let mut child = tests.stdout(stdout).stderr(stderr).spawn().expect("this program runs");
@@ -50,6 +48,15 @@ fn where_the_device_is_emulated() {
     assert!(status.is_some_and(|s| s.success()), "{}: {said}", if status.is_none() { "hangs" } else { "fails" });
 }
 
+#[test]
+fn kernels_take_what_the_host_gives_them() {
+    let Some(emulated) = Emulated::get() else { return };
+    for kernel in Kernel::all() {
+        let name = CString::new(&*kernel.name()).unwrap();
+        assert_eq!(emulated.parameters(&name), kernel.parameters(), "bytes of what {kernel:?} takes");
+    }
+}
+
 unsafe extern "C" {
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
@@ -61,6 +68,7 @@ struct Emulated {
     queue: unsafe extern "C" fn(c_uint),
     overlap: unsafe extern "C" fn(u64),
     ran: unsafe extern "C" fn(*const c_char) -> c_long,
+    parameters: unsafe extern "C" fn(*const c_char) -> c_uint,
 }
 
 impl Emulated {
@@ -85,8 +93,17 @@ impl Emulated {
                 ran: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_long>(symbol(
                     c"emulated_ran",
                 )),
+                parameters: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_uint>(symbol(
+                    c"emulated_parameters",
+                )),
             })
         }
+    }
+
+    /// Bytes of the struct that a kernel takes.
+    fn parameters(&self, kernel: &CStr) -> usize {
+        // SAFETY: a string that ends with a zero.
+        unsafe { (self.parameters)(kernel.as_ptr()) as usize }
     }
 
     /// Refuses the n-th allocation from now on.
@@ -222,10 +239,10 @@ fn requests_in_the_middle_of_a_step_give_the_cpus_bits() {
     for devices in DEVICES {
         for (more, by_host) in [(0, false), (0, true), (200_000, false)] {
             let setup = Setup { by_host, ..Setup::new(devices, 1, Some(more)) };
-            let before = emulated.ran(c"asking");
+            let before = emulated.ran(c"mailbox");
             let mut engine = setup.open().unwrap();
             assert!(logits(&mut engine, &tokens).unwrap() == wanted, "{setup:?}");
-            assert!(emulated.ran(c"asking") - before >= tokens.len(), "{setup:?}");
+            assert!(emulated.ran(c"mailbox") - before >= tokens.len(), "{setup:?}");
         }
     }
 }
@@ -239,9 +256,9 @@ fn a_device_that_allocates_does_not_wait_for_one_that_requests() {
     for devices in DEVICES {
         let setup = Setup::new(devices, 64, Some(0));
         let mut engine = setup.open().unwrap();
-        let before = emulated.ran(c"asking");
+        let before = emulated.ran(c"mailbox");
         assert_eq!(answer(&mut engine, &prompts), wanted, "{setup:?}");
-        assert!(emulated.ran(c"asking") - before >= 2, "{setup:?}");
+        assert!(emulated.ran(c"mailbox") - before >= 2, "{setup:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 
 use crate::device::sys::{DriverError, checked, count, sys};
-use crate::kernels::{Kernels, Variant, chosen};
+use crate::kernels::{Kernels, Variant, chosen, ensure_built};
 
 /// The lowest compute capability that kernels are made for.
 const MIN_CAPABILITY: (i32, i32) = (7, 5);
@@ -143,6 +143,8 @@ impl Device {
     fn new(ordinal: u32) -> Result<Device> {
         let Attributes { handle, name, capability, reserves, multiprocessors, shared, .. } =
             Attributes::query(ordinal)?;
+        // Before a context takes memory of a device that cannot be used.
+        ensure_built(capability)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the context stays retained until the process ends.
         unsafe {
@@ -150,7 +152,7 @@ impl Device {
             checked(sys::cuCtxSetCurrent(context))?;
         }
         CURRENT.set(context);
-        let kernels = Kernels::load(capability, shared).context("its driver does not take the kernels")?;
+        let kernels = Kernels::load(capability, shared)?;
         // Tensor-core products of sixteen rows need compute capability 8.0.
         let is_on = |variant: &Variant| chosen(*variant) && (*variant != Variant::Tiles || capability >= 80);
         let variants =
@@ -176,6 +178,12 @@ impl Device {
     pub fn load_kernels(&self) -> Result<(), DriverError> {
         self.bind();
         self.kernels.load_all()
+    }
+
+    /// [`Kernels::load_unit`]
+    pub fn load_unit(&self, unit: &str) -> Result<sys::CUmodule> {
+        self.bind();
+        self.kernels.load_unit(unit)
     }
 
     /// [`Kernels::print_stamps`]

@@ -74,7 +74,7 @@ impl LaunchList {
         while at < words.end {
             let halves = |word: u64| [word as u32, (word >> 32) as u32];
             let [[kernel, x], [y, z], [block, shared]] = [0, 1, 2].map(|i| halves(self.words[at + i]));
-            let kernel = Kernel::ALL[kernel as usize];
+            let kernel = Kernel::from_index(kernel as usize);
             let end = at + HEAD + kernel.parameters() / size_of::<u64>();
             let parameters = &self.words[at + HEAD..end];
             let mut list = [parameters.as_ptr().cast_mut().cast::<c_void>()];

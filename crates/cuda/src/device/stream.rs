@@ -193,7 +193,7 @@ impl Gpu {
             return Ok(());
         }
         self.device.bind();
-        let launch = Launch { kernel: kernel as u32, grid, block, shared };
+        let launch = Launch { kernel: kernel.index() as u32, grid, block, shared };
         // SAFETY: the kernel takes one parameter of this size; for the rest the caller vouches.
         unsafe { self.graphs().launch(&self.device.kernels, self.stream, launch, p.as_bytes()) }
     }

@@ -158,7 +158,7 @@ impl ExpertScratch {
         }
         let grid = [number(width.div_ceil(256)), number(tokens.min(MAX_GRID_Y)), 1];
         // SAFETY: the scratch was just reserved; the residual was checked against its buffer.
-        unsafe { gpu.launch(Kernel::Combine, grid, 256, 0, &combine)? };
+        unsafe { gpu.launch(Kernel::MOE_COMBINE, grid, 256, 0, &combine)? };
         Ok(())
     }
 }

@@ -9,14 +9,14 @@ use crate::device::sys::Address;
 use crate::moe::experts::operands;
 use crate::ops::context::Context;
 use crate::parameters::{self as p, PROJECTIONS, number};
-use crate::weights::{Kind, Needs, Weights};
+use crate::weights::{KernelFormat, Needs, Weights};
 
 pub struct MoeLayer {
     pub moe: Moe,
     /// The mixture of the next layer.
     pub next: Option<usize>,
     /// The kinds that each projection has over all experts.
-    pub kinds: [Vec<Kind>; PROJECTIONS],
+    pub kinds: [Vec<KernelFormat>; PROJECTIONS],
     /// Columns of a group and type of its scale, if all experts have the same in a projection.
     pub groups: [Option<(u32, u32)>; PROJECTIONS],
     /// `[PROJECTIONS, experts]` [`p::Matrix`], once all experts are on the device.
@@ -27,7 +27,7 @@ pub struct MoeLayer {
 
 impl MoeLayer {
     pub fn new(gpu: &Gpu, weights: &Weights, mode: Activations, moe: Moe) -> Result<MoeLayer> {
-        let mut kinds: [Vec<Kind>; PROJECTIONS] = Default::default();
+        let mut kinds: [Vec<KernelFormat>; PROJECTIONS] = Default::default();
         let mut groups = operands(&moe.experts, 0).map(|o| weights.all[o.weight].groups());
         for expert in 0..moe.experts.count {
             for (groups, operand) in groups.iter_mut().zip(operands(&moe.experts, expert)) {

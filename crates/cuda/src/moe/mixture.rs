@@ -252,7 +252,7 @@ impl Mixtures {
         let (rows, cols) = (self::number(x.rows), self::number(x.cols));
         let copy = p::CopyRows { from, to: context.place(normed), rows, cols };
         // SAFETY: the router has its input as f32; the tensor is as large as x.
-        unsafe { context.gpu.launch(Kernel::CopyRows, [rows, 1, 1], 256, 0, &copy)? };
+        unsafe { context.gpu.launch(Kernel::COPY_ROWS, [rows, 1, 1], 256, 0, &copy)? };
         self.route(context, number)?;
         let routing = self.read_routing(context, x.rows, number)?;
         let weights = self.router.weights.at();

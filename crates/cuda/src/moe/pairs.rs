@@ -11,7 +11,7 @@ use crate::ops::activations::GROUP;
 use crate::ops::grouped_gemm::{self, GroupedProduct};
 use crate::ops::product::PairTiles;
 use crate::parameters::{self as p, PROJECTIONS, number};
-use crate::weights::{self, Kind};
+use crate::weights::{self, KernelFormat};
 
 /// If there are at least this many experts for each pair, pairs are computed one by one.
 const MIN_EXPERTS_PER_PAIR: usize = 8;
@@ -45,9 +45,9 @@ pub fn tile_choice(gpu: &Gpu, layer: &MoeLayer, pairs: usize) -> Option<TileChoi
         return Some(TileChoice { tile_pairs: grouped_gemm::TILE_TOKENS, few: true });
     }
     // If a large tile does not fit into shared memory, a small one is taken.
-    let fits = |(kinds, groups): (&Vec<Kind>, &Option<(u32, u32)>)| {
+    let fits = |(kinds, groups): (&Vec<KernelFormat>, &Option<(u32, u32)>)| {
         let groups = groups.map_or(0, |(group, _)| group as usize / GROUP);
-        kinds[0].tiles(groups, weights::TILE, gpu.device.shared).is_some()
+        kinds[0].gemm_mma(groups, weights::TILE, gpu.device.shared).is_some()
     };
     let many = pairs >= MIN_LARGE_TILE_PAIRS * count && kinds.iter().zip(groups).all(fits);
     Some(TileChoice { tile_pairs: if many { weights::TILE } else { weights::FEW }, few: false })
@@ -74,7 +74,7 @@ pub fn sort_pairs(
         of_tile: number(tile_pairs),
         unused: 0,
     };
-    for kernel in [Kernel::CountPairs, Kernel::GroupPairs] {
+    for kernel in [Kernel::MOE_COUNT_PAIRS, Kernel::MOE_GROUP_PAIRS] {
         // SAFETY: the router writes this many; the scratch was just reserved.
         unsafe { gpu.launch(kernel, [number(experts), 1, 1], PAIR_THREADS, 0, &parameters)? };
     }

@@ -88,7 +88,7 @@ impl RouterScratch {
         let logits = self.logits.reserve(gpu, 4 * x.rows * count)?;
         let to = to.reserve(gpu, x.rows, x.cols, needs)?;
         let row_blocks = number(count.div_ceil(rows));
-        let normed = p::Encode {
+        let normed = p::Quantize {
             x: from,
             up: p::Tensor::default(),
             norm,
@@ -97,7 +97,7 @@ impl RouterScratch {
             cols: number(x.cols),
             to,
         };
-        let parameters = p::RouteFew {
+        let parameters = p::RouterFew {
             x: normed,
             router: product.matrix,
             logits,
@@ -108,7 +108,7 @@ impl RouterScratch {
         };
         let grid = [row_blocks + number(ROUTER_TOKENS), number(x.rows.div_ceil(ROUTER_TOKENS)), 1];
         // SAFETY: matrices and tensors were checked against their buffers; the scratch was just reserved.
-        unsafe { gpu.launch(Kernel::RouteFew, grid, ROUTER_THREADS, number(shared(rows)), &parameters)? };
+        unsafe { gpu.launch(Kernel::MOE_ROUTER_FEW, grid, ROUTER_THREADS, number(shared(rows)), &parameters)? };
         self.topk(context, layer, x.rows, logits)?;
         Ok(true)
     }
@@ -142,7 +142,7 @@ impl RouterScratch {
         }
         let shared = number(4 * (2 * count + 2 * k));
         // SAFETY: the scratch was just reserved.
-        unsafe { gpu.launch(Kernel::Route, [number(tokens), 1, 1], 32, shared, &parameters)? };
+        unsafe { gpu.launch(Kernel::MOE_ROUTE, [number(tokens), 1, 1], 32, shared, &parameters)? };
         Ok(())
     }
 
@@ -157,10 +157,10 @@ impl RouterScratch {
             None => self.counter.insert(DeviceBuffer::zeroed(gpu, size_of::<u32>(), "scratch")?).at,
         };
         let PairTiles { tiles, order, tile_pairs, .. } = reserved;
-        let parameters = p::ChooseFew { route, tiles, order, counter, of_tile: number(tile_pairs), unused: 0 };
+        let parameters = p::TopkFew { route, tiles, order, counter, of_tile: number(tile_pairs), unused: 0 };
         let blocks = number(tokens.div_ceil(TOPK_TOKENS));
         // SAFETY: the scratch was just reserved.
-        unsafe { gpu.launch(Kernel::ChooseFew, [blocks, 1, 1], TOPK_THREADS, 0, &parameters)? };
+        unsafe { gpu.launch(Kernel::MOE_TOPK_FEW, [blocks, 1, 1], TOPK_THREADS, 0, &parameters)? };
         self.tiles = Some(reserved);
         Ok(())
     }

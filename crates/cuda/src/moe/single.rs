@@ -41,9 +41,9 @@ fn hidden_bytes(groups: usize) -> usize {
 
 /// The launches of a mixture for one token.
 pub struct SingleTokenMoe {
-    router: p::RouteOne,
+    router: p::RouterSingle,
     router_shared: u32,
-    experts: p::ExpertsOne,
+    experts: p::SingleToken,
     /// The kernel of gate and up that may request experts.
     requesting: Kernel,
     /// Gate and up, then down: kernel, grid, threads and shared memory.
@@ -82,7 +82,7 @@ impl SingleTokenMoe {
         else {
             return Ok(None);
         };
-        let (Some([gate_up, requesting, _]), Some([.., last])) = (gate.experts_one(), down.experts_one()) else {
+        let (Some([gate_up, requesting, _]), Some([.., last])) = (gate.moe_single(), down.moe_single()) else {
             return Ok(None);
         };
         let slots = k + usize::from(moe.shared.is_some());
@@ -110,8 +110,9 @@ impl SingleTokenMoe {
             for ((linear, (kind, size)), to) in [&mlp.gate, &mlp.up, &mlp.down].into_iter().zip(wanted).zip(&mut shared)
             {
                 let (matrix, found, plain) = rows_of(linear, context.mode);
-                possible &=
-                    plain && found == size && (matrix.kind, matrix.group, matrix.element) == (kind.0, group, element);
+                possible &= plain
+                    && found == size
+                    && (matrix.kind, matrix.group, matrix.element) == (kind as u32, group, element);
                 *to = matrix;
             }
             if let Some(linear) = of_shared {
@@ -133,13 +134,13 @@ impl SingleTokenMoe {
             return Ok(None);
         }
         // 2. The router
-        let x = p::Row { x: from.at, norm: norm.weight, eps: norm.eps, cols: number(cols) };
+        let x = p::NormedRow { x: from.at, norm: norm.weight, eps: norm.eps, cols: number(cols) };
         let rows = experts + usize::from(shared_gate.data != 0);
         let logits = logits.reserve(gpu, 4 * rows)?;
         let encoded = scratch.normed.reserve(gpu, input_bytes(cols / GROUP))?;
         let hidden_at = scratch.hidden.reserve(gpu, hidden_bytes(slots * hidden / GROUP))?;
         let gate = if shared_gate.data != 0 { logits + 4 * experts as u64 } else { 0 };
-        let router = p::RouteOne {
+        let router = p::RouterSingle {
             x,
             router,
             gate: shared_gate,
@@ -151,7 +152,7 @@ impl SingleTokenMoe {
             rows: number(rows),
         };
         // 3. The experts
-        let parameters = p::ExpertsOne {
+        let parameters = p::SingleToken {
             route: p::Route { logits, ..route },
             x: encoded,
             table: 0,
@@ -190,11 +191,11 @@ impl SingleTokenMoe {
             launches[0].0 = requesting;
         }
         let MailboxSlot { at: question, resident: here, answer, normed, input, outputs } = slot.unwrap_or_default();
-        let router = p::RouteOne { normed, answer, ..router };
+        let router = p::RouterSingle { normed, answer, ..router };
         let grid = [router.rows.div_ceil(ROUTER_ROWS as u32), 1, 1];
         // SAFETY: `prepare` checked matrices and tensors against their buffers and reserved the scratch.
-        unsafe { gpu.launch(Kernel::RouteOne, grid, ROUTER_THREADS, router_shared, &router)? };
-        let experts = p::ExpertsOne { table, question, here, answer, normed, input, outputs, ..experts };
+        unsafe { gpu.launch(Kernel::MOE_ROUTER_SINGLE, grid, ROUTER_THREADS, router_shared, &router)? };
+        let experts = p::SingleToken { table, question, here, answer, normed, input, outputs, ..experts };
         for (kernel, grid, threads, shared) in launches {
             // SAFETY: as above; the table has all experts with these rows and columns; a slot has a word for each expert of a token and one for the answer.
             unsafe { gpu.launch(kernel, grid, threads, shared, &experts)? };

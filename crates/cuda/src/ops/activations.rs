@@ -83,12 +83,12 @@ pub struct EncodeInput {
 pub fn encode(gpu: &Gpu, from: EncodeInput, needs: Needs, to: &mut EncodedActivations) -> Result<()> {
     let EncodeInput { x, up, norm, taken, rows, cols } = from;
     let to = to.reserve(gpu, rows, cols, needs)?;
-    let parameters = p::Encode { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
+    let parameters = p::Quantize { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
     // A few rows that are normed have one large block each. Otherwise a row has several blocks, whose threads take four columns at a time.
     let threads =
         if rows < FEW_ROWS && norm.weight != 0 { cols.div_ceil(4).next_multiple_of(32).min(1024) } else { 256 };
     let parts = if norm.weight == 0 { cols.div_ceil(4 * threads) } else { 1 };
     // SAFETY: tensors were checked against their buffers, and the scratch was just reserved.
-    unsafe { gpu.launch(Kernel::Encode, [number(rows), number(parts), 1], number(threads), 0, &parameters)? };
+    unsafe { gpu.launch(Kernel::QUANTIZE, [number(rows), number(parts), 1], number(threads), 0, &parameters)? };
     Ok(())
 }

@@ -22,16 +22,17 @@ const PARTITION: usize = 128;
 
 /// Query heads of a block, with the kernels for whole sequences and for partitions. The first that covers the heads of a KV head is taken.
 const TILES: [(usize, Kernel, Kernel); 3] = [
-    (1, Kernel::Attend1, Kernel::AttendPartition1),
-    (2, Kernel::Attend2, Kernel::AttendPartition2),
-    (4, Kernel::Attend4, Kernel::AttendPartition4),
+    (1, Kernel::ATTENTION_1, Kernel::ATTENTION_PARTITION_1),
+    (2, Kernel::ATTENTION_2, Kernel::ATTENTION_PARTITION_2),
+    (4, Kernel::ATTENTION_4, Kernel::ATTENTION_PARTITION_4),
 ];
 
 /// Query heads of a block and its kernel, for steps with one token of each sequence.
-const DECODE: [(usize, Kernel); 3] = [(1, Kernel::AttendLast1), (2, Kernel::AttendLast2), (4, Kernel::AttendLast4)];
+const DECODE: [(usize, Kernel); 3] =
+    [(1, Kernel::ATTENTION_DECODE_1), (2, Kernel::ATTENTION_DECODE_2), (4, Kernel::ATTENTION_DECODE_4)];
 
 /// The same by smaller blocks, for 16-bit keys and values of [`SPLIT_K_DIM`] elements; their threads, and the blocks that a multiprocessor runs at once.
-const SPLIT_K: [(usize, Kernel); 2] = [(2, Kernel::AttendDeep2), (4, Kernel::AttendDeep4)];
+const SPLIT_K: [(usize, Kernel); 2] = [(2, Kernel::ATTENTION_SPLIT_K_2), (4, Kernel::ATTENTION_SPLIT_K_4)];
 const SPLIT_K_DIM: usize = 128;
 const SPLIT_K_THREADS: u32 = 128;
 const SPLIT_K_BLOCKS: usize = 4;
@@ -75,11 +76,11 @@ struct PrefillKernel {
 /// The fastest first.
 #[rustfmt::skip]
 const PREFILL: [PrefillKernel; 5] = [
-    PrefillKernel { kernel: Kernel::AttendTile128, dim: 128, exact: true, rows: 64, keys: 128, stages: 2, piece: 128 },
-    PrefillKernel { kernel: Kernel::AttendTile256, dim: 256, exact: true, rows: 64, keys: 64, stages: 3, piece: 32 },
-    PrefillKernel { kernel: Kernel::AttendTile, dim: 128, exact: false, rows: 64, keys: 32, stages: 3, piece: 16 },
-    PrefillKernel { kernel: Kernel::AttendTileLong, dim: 256, exact: false, rows: 64, keys: 32, stages: 3, piece: 16 },
-    PrefillKernel { kernel: Kernel::AttendTileLow, dim: 256, exact: false, rows: 32, keys: 32, stages: 2, piece: 16 },
+    PrefillKernel { kernel: Kernel::ATTENTION_PREFILL_128, dim: 128, exact: true, rows: 64, keys: 128, stages: 2, piece: 128 },
+    PrefillKernel { kernel: Kernel::ATTENTION_PREFILL_256, dim: 256, exact: true, rows: 64, keys: 64, stages: 3, piece: 32 },
+    PrefillKernel { kernel: Kernel::ATTENTION_PREFILL, dim: 128, exact: false, rows: 64, keys: 32, stages: 3, piece: 16 },
+    PrefillKernel { kernel: Kernel::ATTENTION_PREFILL_LONG, dim: 256, exact: false, rows: 64, keys: 32, stages: 3, piece: 16 },
+    PrefillKernel { kernel: Kernel::ATTENTION_PREFILL_LOW, dim: 256, exact: false, rows: 32, keys: 32, stages: 2, piece: 16 },
 ];
 
 impl PrefillKernel {
@@ -100,7 +101,7 @@ impl PrefillKernel {
 
 /// The same with int8 arithmetic, by the elements of a head.
 const PREFILL_INT8: [(usize, Kernel); 3] =
-    [(64, Kernel::AttendIntegers64), (128, Kernel::AttendIntegers128), (256, Kernel::AttendIntegers256)];
+    [(64, Kernel::ATTENTION_INT8_64), (128, Kernel::ATTENTION_INT8_128), (256, Kernel::ATTENTION_INT8_256)];
 /// Rows of a tile of these, and threads of a block.
 const INT8_ROWS: usize = 64;
 const INT8_THREADS: u32 = 128;
@@ -266,7 +267,7 @@ impl AttentionScratch {
                     None => gpu.launch(kernel, grid(tiles, partitions), DECODE_THREADS, number(shared), &parameters)?,
                 }
                 if partitions > 1 && !joins_inside {
-                    gpu.launch(Kernel::Join, grid(heads, join_tiles), JOIN_THREADS, 0, &parameters)?;
+                    gpu.launch(Kernel::ATTENTION_COMBINE, grid(heads, join_tiles), JOIN_THREADS, 0, &parameters)?;
                 }
             }
             return Ok(());
@@ -277,12 +278,12 @@ impl AttentionScratch {
         let padded = layout.k_dim.next_multiple_of(16);
         // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs ensure; the scratch was just reserved.
         unsafe {
-            gpu.launch(Kernel::StoreKv, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
+            gpu.launch(Kernel::ATTENTION_STORE_KV, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
             if let Some((kernel, threads, grid, shared)) = prefill_kernel(gpu, &layout, &parameters) {
                 gpu.launch(kernel, grid, threads, shared, &parameters)?;
             } else if split {
                 gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * padded), &parameters)?;
-                gpu.launch(Kernel::Join, grid(heads, join_tiles), JOIN_THREADS, 0, &parameters)?;
+                gpu.launch(Kernel::ATTENTION_COMBINE, grid(heads, join_tiles), JOIN_THREADS, 0, &parameters)?;
             } else {
                 gpu.launch(whole, grid(tiles, 1), 128, floats(tile * (padded + layout.v_dim)), &parameters)?;
             }

@@ -74,8 +74,8 @@ impl DeltaScratch {
         };
         // These kernels copy heads of q and k sixteen bytes at a time.
         let in_registers = match shape.key_dim {
-            64 if values.is_multiple_of(4) => Some(Kernel::Recur64),
-            128 if values.is_multiple_of(4) => Some(Kernel::Recur128),
+            64 if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_64),
+            128 if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_128),
             _ => None,
         };
         let parameters = p::Delta {
@@ -109,7 +109,7 @@ impl DeltaScratch {
         // f32 of a token: q and k in four parts each, v, decay and beta; or only q and k.
         let (recur, threads, floats) = match in_registers {
             Some(kernel) => (kernel, REGISTER_THREADS, REGISTER_TOKENS * (8 * (shape.key_dim / 4 + 4) + COLUMNS + 4)),
-            None => (Kernel::Recur, COLUMNS, 2 * shape.key_dim),
+            None => (Kernel::DELTA_RECUR, COLUMNS, 2 * shape.key_dim),
         };
         let by_channels = |n: usize| [number(channels.div_ceil(CHANNEL_THREADS)), number(n.min(MAX_GRID_Y)), 1];
         let by_tokens = [number(tokens), 1, 1];
@@ -120,7 +120,7 @@ impl DeltaScratch {
             unsafe {
                 gpu.launch(kernel, columns, DECODE_THREADS as u32, 0, &parameters)?;
                 gpu.launch(
-                    Kernel::NormGatedOne,
+                    Kernel::DELTA_DECODE_NORM,
                     [number(blocks), number(count), 1],
                     DECODE_THREADS as u32,
                     0,
@@ -132,16 +132,16 @@ impl DeltaScratch {
         // SAFETY: tensors and states were checked; the scratch was just reserved.
         unsafe {
             gpu.launch(
-                Kernel::Convolve,
+                Kernel::DELTA_CONVOLVE,
                 by_channels(tokens.div_ceil(CONVOLVE_TOKENS)),
                 CHANNEL_THREADS as u32,
                 0,
                 &parameters,
             )?;
-            gpu.launch(Kernel::Slide, by_channels(count), CHANNEL_THREADS as u32, 0, &parameters)?;
-            gpu.launch(Kernel::Gates, by_tokens, 256, 0, &parameters)?;
+            gpu.launch(Kernel::DELTA_SLIDE, by_channels(count), CHANNEL_THREADS as u32, 0, &parameters)?;
+            gpu.launch(Kernel::DELTA_GATES, by_tokens, 256, 0, &parameters)?;
             gpu.launch(recur, columns, threads as u32, number(4 * floats), &parameters)?;
-            gpu.launch(Kernel::NormGated, by_tokens, 256, 0, &parameters)?;
+            gpu.launch(Kernel::DELTA_NORM, by_tokens, 256, 0, &parameters)?;
         }
         Ok(())
     }
@@ -153,8 +153,8 @@ fn decode_kernel(context: &Context, shape: &DeltaShape) -> Option<Kernel> {
     let single = (0..count).all(|s| context.inputs.rows(s).len() <= 1);
     let fits = shape.taps <= MAX_TAPS && shape.value_dim <= MAX_VALUES && count <= MAX_GRID_Y;
     let kernel = match shape.key_dim {
-        64 => Kernel::RecurOne64,
-        128 => Kernel::RecurOne128,
+        64 => Kernel::DELTA_DECODE_64,
+        128 => Kernel::DELTA_DECODE_128,
         _ => return None,
     };
     (context.gpu.device.has(Variant::Last) && single && fits).then_some(kernel)

@@ -7,7 +7,7 @@ use crate::kernels::{STATIC_SHARED, Variant};
 use crate::ops::activations::GROUP;
 use crate::ops::product::{MAX_GRID_Y, Product};
 use crate::parameters::{self as p, number};
-use crate::weights::{self, Kind, Shape};
+use crate::weights::{self, KernelFormat, LaunchShape};
 
 /// Up to this many tokens a tile has [`weights::FEW`] tokens; beyond that it does only if larger tiles would leave multiprocessors idle.
 const MAX_SMALL_TILE: usize = 16;
@@ -41,11 +41,11 @@ pub fn gemm_tiles(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> 
     let possible = gpu.device.has(Variant::Tiles) && (tiles.is_some() || first.outputs > 1 && first.table.is_none());
     let Some((kind, group, _)) = first.integers().filter(|_| possible) else { return Ok(false) };
     let groups = group as usize / GROUP;
-    let shape = |tokens| kind.tiles(groups, tokens, gpu.device.shared);
+    let shape = |tokens| kind.gemm_mma(groups, tokens, gpu.device.shared);
     let tokens = tiles.map_or_else(|| tile_tokens(gpu, rows * products.len(), first.outputs), |t| t.tile_pairs);
     // If a large tile does not fit into shared memory, a small one is taken.
     let tokens = if tiles.is_none() && shape(tokens).is_none() { weights::FEW } else { tokens };
-    let Some(Shape { kernel, rows: block, threads, shared }) = shape(tokens) else { return Ok(false) };
+    let Some(LaunchShape { kernel, rows: block, threads, shared }) = shape(tokens) else { return Ok(false) };
     let blocks = tiles.map_or(first.outputs.div_ceil(tokens), |t| t.max_tiles).min(MAX_GRID_Y);
     let grid = [number(rows.div_ceil(block)), number(blocks), number(products.len())];
     // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
@@ -79,7 +79,7 @@ pub fn gemm_m16(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Re
         && weights::HALVES.contains(&element)
         && shared <= M16_SHARED
         && shared + STATIC_SHARED <= gpu.device.shared;
-    let Some(kernel) = kind.thin(block_tokens).filter(|_| fits && words) else { return Ok(false) };
+    let Some(kernel) = kind.gemm_m16(block_tokens).filter(|_| fits && words) else { return Ok(false) };
     let tiles = first.outputs.div_ceil(block_tokens);
     let grid = [number(rows.div_ceil(M16_ROWS)), number(tiles), number(products.len())];
     // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
@@ -88,7 +88,7 @@ pub fn gemm_m16(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Re
 }
 
 /// Bytes of shared memory of a block of [`gemm_balanced`].
-fn balanced_shared(kind: Kind, sets: usize, cols: usize) -> usize {
+fn balanced_shared(kind: KernelFormat, sets: usize, cols: usize) -> usize {
     let (groups, meet) = (cols / BALANCED_GROUP, 16 * sets * BALANCED_TOKENS * (BALANCED_ROWS + 1));
     let row = if kind.bits() == Some(4) { 32 } else { 96 };
     let activations = (BALANCED_TOKENS * (cols.next_multiple_of(128) + 32)).max(meet);
@@ -111,7 +111,7 @@ pub fn gemm_balanced(gpu: &Gpu, products: &[Product], parameters: &p::Products) 
         && first.table.is_none()
         && group as usize == BALANCED_GROUP
         && weights::HALVES.contains(&element);
-    let Some(kernel) = kind.slabs().filter(|_| fits && aligned) else { return Ok(false) };
+    let Some(kernel) = kind.gemm_balanced().filter(|_| fits && aligned) else { return Ok(false) };
     let (all, tiles) =
         (products.iter().map(|p| p.rows.div_ceil(BALANCED_ROWS)).sum::<usize>(), tokens.div_ceil(BALANCED_TOKENS));
     // Blocks that a multiprocessor takes one after the other: with many, loads of weights are not overlapped.

@@ -7,7 +7,7 @@ use crate::device::stream::Gpu;
 use crate::kernels::{Kernel, STATIC_SHARED, Variant};
 use crate::ops::product::{MatmulInput, Product};
 use crate::parameters::{self as p, number};
-use crate::weights::{HALVES, Kind};
+use crate::weights::{HALVES, KernelFormat};
 
 /// Columns of a weight group that these kernels take.
 const GROUP: usize = 64;
@@ -138,7 +138,7 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
     };
     let cols = first.cols;
     let kind = first.kinds()[0];
-    let pairs = kind == Kind::BF16_PAIRS;
+    let pairs = kind == KernelFormat::Bf16Bf16;
     let fits = |product: &Product| {
         product.table.is_none()
             && product.bias == 0
@@ -162,8 +162,8 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
         let shared = 4 * (cols.next_multiple_of(PIECE_COLUMNS) + if norm.weight != 0 { cols } else { 0 });
         let warps = rows.iter().sum::<usize>() / PAIR_ROWS / if gated { 2 } else { 1 };
         let blocks = if warps > multiprocessors * THREADS[WIDE] / 32 { 2 } else { 1 } * multiprocessors;
-        (Kernel::OneBf16, THREADS[WIDE], LaunchPlan { log_lanes: 4, kernel: WIDE, blocks }, shared)
-    } else if let Some(kernels) = kind.one() {
+        (Kernel::GEMV_FUSED_BF16, THREADS[WIDE], LaunchPlan { log_lanes: 4, kernel: WIDE, blocks }, shared)
+    } else if let Some(kernels) = kind.gemv_fused() {
         let chosen = plan(&rows, cols, gated, multiprocessors);
         let (kernel, threads) = (kernels[chosen.kernel], THREADS[chosen.kernel]);
         // Quarters of groups with their scales and means, and as f32 what is needed whole before it is encoded, with the norm's weights.
@@ -176,7 +176,7 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
         return Ok(false);
     }
     let together = 32usize >> log_lanes;
-    let mut parameters = p::One {
+    let mut parameters = p::GemvFused {
         x: x.at,
         norm: norm.weight,
         row_bytes: first.matrix.row_bytes,
@@ -190,7 +190,7 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
         accumulate: first.accumulate.into(),
         element: first.matrix.element,
         interleaved: (!heads.is_empty()).into(),
-        ..p::One::default()
+        ..p::GemvFused::default()
     };
     parameters.heads[..heads.len()].copy_from_slice(heads);
     let mut before = 0;
@@ -198,7 +198,7 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
         // Rows of gate and up are counted side by side, others consecutively.
         let skipped = if gated { 0 } else { before };
         let from = |at: u64, row: usize| at.wrapping_sub((skipped * row) as u64);
-        parameters.parts[i] = p::OnePart {
+        parameters.parts[i] = p::FusedMatrix {
             data: from(product.matrix.data, product.matrix.row_bytes as usize),
             // bf16 has none.
             scales: from(product.matrix.scales, 2 * groups),

@@ -38,13 +38,15 @@ pub fn gemv_fused(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bo
             && (p.cols, p.outputs, p.inputs()) == (cols, first.outputs, inputs)
             && p.table.is_some() == first.table.is_some()
     };
-    let Some(kernel) = kind.rows(if first.table.is_some() { 1 } else { first.outputs }) else { return Ok(false) };
+    let Some(kernel) = kind.gemv_batched(if first.table.is_some() { 1 } else { first.outputs }) else {
+        return Ok(false);
+    };
     let integers = kind.needs().int8;
     let encoded = match integers {
         true => inputs * cols + 2 * 4 * (inputs * cols / GROUP).next_multiple_of(4),
         false => (2 * inputs * cols).next_multiple_of(16),
     };
-    let (mut parameters, mut shared) = (p::Rows::default(), encoded);
+    let (mut parameters, mut shared) = (p::GemvBatched::default(), encoded);
     let encoded = match input {
         MatmulInput::Encoded(x) => x.view,
         MatmulInput::Floats { x, norm, rows } => {

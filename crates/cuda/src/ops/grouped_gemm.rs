@@ -8,7 +8,7 @@ use crate::kernels::{STATIC_SHARED, Variant};
 use crate::ops::activations::EncodedActivations;
 use crate::ops::product::{PairTiles, Product};
 use crate::parameters::{self as p, number};
-use crate::weights::{self, Kind, Needs};
+use crate::weights::{self, KernelFormat, Needs};
 
 /// Columns of a weight group, threads and rows of a block, and the tokens of a tile.
 const GROUP: usize = 64;
@@ -26,7 +26,7 @@ const STATIC_BYTES: usize = 8 << 10;
 pub struct GroupedProduct<'a> {
     /// `[experts]` [`p::Matrix`] of the projection, and of up for `silu(gate) * up`.
     pub tables: [Address; 2],
-    pub kinds: &'a [Kind],
+    pub kinds: &'a [KernelFormat],
     pub groups: Option<(u32, u32)>,
     pub tiles: PairTiles,
     /// Pairs of each row of x.
@@ -38,17 +38,17 @@ pub struct GroupedProduct<'a> {
 
 impl GroupedProduct<'_> {
     /// Whether [`grouped_gemm`] can take matrices of these kinds with `cols` columns on this device.
-    pub fn fits(gpu: &Gpu, kinds: &[Kind], groups: Option<(u32, u32)>, cols: usize) -> bool {
+    pub fn fits(gpu: &Gpu, kinds: &[KernelFormat], groups: Option<(u32, u32)>, cols: usize) -> bool {
         let &[kind] = kinds else { return false };
         groups.is_some_and(|(group, element)| group as usize == GROUP && weights::HALVES.contains(&element))
-            && kind.few().is_some()
+            && kind.grouped_gemm().is_some()
             && cols.is_multiple_of(GROUP)
             && shared_bytes(kind, cols) + STATIC_SHARED <= gpu.device.shared
     }
 }
 
 /// Bytes of dynamic shared memory of a block: activations with their scales, and a ring of weights for each warp.
-fn shared_bytes(kind: Kind, cols: usize) -> usize {
+fn shared_bytes(kind: KernelFormat, cols: usize) -> usize {
     let (bits, groups) = (kind.bits().unwrap_or(8), cols / GROUP);
     let (row, deep) = (32 * bits + if bits == 4 { 0 } else { 16 }, if bits <= 4 { 3 } else { 2 });
     let ring = deep * 16 * (row + 16);
@@ -62,7 +62,7 @@ pub enum GroupedOutput<'a> {
 }
 
 /// The blocks that the device runs at once, and the shared memory of each.
-fn blocks(gpu: &Gpu, kind: Kind, cols: usize) -> (usize, usize) {
+fn blocks(gpu: &Gpu, kind: KernelFormat, cols: usize) -> (usize, usize) {
     let shared = shared_bytes(kind, cols);
     ((gpu.device.shared / (shared + STATIC_BYTES)).clamp(1, BLOCKS) * gpu.device.multiprocessors, shared)
 }
@@ -72,8 +72,8 @@ pub fn grouped_gemm(gpu: &Gpu, product: GroupedProduct, x: &EncodedActivations, 
     let GroupedProduct { tables: [table, up], kinds, groups, tiles, per_row, rows, pairs, experts } = product;
     assert!(GroupedProduct::fits(gpu, kinds, groups, x.cols), "products of experts that have a few tokens each");
     assert_eq!(x.rows * per_row, pairs, "tokens");
-    let (Some([gated, plain]), Some((_, element))) = (kinds[0].few(), groups) else { unreachable!("it fits") };
-    let mut parameters = p::Few {
+    let (Some([gated, plain]), Some((_, element))) = (kinds[0].grouped_gemm(), groups) else { unreachable!("it fits") };
+    let mut parameters = p::GroupedGemm {
         table,
         up,
         tiles: tiles.tiles,
@@ -85,7 +85,7 @@ pub fn grouped_gemm(gpu: &Gpu, product: GroupedProduct, x: &EncodedActivations, 
         element,
         most_tiles: number(tiles.max_tiles),
         experts: number(experts),
-        ..p::Few::default()
+        ..p::GroupedGemm::default()
     };
     let (kernel, set_rows) = match out {
         GroupedOutput::Floats(out) => {
@@ -123,7 +123,7 @@ pub fn long_gemm(gpu: &Gpu, product: &Product, x: &EncodedActivations) -> Result
     if rows.div_ceil(ROWS) < blocks {
         return Ok(false);
     }
-    let parameters = p::Few {
+    let parameters = p::GroupedGemm {
         x: x.view,
         out,
         per_row: 1,
@@ -132,9 +132,9 @@ pub fn long_gemm(gpu: &Gpu, product: &Product, x: &EncodedActivations) -> Result
         element,
         matrix,
         tokens: number(tokens),
-        ..p::Few::default()
+        ..p::GroupedGemm::default()
     };
-    let Some([_, kernel]) = kind.few() else { unreachable!("it fits") };
+    let Some([_, kernel]) = kind.grouped_gemm() else { unreachable!("it fits") };
     // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
     unsafe { gpu.launch(kernel, [number(blocks), 1, 1], THREADS, number(shared), &parameters)? };
     Ok(true)

@@ -21,7 +21,7 @@ pub fn embed(context: &Context, table: MatrixId, out: Tensor) -> Result<()> {
     let (tokens, out) = (context.step.tokens, context.place(out));
     let parameters = p::Embed { table: weight.at_row(0, context.mode), tokens, out, rows, cols };
     // SAFETY: tokens and the tensor were checked.
-    unsafe { context.gpu.launch(Kernel::Embed, [rows, 1, 1], 256, 0, &parameters)? };
+    unsafe { context.gpu.launch(Kernel::EMBED, [rows, 1, 1], 256, 0, &parameters)? };
     Ok(())
 }
 

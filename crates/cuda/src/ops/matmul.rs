@@ -12,7 +12,7 @@ use crate::ops::gemv_fused::gemv_fused;
 use crate::ops::grouped_gemm::long_gemm;
 use crate::ops::product::{MAX_GRID_Y, MatmulInput, Product};
 use crate::parameters::{self as p, number};
-use crate::weights::{self, Needs, Shape};
+use crate::weights::{self, LaunchShape, Needs};
 
 /// Tokens of a tile in the kernels without tensor cores.
 const TILE: usize = 8;
@@ -59,7 +59,7 @@ fn matmul_alike(gpu: &Gpu, products: &[Product], x: &EncodedActivations) -> Resu
     for kind in first.kinds() {
         // Each token of a mixture has its own expert.
         let many = first.outputs > 1 && first.table.is_none();
-        if let Some(kernel) = kind.squares().filter(|_| many && first.outputs >= MIN_SQUARES) {
+        if let Some(kernel) = kind.gemm_32().filter(|_| many && first.outputs >= MIN_SQUARES) {
             let tiles = first.outputs.div_ceil(weights::SQUARE).min(MAX_GRID_Y);
             let grid = [number(rows.div_ceil(weights::SQUARE)), number(tiles), number(products.len())];
             // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
@@ -67,7 +67,7 @@ fn matmul_alike(gpu: &Gpu, products: &[Product], x: &EncodedActivations) -> Resu
             continue;
         }
         let tiles = if many { first.outputs.div_ceil(TILE) } else { first.outputs };
-        let Shape { kernel, rows: block, threads, shared } = kind.kernel(many, rows * tiles, first.cols);
+        let LaunchShape { kernel, rows: block, threads, shared } = kind.gemv_or_gemm(many, rows * tiles, first.cols);
         let grid = [number(rows.div_ceil(block)), number(tiles.min(MAX_GRID_Y)), number(products.len())];
         // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
         unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };

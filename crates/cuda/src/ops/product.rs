@@ -6,7 +6,7 @@ use crate::device::sys::Address;
 use crate::ops::activations::EncodedActivations;
 use crate::ops::context::Context;
 use crate::parameters::{self as p, number};
-use crate::weights::{Kind, Needs};
+use crate::weights::{KernelFormat, Needs};
 
 /// The most blocks that a grid has in its second dimension; beyond that, blocks take several tiles.
 pub const MAX_GRID_Y: usize = 65_535;
@@ -21,7 +21,7 @@ pub struct ExpertTable<'a> {
     /// Output rows of each row of x.
     pub per_row: usize,
     /// All kinds that the matrices have.
-    pub kinds: &'a [Kind],
+    pub kinds: &'a [KernelFormat],
     /// Columns of a group and the type of its scale, if all matrices have the same.
     pub groups: Option<(u32, u32)>,
     /// Output rows sorted by expert, if they were sorted.
@@ -86,20 +86,20 @@ impl Product<'_> {
         self.outputs / self.table.map_or(1, |t| t.per_row)
     }
 
-    pub fn kinds(&self) -> Vec<Kind> {
-        self.table.map_or(vec![Kind(self.matrix.kind)], |t| t.kinds.to_vec())
+    pub fn kinds(&self) -> Vec<KernelFormat> {
+        self.table.map_or(vec![KernelFormat::from_number(self.matrix.kind)], |t| t.kinds.to_vec())
     }
 
-    /// Kind, columns of a group and type of the scale, if [`crate::ops::gemv_fused`] has kernels for it.
-    pub fn fused(&self) -> Option<(Kind, u32, u32)> {
-        let bf16 = Kind::BF16_PAIRS;
+    /// KernelFormat, columns of a group and type of the scale, if [`crate::ops::gemv_fused`] has kernels for it.
+    pub fn fused(&self) -> Option<(KernelFormat, u32, u32)> {
+        let bf16 = KernelFormat::Bf16Bf16;
         if self.kinds() == [bf16] { Some((bf16, 0, 0)) } else { self.integers() }
     }
 
-    /// Kind, columns of a group and type of the scale, if all its matrices are integers that have these in common.
-    pub fn integers(&self) -> Option<(Kind, u32, u32)> {
+    /// KernelFormat, columns of a group and type of the scale, if all its matrices are integers that have these in common.
+    pub fn integers(&self) -> Option<(KernelFormat, u32, u32)> {
         let (kind, (group, element)) = match self.table {
-            None => (Kind(self.matrix.kind), (self.matrix.group, self.matrix.element)),
+            None => (KernelFormat::from_number(self.matrix.kind), (self.matrix.group, self.matrix.element)),
             Some(ExpertTable { kinds: &[kind], groups: Some(groups), .. }) => (kind, groups),
             Some(_) => return None,
         };

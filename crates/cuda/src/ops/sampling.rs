@@ -78,7 +78,7 @@ impl SamplingScratch {
         let parameters = p::Tops { logits: at, out, groups, vocabulary: number(logits.vocabulary), unused: 0 };
         let grid = [number(TOPS_BLOCKS), number(rows), 1];
         // SAFETY: the head writes this many logits; the scratch was just reserved.
-        unsafe { Ok(gpu.launch(Kernel::Tops, grid, TOPS_THREADS, 0, &parameters)?) }
+        unsafe { Ok(gpu.launch(Kernel::SAMPLE_TOPS, grid, TOPS_THREADS, 0, &parameters)?) }
     }
 
     /// Forgets the step before.
@@ -131,7 +131,7 @@ impl SamplingScratch {
                 *to = p::Ranked { row: number(ranked.row), rank: number(ranked.rank) };
             }
             // SAFETY: rows were checked; the scratch was just reserved.
-            unsafe { gpu.launch(Kernel::Best, [number(some.len()), 1, 1], BEST_THREADS, 0, &parameters)? };
+            unsafe { gpu.launch(Kernel::SAMPLE_BEST, [number(some.len()), 1, 1], BEST_THREADS, 0, &parameters)? };
         }
         let host = self.host_best.reserve(gpu, BEST_BYTES * of.len())?;
         // SAFETY: the kernels write this many; `read` waits.
@@ -172,7 +172,7 @@ impl SamplingScratch {
             }
             let grid = [number(blocks), number(some.len()), 1];
             // SAFETY: rows were checked; the scratch was just reserved.
-            unsafe { gpu.launch(Kernel::Sums, grid, SUM_THREADS, 0, &parameters)? };
+            unsafe { gpu.launch(Kernel::SAMPLE_SUMS, grid, SUM_THREADS, 0, &parameters)? };
         }
         let host = self.host_sums.reserve(gpu, 8 * of.len() * blocks)?;
         // SAFETY: the kernels write this many; `read` waits.

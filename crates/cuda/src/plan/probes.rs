@@ -1,7 +1,6 @@
 //! The limits of a device: bandwidth of its memory and its link, int8 products, launches. The kernels are a module of their own, which the driver compiles only for this.
 
 use std::ffi::{CString, c_void};
-use std::io::Read;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -12,7 +11,8 @@ use crate::device::pinned::PinnedBuffer;
 use crate::device::stream::Gpu;
 use crate::device::sys::{Address, checked, sys};
 
-const PTX: &[u8] = include_bytes!("../../kernels/ptx/probes.ptx.gz");
+/// The unit of the kernels that measure.
+const UNIT: &str = "probes/probes";
 /// Bytes that are read; far more than the second-level cache has.
 const READ: usize = 4 << 30;
 /// Bytes of a copy between host and device.
@@ -40,15 +40,8 @@ impl Probes {
     /// If there is no such device, it is older than compute capability 8.0, or it or the host lacks memory.
     pub fn new(ordinal: u32) -> Result<Probes> {
         let gpu = Gpu::open(ordinal)?;
-        let mut text = Vec::new();
-        flate2::read::GzDecoder::new(PTX).read_to_end(&mut text)?;
-        text.push(0);
-        let mut module = std::ptr::null_mut();
-        // SAFETY: a text that ends with a zero; no options. The module stays until the process ends.
-        checked(unsafe {
-            sys::cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 0, std::ptr::null_mut(), std::ptr::null_mut())
-        })
-        .context("the driver does not take the probes (compute capability 8.0 is needed)")?;
+        let why = "the driver does not take the probes (compute capability 8.0 is needed)";
+        let module = gpu.device.load_unit(UNIT).context(why)?;
         let function = |name: &str| -> Result<sys::CUfunction> {
             let (name, mut function) = (CString::new(name)?, std::ptr::null_mut());
             // SAFETY: the module was just loaded; the name ends with a zero.

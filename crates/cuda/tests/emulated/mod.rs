@@ -5,8 +5,16 @@ use std::process::Command;
 
 use sluice_backend::Isa;
 
-/// The folder of a libcuda.so whose devices are emulated; `None`, and a line that says so, where it cannot be built.
-pub fn build() -> Option<PathBuf> {
+/// This test program once more, with a driver whose devices are emulated; `None`, and a line that says so, where that cannot be built.
+pub fn this_program() -> Option<Command> {
+    let out = build()?;
+    let mut program = Command::new(std::env::current_exe().expect("this program"));
+    program.env("LD_LIBRARY_PATH", &out).env("SLUICE_CUDA_KERNELS", out.join("kernels"));
+    Some(program)
+}
+
+/// The folder of the driver.
+fn build() -> Option<PathBuf> {
     let (out, build) = (
         Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated"),
         concat!(env!("CARGO_MANIFEST_DIR"), "/emulated/build.py"),

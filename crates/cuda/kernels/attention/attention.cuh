@@ -1,0 +1,78 @@
+// What all kernels of attention take, and how they end.
+#pragma once
+#include "attention/cache.cuh"
+#include "format/activations.cuh"
+#include "prim/numerics.cuh"
+#include "prim/tensor.cuh"
+
+struct Attention {
+    Cache cache;
+    Tensor q;
+    Tensor k;
+    Tensor v;
+    Tensor out;
+    Norm q_norm;
+    Norm k_norm;
+    // [positions, 2 * half]: cosines, then sines.
+    const float* angles;
+    // [heads]; null: none.
+    const float* sinks;
+    // [tokens]
+    const u32* positions;
+    const u32* sequences;
+    const u64* slots;
+    // The block tables of all sequences, and where each begins.
+    const u32* tables;
+    const u32* table_starts;
+    u32 tokens;
+    u32 heads;
+    u32 kv_heads;
+    u32 gated;
+    u32 half;
+    // 0: all positions.
+    u32 window;
+    float scale;
+    float cap;
+    u32 capped;
+    // Where partitions leave their parts, and how many there is room for, of each head of a token.
+    u32 partitions;
+    float* parts;
+    // [tokens, tiles of heads], zero between kernels: how many partitions are through; null: `attention_combine` comes behind.
+    u32* counters;
+    // Queries and weights are rounded to integers as keys and values are.
+    u32 integers;
+    u32 unused;
+    // [tokens, heads * v_dim]: what joins partitions leaves its output there, too, as integers; null: it does not.
+    Encoded encoded;
+};
+
+static const u32 PARTITION = 128;
+
+// What a partition leaves of a head, [tokens, heads, partitions] of them: its sums of values, its maximum, its sum of weights, in whole sixteens of bytes.
+__device__ __forceinline__ u32 part_width(u32 v_dim) { return (v_dim + 5) & ~3u; }
+
+// The first position that a token sees.
+__device__ __forceinline__ u32 first_seen(const Attention& p, u32 position) {
+    return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
+}
+
+// The sink, the division, the gate: element `d` of head `h` of token `t`.
+__device__ __forceinline__ float finish(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {
+    const Cache& c = p.cache;
+    float a = 1.0f;
+    if (p.sinks) {
+        float sink = p.sinks[h], top = greater(sink, m);
+        a = exp_below(sub(m, top));
+        l = fma(l, a, exp_below(sub(sink, top)));
+    }
+    float y = div(mul(o, a), l);
+    if (p.gated) y = mul(y, sigmoid(p.q.row(t)[(u64)h * 2 * c.k_dim + c.k_dim + d]));
+    p.out.row(t)[(u64)h * c.v_dim + d] = y;
+    return y;
+}
+
+// The same of 32 elements, one a lane, encoded where that is wanted.
+__device__ __forceinline__ void finish_joined(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {
+    const float y = finish(p, t, h, d, o, m, l);
+    if (p.encoded.q) quantize_lanes(y, ((u64)t * p.heads + h) * p.cache.v_dim + d / WARP * WARP, p.encoded);
+}

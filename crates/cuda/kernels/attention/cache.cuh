@@ -1,0 +1,107 @@
+// The cache of keys and values: where a slot is, and how a row is rotated, rounded and stored.
+#pragma once
+#include "prim/numerics.cuh"
+#include "prim/reduce.cuh"
+#include "prim/tensor.cuh"
+
+// Where one layer's keys and values lie in a pool of blocks: src/attention.rs works the offsets out.
+struct Cache {
+    u8* pool;
+    u64 block_bytes;
+    // Bytes from a block's start to K, V and their scales.
+    u64 k;
+    u64 v;
+    u64 k_scales;
+    u64 v_scales;
+    u32 block_tokens;
+    u32 k_dim;
+    u32 v_dim;
+    u32 type;
+};
+
+static const u32 INT8 = 3;
+__device__ __forceinline__ u32 size_of(u32 type) { return type == F32 ? 4 : type == INT8 ? 1 : 2; }
+
+struct Place {
+    u8* row;
+    u8* scale;
+};
+
+// The scale of a row of integers, which may lie at any address.
+__device__ __forceinline__ float read_scale(const u8* p) {
+    if ((u64)p % 4 == 0) return *(const float*)p;
+    return bits((u32)p[0] | (u32)p[1] << 8 | (u32)p[2] << 16 | (u32)p[3] << 24);
+}
+
+__device__ __forceinline__ void write_scale(u8* p, float scale) {
+    for (u32 i = 0; i < 4; i++) p[i] = (u8)(bits(scale) >> 8 * i);
+}
+
+// One head's key or value at a place of a block.
+__device__ __forceinline__ Place place(const Cache& c, u64 rows, u64 scales, u32 dim, u64 block, u32 offset, u32 kv_head) {
+    u8* at = c.pool + block * c.block_bytes;
+    u64 row = (u64)kv_head * c.block_tokens + offset;
+    return {at + rows + row * dim * size_of(c.type), at + scales + row * 4};
+}
+
+__device__ __forceinline__ float cached(const u8* row, u32 type, u32 i) {
+    if (type == INT8) return (float)((const i8*)row)[i];
+    return element(row, type, i);
+}
+
+// To bf16, denormals kept.
+__device__ __forceinline__ u16 round_bf16(float x) {
+    u32 b = bits(x);
+    return is_nan(x) ? (u16)(b >> 16) | 0x40 : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+// How a row becomes integers of eight bits: what it is multiplied with before it is rounded, and their scale.
+struct Rounding {
+    float inv;
+    float scale;
+};
+
+// By a whole warp. With a NaN or an infinity: zeros and a scale of NaN.
+__device__ __forceinline__ Rounding rounding_of(const float* x, u32 dim) {
+    u32 greatest = 0;
+    for (u32 i = threadIdx.x % WARP; i < dim; i += WARP) greatest = max(greatest, bits(x[i]) & 0x7fffffffu);
+    float a = bits(warp_max(greatest)), inv = div(127.0f, a);
+    bool finite = is_finite(a);
+    return {finite && is_finite(inv) ? inv : 0.0f, finite ? div(a, 127.0f) : bits(0x7fc00000u)};
+}
+
+// Writes a row of `dim` elements, by a whole warp.
+__device__ void store(const float* x, u32 dim, u32 type, Place to) {
+    u32 lane = threadIdx.x % WARP;
+    float inv = 0.0f;
+    if (type == INT8) {
+        Rounding rounding = rounding_of(x, dim);
+        inv = rounding.inv;
+        if (lane == 0) write_scale(to.scale, rounding.scale);
+    }
+    for (u32 i = lane; i < dim; i += WARP) {
+        float v = x[i];
+        if (type == F32) ((float*)to.row)[i] = v;
+        else if (type == F16) ((u16*)to.row)[i] = to_f16(v);
+        else if (type == BF16) ((u16*)to.row)[i] = round_bf16(v);
+        else ((i8*)to.row)[i] = (i8)to_i8(mul(v, inv));
+    }
+}
+
+// A head in shared memory, normed and turned by a whole warp; its elements come from `x`.
+__device__ void turn(const float* x, float* head, u32 dim, const Norm& norm, const float* angles, u32 half) {
+    u32 lane = threadIdx.x % WARP;
+    for (u32 i = lane; i < dim; i += WARP) head[i] = x[i];
+    __syncwarp();
+    if (norm.weight) {
+        float inv = inverse_rms(head, dim, norm.eps);
+        for (u32 i = lane; i < dim; i += WARP) head[i] = mul(mul(head[i], inv), norm.weight[i]);
+        __syncwarp();
+    }
+    for (u32 i = lane; i < half; i += WARP) {
+        float a = head[i], b = head[half + i], cos = angles[i], sin = angles[half + i];
+        head[i] = fma(b, sub(0.0f, sin), mul(a, cos));
+        head[half + i] = fma(a, sin, mul(b, cos));
+    }
+    __syncwarp();
+}

@@ -1,0 +1,332 @@
+// Attention of the last token of each sequence, which is all of it that a step computes. What the cache held before is under way before the kernel before this
+// one has ended, as are the norms' weights and the angles; the token's own key and value are stored here. A block takes a partition for the query heads that
+// share a KV head, or some of them. There is little code, since each instruction is fetched for a few executions. Grid: (tokens, tiles of heads, partitions).
+#include "attention/attention.cuh"
+#include "attention/cache.cuh"
+#include "attention/near.cuh"
+#include "prim/cp_async.cuh"
+#include "prim/numerics.cuh"
+#include "prim/pdl.cuh"
+#include "prim/reduce.cuh"
+#include "prim/smem.cuh"
+#include "prim/stamps.cuh"
+#include "prim/tensor.cuh"
+
+static const u32 LAST_THREADS = 512;
+
+// Four elements of a key in stored form.
+template <u32 TYPE> struct Four {
+    u32 words[TYPE == F32 ? 4 : TYPE == INT8 ? 1 : 2];
+
+    __device__ __forceinline__ void load(const u8* p) {
+        if (TYPE == F32) {
+            uint4 v = *(const uint4*)p;
+            words[0] = v.x;
+            words[1 % (sizeof(words) / 4)] = v.y;
+            words[2 % (sizeof(words) / 4)] = v.z;
+            words[3 % (sizeof(words) / 4)] = v.w;
+        } else if (TYPE == INT8) {
+            words[0] = *(const u32*)p;
+        } else {
+            uint2 v = *(const uint2*)p;
+            words[0] = v.x;
+            words[1 % (sizeof(words) / 4)] = v.y;
+        }
+    }
+
+    __device__ __forceinline__ float at(u32 i) const {
+        if (TYPE == F32) return bits(words[i % (sizeof(words) / 4)]);
+        if (TYPE == INT8) return (float)(i8)(words[0] >> i * 8);
+        u16 half = (u16)(words[i / 2 % (sizeof(words) / 4)] >> i % 2 * 16);
+        return TYPE == F16 ? from_f16(half) : from_bf16(half);
+    }
+};
+
+// A row of `dim` elements in its stored form, at two places, by a whole warp.
+template <u32 TYPE> __device__ __forceinline__ void store_twice(const float* x, u32 dim, Place to, u8* copy, float* scale_copy) {
+    const u32 lane = threadIdx.x % WARP;
+    float inv = 0.0f;
+    if (TYPE == INT8) {
+        const Rounding rounding = rounding_of(x, dim);
+        inv = rounding.inv;
+        if (lane == 0) {
+            write_scale(to.scale, rounding.scale);
+            *scale_copy = rounding.scale;
+        }
+    }
+#pragma unroll 2
+    for (u32 i = lane; i < dim; i += WARP) {
+        float v = x[i];
+        if (TYPE == F32) ((float*)to.row)[i] = ((float*)copy)[i] = v;
+        else if (TYPE == F16) ((u16*)to.row)[i] = ((u16*)copy)[i] = to_f16(v);
+        else if (TYPE == BF16) ((u16*)to.row)[i] = ((u16*)copy)[i] = round_bf16(v);
+        else ((i8*)to.row)[i] = ((i8*)copy)[i] = (i8)to_i8(mul(v, inv));
+    }
+}
+
+// A head normed and turned by a whole warp, of which each thread has up to HELD elements; weights and angles are in shared memory.
+static const u32 HELD = 8;
+
+__device__ __forceinline__ void turn_shared(const float* x, float* head, u32 dim, const float* weights, float eps, const float* angles, u32 half) {
+    const u32 lane = threadIdx.x % WARP;
+    if (dim > HELD * WARP) {
+        turn(x, head, dim, {weights, eps, 0}, angles, half);
+        return;
+    }
+    float v[HELD];
+#pragma unroll
+    for (u32 j = 0; j < HELD; j++) v[j] = lane + WARP * j < dim ? x[lane + WARP * j] : 0.0f;
+    if (weights) {
+        float low = 0.0f, high = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < HELD; j += 2) {
+            low = fma(v[j], v[j], low);
+            high = fma(v[j + 1], v[j + 1], high);
+        }
+        float inv = div(1.0f, __fsqrt_rn(add(div(wide_tree(low, high), (float)dim), eps)));
+#pragma unroll
+        for (u32 j = 0; j < HELD; j++) {
+            if (lane + WARP * j < dim) v[j] = mul(mul(v[j], inv), weights[lane + WARP * j]);
+        }
+    }
+#pragma unroll
+    for (u32 j = 0; j < HELD; j++) {
+        if (lane + WARP * j < dim) head[lane + WARP * j] = v[j];
+    }
+    __syncwarp();
+#pragma unroll
+    for (u32 j = 0; j < HELD; j++) {
+        u32 i = lane + WARP * j;
+        if (i >= 2 * half) continue;
+        bool later = i >= half;
+        u32 pair = later ? i - half : i;
+        float other = head[later ? pair : half + i], cos = angles[pair], sin = angles[half + pair];
+        v[j] = fma(other, later ? sin : sub(0.0f, sin), mul(v[j], cos));
+    }
+    __syncwarp();
+#pragma unroll
+    for (u32 j = 0; j < HELD; j++) {
+        if (lane + WARP * j < 2 * half) head[lane + WARP * j] = v[j];
+    }
+    __syncwarp();
+}
+
+// What a block shares of known size, once for all types: scores of positions that are visible, what they become as weights, and these without the values' scales.
+template <int G> struct Between {
+    float scores[G][PARTITION], weights[G][PARTITION], plain[G][PARTITION];
+    float tops[G], sums[G];
+    float v_scales[PARTITION], own_scale;
+};
+
+// Shared memory: values [128][v_dim] as they are stored, a key as it is stored [k_dim], then floats: queries [G][k_dim], a key [k_dim], both norms' weights [2][k_dim],
+// angles [k_dim].
+template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const Attention& p, Between<G>& between) {
+    // Sixteens of a key that are under way.
+    const u32 KEYS_DEEP = TYPE == F32 ? 4 : 8;
+    WATCH();
+    auto &scores = between.scores, &weights = between.weights, &plain = between.plain;
+    auto &tops = between.tops, &sums = between.sums;
+    float *v_scales = between.v_scales, &own_scale = between.own_scale;
+    const Cache& c = p.cache;
+    const u32 row_bytes = c.v_dim * size_of(TYPE), k_dim = c.k_dim;
+    u8 *values = (u8*)smem, *own_row = values + PARTITION * row_bytes;
+    float *q = (float*)(own_row + k_dim * size_of(TYPE)), *own_key = q + G * k_dim, *norms = own_key + k_dim, *turns = norms + 2 * k_dim;
+    const u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
+    const u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
+    const u32 t = blockIdx.x, now = p.positions[t], seen = first_seen(p, now), base = (seen / PARTITION + blockIdx.z) * PARTITION;
+    if (base > now) return;
+    const u32 from_here = max(seen, base), end = min(now + 1, base + PARTITION);
+    const u32* table = p.tables + p.table_starts[p.sequences[t]];
+    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    // 1. What was there before: a position's key in four threads, of which each has four elements of each sixteen; values all together; weights and angles
+    const u32 position = threadIdx.x / 4, quarter = threadIdx.x % 4, at = base + position;
+    const bool visible = at >= from_here && at < end, own = at == now;
+    Four<TYPE> deep[KEYS_DEEP];
+    float k_scale = 1.0f;
+    const u8* key = own_row;
+    if (visible && !own) {
+        u32 in_table = at / c.block_tokens, offset = at - in_table * c.block_tokens, block = table[in_table];
+        Place place_k = place(c, c.k, c.k_scales, k_dim, block, offset, kv_head), value = place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
+        key = place_k.row;
+#pragma unroll
+        for (u32 i = 0; i < KEYS_DEEP; i++) {
+            if (16 * i < k_dim) deep[i].load(key + (16 * i + quarter * 4) * size_of(TYPE));
+        }
+#pragma unroll 1
+        for (u32 i = quarter * 16; i < row_bytes; i += 64) cp_async_16(values + position * row_bytes + i, value.row + i);
+        if (TYPE == INT8) {
+            k_scale = read_scale(place_k.scale);
+            if (quarter == 0) v_scales[position] = read_scale(value.scale);
+        }
+    }
+    key += quarter * 4 * size_of(TYPE);
+    {
+        const float* angles = p.angles + (u64)now * 2 * p.half;
+        u32 i = threadIdx.x;
+        if (i < k_dim) {
+            if (p.q_norm.weight) norms[i] = p.q_norm.weight[i];
+            if (p.k_norm.weight) norms[k_dim + i] = p.k_norm.weight[i];
+            if (i < 2 * p.half) turns[i] = angles[i];
+        }
+    }
+    const u32 in_table_now = now / c.block_tokens, offset_now = now - in_table_now * c.block_tokens, block_now = table[in_table_now];
+    STAMP(5, 0);
+    begin();
+    // Weights and angles of other threads.
+    __syncthreads();
+    STAMP(5, 1);
+    // 2. Queries and the token's own key, a warp each; where the token itself is in this partition, its key and its value in their stored form
+    const bool stores = now < base + PARTITION;
+    if (warp < heads || (stores && warp == G)) {
+        bool is_key = warp == G;
+        const float* x = is_key ? p.k.row(t) + kv_head * k_dim : p.q.row(t) + (u64)(first + warp) * k_dim * (p.gated ? 2 : 1);
+        const Norm& norm = is_key ? p.k_norm : p.q_norm;
+        turn_shared(x, q + warp * k_dim, k_dim, norm.weight ? norms + (is_key ? k_dim : 0) : nullptr, norm.eps, turns, p.half);
+        // Where several blocks have heads of this KV head, all of them store the same.
+        if (is_key) store_twice<TYPE>(own_key, k_dim, place(c, c.k, c.k_scales, k_dim, block_now, offset_now, kv_head), own_row, &own_scale);
+    } else if (stores && warp == G + 1) {
+        u32 own_position = now - base;
+        store_twice<TYPE>(p.v.row(t) + kv_head * c.v_dim, c.v_dim, place(c, c.v, c.v_scales, c.v_dim, block_now, offset_now, kv_head), values + own_position * row_bytes,
+                          v_scales + own_position);
+    }
+    cp_async_wait_all();
+    __syncthreads();
+    STAMP(5, 2);
+    if (own) {
+#pragma unroll
+        for (u32 i = 0; i < KEYS_DEEP; i++) {
+            if (16 * i < k_dim) deep[i].load(key + 16 * i * size_of(TYPE));
+        }
+        if (TYPE == INT8) k_scale = own_scale;
+    }
+    // 3. Scores: lanes 4 * quarter and on of each dot product
+    float acc[G][4];
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[g][i] = 0.0f;
+    }
+    // Without a branch between them, what is read from shared memory is under way together.
+    auto some = [&](u32 from, bool whole) {
+#pragma unroll
+        for (u32 i = 0; i < KEYS_DEEP; i++) {
+            u32 d = from + 16 * i;
+            if (!whole && d >= k_dim) break;
+            float k[4];
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) k[e] = deep[i].at(e);
+            if (visible && d + 16 * KEYS_DEEP < k_dim) deep[i].load(key + (d + 16 * KEYS_DEEP) * size_of(TYPE));
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                float4 x = *(const float4*)(q + g * k_dim + d + quarter * 4);
+                acc[g][0] = fma(x.x, k[0], acc[g][0]);
+                acc[g][1] = fma(x.y, k[1], acc[g][1]);
+                acc[g][2] = fma(x.z, k[2], acc[g][2]);
+                acc[g][3] = fma(x.w, k[3], acc[g][3]);
+            }
+        }
+    };
+    u32 d = 0;
+#pragma unroll 1
+    for (; d + 16 * KEYS_DEEP <= k_dim; d += 16 * KEYS_DEEP) some(d, true);
+    if (d < k_dim) some(d, false);
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+#pragma unroll
+        for (u32 step = 2; step > 0; step /= 2) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[g][i] = add(acc[g][i], __shfl_xor_sync(ALL, acc[g][i], step));
+        }
+        float s = add(add(acc[g][0], acc[g][2]), add(acc[g][1], acc[g][3]));
+        if (TYPE == INT8) s = mul(s, k_scale);
+        s = mul(s, p.scale);
+        if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
+        // What is not visible is no maximum.
+        if (quarter == 0) scores[g][position] = visible ? s : bits(NEGATIVE_INFINITY);
+    }
+    __syncthreads();
+    STAMP(5, 3);
+    // 4. Weights: four warps have a head, and all of them its maximum.
+    if (warp / 4 < heads) {
+        const u32 g = warp / 4, i = threadIdx.x % PARTITION;
+        float4 four = *(const float4*)&scores[g][4 * lane];
+        float top = bits(NEGATIVE_INFINITY);
+        top = greater(four.x, top), top = greater(four.y, top), top = greater(four.z, top), top = greater(four.w, top);
+        top = warp_max(top);
+        const bool there = base + i >= from_here && base + i < end;
+        float weight = there ? exp_below(sub(scores[g][i], top)) : 0.0f;
+        if (TYPE == INT8) plain[g][i] = weight;
+        weights[g][i] = TYPE == INT8 && there ? mul(weight, v_scales[i]) : weight;
+        if (i == 0) tops[g] = top;
+    }
+    __syncthreads();
+    STAMP(5, 4);
+    const u32 count = now / PARTITION - seen / PARTITION + 1, width = part_width(c.v_dim), pairs = c.v_dim / 2;
+    // Then nothing is joined, here or by a kernel of its own.
+    const bool alone = count == 1 && (p.partitions == 1 || p.counters);
+    const u64 next = (u64)p.partitions * width;
+    float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * width;
+    // 5. Their sums, by the last warps; both halves of a warp have the lanes of the sum.
+    if (warp >= LAST_THREADS / WARP - heads) {
+        const u32 g = LAST_THREADS / WARP - 1 - warp;
+        const float* of = TYPE == INT8 ? plain[g] : weights[g];
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < PARTITION; i += 16) sum = add(sum, of[i + lane % 16]);
+        sum = lane_tree(sum);
+        if (lane == 0) {
+            sums[g] = sum;
+            if (!alone) parts[g * next + c.v_dim] = tops[g], parts[g * next + c.v_dim + 1] = sum;
+        }
+    }
+    if (alone) __syncthreads();
+    // 6. Values: a thread has two columns of a head
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < heads * pairs; i += LAST_THREADS) {
+        u32 g = i / pairs, d = (i - g * pairs) * 2, from = from_here - base, to = end - base;
+        const u8* column = values + d * size_of(TYPE);
+        float2 o = make_float2(0.0f, 0.0f);
+        // Those of eight that are not visible are read and left out: a branch between them would keep them from being under way together.
+#pragma unroll 1
+        for (u32 eight = from & ~7u; eight < to; eight += 8) {
+            float w[8];
+            float2 v[8];
+#pragma unroll
+            for (u32 e = 0; e < 8; e += 4) {
+                float4 four = *(const float4*)&weights[g][eight + e];
+                w[e] = four.x, w[e + 1] = four.y, w[e + 2] = four.z, w[e + 3] = four.w;
+            }
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) v[e] = two<TYPE>(column + (eight + e) * row_bytes);
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) {
+                float2 next = make_float2(fma(w[e], v[e].x, o.x), fma(w[e], v[e].y, o.y));
+                o = eight + e - from < to - from ? next : o;
+            }
+        }
+        if (alone) {
+#pragma unroll 1
+            for (u32 e = 0; e < 2; e++) finish(p, t, first + g, d + e, e ? o.y : o.x, tops[g], sums[g]);
+        } else {
+            *(float2*)(parts + g * next + d) = o;
+        }
+    }
+    STAMP(5, 5);
+    if (alone || !p.counters) return;
+    combine_near(p, first, heads, count);
+}
+
+template <int G> __device__ __forceinline__ void attend_decode_typed(const Attention& p) {
+    __shared__ __align__(16) Between<G> between;
+    if (p.cache.type == F32) attend_decode<G, F32>(p, between);
+    else if (p.cache.type == F16) attend_decode<G, F16>(p, between);
+    else if (p.cache.type == BF16) attend_decode<G, BF16>(p, between);
+    else attend_decode<G, INT8>(p, between);
+}
+
+#define LAST(G)                                                                                                           \
+    extern "C" __global__ void __launch_bounds__(512, 2) attention_decode_##G(const __grid_constant__ Attention p) { attend_decode_typed<G>(p); }
+
+LAST(1)
+LAST(2)
+LAST(4)

@@ -1,0 +1,189 @@
+// GatedDeltaNet, any number of tokens: the delta rule token by token, and the gated norm of its output.
+#include "delta/delta.cuh"
+#include "prim/cp_async.cuh"
+#include "prim/numerics.cuh"
+#include "prim/pdl.cuh"
+#include "prim/reduce.cuh"
+#include "prim/smem.cuh"
+
+// A thread takes a column of a value head's state of a sequence through all its tokens; grid: (blocks of columns, value heads, sequences). Shared memory:
+// q and k of a token [key_dim] each.
+extern "C" __global__ void delta_recur(const Delta p) {
+    begin();
+    float *q = smem, *k = smem + p.key_dim;
+    u32 h = blockIdx.y, all = channels(p), keys = p.key_heads * p.key_dim;
+    u32 key_head = h / (p.value_heads / p.key_heads);
+    u32 j = blockIdx.x * blockDim.x + threadIdx.x;
+    bool inside = j < p.value_dim;
+    for (u32 s = blockIdx.z; s < p.count; s += gridDim.z) {
+        float* state = p.states.row(p.rows[s]) + (u64)h * p.key_dim * p.value_dim + j;
+        for (u32 t = p.starts[s]; t < p.starts[s + 1]; t++) {
+            const float* mixed = p.mixed + (u64)t * all;
+            __syncthreads();
+            for (u32 i = threadIdx.x; i < p.key_dim; i += blockDim.x) {
+                q[i] = mixed[key_head * p.key_dim + i];
+                k[i] = mixed[keys + key_head * p.key_dim + i];
+            }
+            __syncthreads();
+            if (!inside) continue;
+            float decay = p.decays[(u64)t * p.value_heads + h], beta = p.beta[(u64)t * p.value_heads + h];
+            float v = mixed[2 * keys + h * p.value_dim + j];
+            float held[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            for (u32 i = 0; i < p.key_dim; i += 4) {
+#pragma unroll
+                for (u32 lane = 0; lane < 4; lane++) {
+                    if (i + lane < p.key_dim) {
+                        held[lane] = fma(mul(state[(u64)(i + lane) * p.value_dim], decay), k[i + lane], held[lane]);
+                    }
+                }
+            }
+            float d = mul(sub(v, add(add(held[0], held[2]), add(held[1], held[3]))), beta);
+            float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            for (u32 i = 0; i < p.key_dim; i += 4) {
+#pragma unroll
+                for (u32 lane = 0; lane < 4; lane++) {
+                    if (i + lane < p.key_dim) {
+                        float* at = state + (u64)(i + lane) * p.value_dim;
+                        float next = fma(k[i + lane], d, mul(*at, decay));
+                        *at = next;
+                        o[lane] = fma(next, q[i + lane], o[lane]);
+                    }
+                }
+            }
+            p.out.row(t)[h * p.value_dim + j] = add(add(o[0], o[2]), add(o[1], o[3]));
+        }
+    }
+}
+
+// The same where keys have KEYS elements: four threads of a warp have a column, which stays in their registers through all tokens, each the keys that are one number modulo
+// 4, which are a lane of both sums. Tokens come some at a time while those before them are computed. From a token to the next one there is one chain: a sum of KEYS / 4
+// products, that of the four lanes, d. So the state's decay and the first sum of the next token stand beside what this one makes of the state, and everything that they need
+// is in registers before.
+//
+// Shared memory: of RECUR_TOKENS tokens q and k by lanes, v of this block's columns, the decay and beta; RECUR_BATCH of them are brought at once.
+static const u32 RECUR_COLUMNS = 32, RECUR_TOKENS = 32, RECUR_BATCH = RECUR_TOKENS / 4;
+
+template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
+    // Lanes are such that four of them meet in no bank.
+    const u32 EACH = KEYS / 4, PADDED = EACH + 4, VALUES = 8 * PADDED, DECAY = VALUES + RECUR_COLUMNS, BETA = DECAY + 1, ROW = DECAY + 4;
+    const u32 h = blockIdx.y, first = blockIdx.x * RECUR_COLUMNS, all = channels(p), keys = p.key_heads * KEYS, key_head = h / (p.value_heads / p.key_heads);
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = lane / 8, c = warp * 8 + lane % 8;
+    const bool inside = first + c < p.value_dim;
+    const u64 step = 4 * p.value_dim;
+#pragma unroll 1
+    for (u32 s = blockIdx.z; s < p.count; s += gridDim.z) {
+        const u32 start = p.starts[s], count = p.starts[s + 1] - start;
+        if (count == 0) continue;
+        auto place = [&](u32 n) { return smem + n % RECUR_TOKENS * ROW; };
+        // A part of the tokens from `n` on, each by two warps: one brings q and v, the other k and gates.
+        auto ask = [&](u32 n) {
+            const bool of_q = warp % 2 == 0;
+            n += warp / 2;
+            const u64 t = start + n;
+            const u32 quads = EACH / 4;
+            const float *row = p.mixed + t * all, *piece = row + (of_q ? 0 : keys) + key_head * KEYS + lane * 4;
+            const float* other = of_q ? row + 2 * keys + h * p.value_dim + first + lane : (lane == 0 ? p.decays : p.beta) + t * p.value_heads + h;
+            const bool has_piece = lane < KEYS / 4, has_other = of_q ? first + lane < p.value_dim : lane < 2;
+            const u64 further = of_q ? all : p.value_heads;
+            float *to = place(n) + (of_q ? 0 : 4 * PADDED) + lane / quads * PADDED + lane % quads * 4, *other_to = place(n) + (of_q ? VALUES : DECAY) + lane;
+#pragma unroll 1
+            for (u32 end = min(n / RECUR_BATCH * RECUR_BATCH + RECUR_BATCH, count); n < end; n += 2) {
+                if (has_piece) cp_async_16(to, piece);
+                if (has_other) cp_async_4(other_to, other);
+                piece += 2 * all, other += 2 * further, to += 2 * ROW, other_to += 2 * ROW;
+            }
+        };
+        __syncthreads();
+        ask(0);
+        // A column that is not there is the last.
+        float* const state = p.states.row(p.rows[s]) + ((u64)h * KEYS + part) * p.value_dim + min(first + c, p.value_dim - 1);
+        float column[EACH], *at = state;
+#pragma unroll
+        for (u32 i = 0; i < EACH; i++, at += step) column[i] = *at;
+        cp_async_wait_all();
+        __syncthreads();
+        ask(RECUR_BATCH);
+        // What a thread has of a token's q or k.
+        auto lanes = [&](const float* at, u32 of, float (&to)[EACH]) {
+            const float4* from = (const float4*)(at + (of + part) * PADDED);
+#pragma unroll
+            for (u32 i = 0; i < EACH / 4; i++) {
+                const float4 x = from[i];
+                to[4 * i] = x.x, to[4 * i + 1] = x.y, to[4 * i + 2] = x.z, to[4 * i + 3] = x.w;
+            }
+        };
+        // Of this token and the next one. `fade`: what the state fades by behind this one; behind the last one it stays as it is.
+        float q[2][EACH], k[2][EACH], held = 0.0f, v = place(0)[VALUES + c], beta = place(0)[BETA], fade = count > 1 ? place(1)[DECAY] : 1.0f;
+        lanes(place(0), 0, q[0]);
+        lanes(place(0), 4, k[0]);
+        lanes(place(min(1, count - 1)), 4, k[1]);
+#pragma unroll
+        for (u32 i = 0; i < EACH; i++) {
+            column[i] = mul(column[i], place(0)[DECAY]);
+            held = fma(column[i], k[0][i], held);
+        }
+        float* out = p.out.row(start) + h * p.value_dim + first + c;
+        auto token = [&](u32 n, const float (&own_q)[EACH], float (&next_q)[EACH], float (&own_k)[EACH], const float (&next_k)[EACH]) {
+            if ((n + 2) % RECUR_BATCH == 0 && n + 2 < count) {
+                // Tokens from the second one behind this on are there, and all are through with those whose place is taken.
+                cp_async_wait_all();
+                __syncthreads();
+                ask(n + 2 + RECUR_BATCH);
+            }
+            const float *next = place(min(n + 1, count - 1)), *second = place(min(n + 2, count - 1));
+            lanes(next, 0, next_q);
+            const float next_v = next[VALUES + c], next_beta = next[BETA], next_fade = n + 2 < count ? second[DECAY] : 1.0f;
+            held = add(held, __shfl_xor_sync(ALL, held, 16));
+            held = add(held, __shfl_xor_sync(ALL, held, 8));
+            const float d = mul(sub(v, held), beta);
+            float o = 0.0f;
+            held = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) column[i] = fma(own_k[i], d, column[i]);
+            lanes(second, 4, own_k);
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) {
+                o = fma(column[i], own_q[i], o);
+                column[i] = mul(column[i], fade);
+                held = fma(column[i], next_k[i], held);
+            }
+            o = add(o, __shfl_xor_sync(ALL, o, 16));
+            o = add(o, __shfl_xor_sync(ALL, o, 8));
+            if (part == 0 && inside) *out = o;
+            out += p.out.stride;
+            v = next_v, beta = next_beta, fade = next_fade;
+        };
+        // By two, with no question between them: what the second one needs would be read no sooner than there.
+        u32 n = 0;
+#pragma unroll 1
+        for (; n + 2 <= count; n += 2) {
+            token(n, q[0], q[1], k[0], k[1]);
+            token(n + 1, q[1], q[0], k[1], k[0]);
+        }
+        if (n < count) token(n, q[0], q[1], k[0], k[1]);
+        at = state;
+        if (!inside) continue;
+#pragma unroll
+        for (u32 i = 0; i < EACH; i++, at += step) *at = column[i];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) delta_recur_64(const __grid_constant__ Delta p) { begin(); recur_kept<64>(p); }
+extern "C" __global__ void __launch_bounds__(128) delta_recur_128(const __grid_constant__ Delta p) { begin(); recur_kept<128>(p); }
+
+// A warp takes a value head of a token: its norm, gated by z, where it lies.
+extern "C" __global__ void delta_norm(const Delta p) {
+    begin();
+    u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
+        for (u32 h = warp; h < p.value_heads; h += blockDim.x / WARP) {
+            float* out = p.out.row(t) + h * p.value_dim;
+            const float* z = p.z.row(t) + h * p.value_dim;
+            float inv = inverse_rms(out, p.value_dim, p.norm.eps);
+            __syncwarp();
+            for (u32 i = lane; i < p.value_dim; i += WARP) {
+                out[i] = mul(mul(mul(out[i], inv), p.norm.weight[i]), silu(z[i]));
+            }
+        }
+    }
+}

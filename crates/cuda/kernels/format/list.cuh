@@ -1,0 +1,46 @@
+// All weight formats, once. A format is how weights are stored together with the arithmetic that multiplies with them: a name, which is part of its kernels'
+// names, and the type that unpacks it. Families of kernels make an instance of each format in a list; build.rs reads the same lists for the host.
+//
+// To add a format: write its unpacker in a file of this folder, include it here, and add a line to its list.
+#pragma once
+#include "format/affine.cuh"
+#include "format/bf16.cuh"
+#include "format/floats.cuh"
+
+// Weights as floats, activations as floats: lane sums.
+#define F32_FORMATS(X)          \
+    X(f32_f32, Floats<F32>)     \
+    X(f16_f32, Floats<F16>)     \
+    X(bf16_f32, Floats<BF16>)   \
+    X(affine_f32, AffineFloats)
+
+// Weights as bf16, activations as bf16.
+#define BF16_FORMATS(X)         \
+    X(bf16_bf16, Bf16Pairs)     \
+    X(affine_bf16, AffineBf16)
+
+// Weights and activations as integers. The number in a name is the bits of a weight.
+#define INT8_FORMATS(X)         \
+    X(q2_int8, Affine<2>)       \
+    X(q3_int8, Affine<3>)       \
+    X(q4_int8, Affine<4>)       \
+    X(q5_int8, Affine<5>)       \
+    X(q6_int8, Affine<6>)       \
+    X(q8_int8, Affine<8>)
+
+// Those of them whose weights do not cross a byte, for kernels that take whole words of them.
+#define BYTE_FORMATS(X)         \
+    X(q4_int8, Affine<4>)       \
+    X(q8_int8, Affine<8>)
+
+// `Matrix::kind`: the number of a format in the order of the first three lists.
+enum : u32 {
+#define KIND(name, F) KIND_##name,
+    F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND)
+#undef KIND
+};
+
+template <class F> constexpr u32 KIND_OF = 0;
+#define KIND(name, F) template <> constexpr u32 KIND_OF<F> = KIND_##name;
+F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND)
+#undef KIND
