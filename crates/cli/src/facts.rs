@@ -1,5 +1,4 @@
-//! What a model's folder says of the model, for clients that list models. From its config and headers; what cannot be read is left out, since the model itself may never be asked
-//! for.
+//! What a model's config and headers say about it, for lists of models. What cannot be read is left out, since the model may never be requested.
 
 use std::fs;
 use std::path::Path;
@@ -7,20 +6,22 @@ use std::time::UNIX_EPOCH;
 
 use serde_json::Value;
 use sluice_model::Config;
-use sluice_server::Facts;
+use sluice_server::ModelFacts;
 use sluice_store::Checkpoint;
 
 use crate::inspect::breakdown::Anatomy;
 
-pub fn of(folder: &Path, config: &Config) -> Facts {
-    let mut facts = Facts { architecture: config.model_type().unwrap_or("unknown").to_owned(), ..Facts::default() };
+/// Reads the facts of a model's folder.
+pub fn of(folder: &Path, config: &Config) -> ModelFacts {
+    let mut facts =
+        ModelFacts { architecture: config.model_type().unwrap_or("unknown").to_owned(), ..ModelFacts::default() };
     let text = |key: &str| config.get(key).and_then(Value::as_str).map(str::to_uppercase);
     facts.stored = text("torch_dtype").or_else(|| text("dtype")).unwrap_or_default();
     let changed = fs::metadata(folder.join("config.json")).and_then(|m| m.modified()).ok();
     facts.modified = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |time| time.as_secs());
     let Ok(checkpoint) = Checkpoint::open(folder) else { return facts };
     facts.bytes = checkpoint.file_sizes().iter().map(|(_, bytes)| bytes).sum();
-    facts.digest = Facts::digest_of(&format!("{} {:?}", facts.modified, checkpoint.file_sizes()));
+    facts.digest = ModelFacts::digest_of(&format!("{} {:?}", facts.modified, checkpoint.file_sizes()));
     if let Ok(anatomy) = Anatomy::read(config, &checkpoint) {
         facts.parameters = anatomy.parameters();
         facts.stored = match (anatomy.quantization, anatomy.dtypes.iter().max_by_key(|(_, bytes)| **bytes)) {
