@@ -33,7 +33,7 @@ impl AccessArgs {
         let file = self.api_key_file.as_deref().map(read_keys).transpose()?;
         let keys = Keys::new(self.api_keys.iter().map(String::as_str)).context("--api-key")?;
         let keys = match file {
-            Some(more) => keys.and(more),
+            Some(more) => keys.merge(more),
             None => keys,
         };
         let access = Access { keys, hosts: self.allowed_hosts.clone(), origins: self.cors_origins.clone() };
@@ -48,7 +48,7 @@ impl AccessArgs {
     pub fn check(&self, access: &Access, bound: &Bound, host: &str) -> Result<()> {
         ensure!(
             bound.is_local() || self.insecure || !access.keys.is_empty(),
-            "--host {host}: others than this machine could use the model: give keys (--api-key-file FILE), or say --insecure"
+            "--host {host}: other machines could use the model: set a key (--api-key-file FILE), or use --insecure"
         );
         Ok(())
     }
@@ -59,6 +59,6 @@ fn read_keys(path: &Path) -> Result<Keys> {
     let text = fs::read_to_string(path).with_context(name)?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let keys = Keys::new(lines).with_context(name)?;
-    ensure!(!keys.is_empty(), "{}: there is no key in it", name());
+    ensure!(!keys.is_empty(), "{}: the file has no key", name());
     Ok(keys)
 }

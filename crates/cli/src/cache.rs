@@ -1,4 +1,4 @@
-//! `sluice cache`: what the prompt cache on disk holds, by model, and whether all of it is right. For a folder that no other process uses.
+//! `sluice cache`: lists and checks what the prompt cache on disk holds. No other process may be using the folder.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -30,15 +30,15 @@ pub struct CacheArgs {
 
 #[derive(Subcommand)]
 enum CacheCommand {
-    /// Models with what is kept of them: entries, tokens, bytes, hits and last use
+    /// List models with their entries, tokens, bytes, hits and last use
     Ls(OpenArgs),
-    /// The whole: bytes, quota, slabs, entries, what was written today
+    /// Show totals: bytes, quota, slabs, entries, bytes written today
     Stat(OpenArgs),
-    /// Read every slot and compare it with its sum and with the index; what is not right is removed
+    /// Read every slot, compare it with its checksum and the index, and remove what is wrong
     Verify(OpenArgs),
-    /// Remove what nothing leads to, and give slabs back that are not needed
+    /// Remove unreachable entries, and free slabs that are not needed
     Gc(OpenArgs),
-    /// Remove all of it, and the secret that its hashes are keyed with; needs no key
+    /// Remove everything, including the secret that keys its hashes; needs no key
     Clear(FolderArgs),
 }
 
@@ -64,7 +64,7 @@ struct OpenArgs {
 impl FolderArgs {
     fn path(&self) -> Result<PathBuf> {
         let default = folders::prompt_cache;
-        self.folder.clone().or_else(default).context("there is no home for a cache: name a folder")
+        self.folder.clone().or_else(default).context("there is no home folder for a cache: name a folder")
     }
 }
 
@@ -81,7 +81,7 @@ impl OpenArgs {
     }
 }
 
-/// Some errors are about the folder and say so themselves.
+/// Some errors name the folder themselves.
 fn naming(path: &Path, e: sluice_cache::disk::Error) -> anyhow::Error {
     let named = e.to_string().starts_with(&path.display().to_string());
     if named { e.into() } else { anyhow::Error::new(e).context(path.display().to_string()) }
@@ -91,6 +91,7 @@ fn say_notes(cache: &mut DiskCache) {
     cache.notes().iter().for_each(|line| note(line));
 }
 
+/// Runs a subcommand of `sluice cache`.
 pub fn run(args: CacheArgs) -> Result<()> {
     match args.command {
         CacheCommand::Ls(args) => ls(&args),
@@ -109,7 +110,7 @@ fn print_json(object: &Value) -> Result<()> {
 fn ls(args: &OpenArgs) -> Result<()> {
     let (mut cache, _) = args.open()?;
     let stat = cache.stat()?;
-    // The last used first.
+    // Last used first.
     let mut models: Vec<(&u64, &ModelStat)> = stat.models.iter().collect();
     models.sort_by_key(|(_, m)| std::cmp::Reverse(m.model.used));
     if args.folder.json {
@@ -118,7 +119,7 @@ fn ls(args: &OpenArgs) -> Result<()> {
     }
     let out = &mut io::stdout().lock();
     if models.is_empty() {
-        writeln!(out, "nothing is kept")?;
+        writeln!(out, "the cache is empty")?;
         return Ok(());
     }
     let name = |m: &ModelStat| if m.model.name.is_empty() { "(unknown)".to_owned() } else { shown(&m.model.name) };
@@ -158,7 +159,7 @@ fn model_json(fingerprint: u64, m: &ModelStat) -> Value {
     })
 }
 
-/// `5 min ago`, of seconds since 1970; 0 is never.
+/// `5 min ago`, from seconds since 1970; 0 means never.
 fn ago(then: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
     match now.saturating_sub(then) {
@@ -176,7 +177,7 @@ fn stat(args: &OpenArgs) -> Result<()> {
     let Stat { quota, bytes, slab_bytes, slabs, encrypted, written_today, ref models } = stat;
     let sum = |of: fn(&ModelStat) -> u64| models.values().map(of).sum::<u64>();
     let (entries, tokens, used) = (sum(|m| m.entries), sum(|m| m.tokens), sum(|m| m.bytes));
-    // What was never stored to has no quota yet.
+    // A cache that was never written to has no quota yet.
     let quota = (quota < u64::MAX).then_some(quota);
     if args.folder.json {
         return print_json(&json!({

@@ -1,4 +1,4 @@
-//! Settings that hold until a flag says otherwise: `SLUICE_PORT=9000` for `--port 9000`, and before that a file,
+//! Settings from environment variables, such as `SLUICE_PORT=9000` for `--port 9000`, and from a file,
 //!
 //! ```toml
 //! threads = 4            # for run, chat and serve
@@ -7,41 +7,32 @@
 //! port = 9000
 //! ```
 //!
-//! by default `~/.config/sluice/config.toml`. Each becomes the default of the flag of the same name, so flags win over variables and these over the file.
+//! by default `~/.config/sluice/config.toml`. Each becomes the default of the flag of the same name, so flags win over variables, and variables over the file.
 
 use std::env;
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::{Table, Value};
 
-use crate::{folders, prompt_cache_args};
+use crate::{default_model, folders, prompt_cache_args};
 
-/// The commands that look at settings: those that people give again and again.
+/// The commands that use settings.
 const COMMANDS: [&str; 3] = ["run", "chat", "serve"];
-/// Flags that are none to set for good, and one that has a way of its own.
+/// Flags that settings cannot set, and one that is handled separately.
 const NOT_SET: [&str; 4] = ["help", "version", "config", MODEL];
 const MODEL: &str = "model";
 
-/// The model that a setting names.
-static DEFAULT_MODEL: OnceLock<PathBuf> = OnceLock::new();
-
-/// The model's folder where the command line names none.
-pub fn default_model() -> Option<&'static Path> {
-    DEFAULT_MODEL.get().map(PathBuf::as_path)
-}
-
-/// The command line, with what the settings say where it says nothing. Leaves the program as `clap` does where the command line is wrong.
+/// Parses the command line, with settings as defaults. Exits the program as `clap` does if the command line is wrong.
 ///
 /// # Errors
-/// What is wrong with a setting; the message names the file or the variable.
+/// An invalid setting; the message names the file or the variable.
 pub fn matches(command: &Command) -> Result<ArgMatches> {
-    let file = File::find(named_file(command, env::args_os()))?;
+    let file = SettingsFile::find(named_file(command, env::args_os()))?;
     if let Some(file) = &file {
         file.check(command)?;
     }
@@ -51,15 +42,15 @@ pub fn matches(command: &Command) -> Result<ArgMatches> {
         configured = configured.mut_subcommand(name, |c| c.mut_args(|arg| with_default(arg, name, file.as_ref())));
         models.push((name, setting(MODEL, name, file.as_ref()).and_then(|values| values.into_iter().next())));
     }
-    let has_model = |name: &str| models.iter().any(|(of, model)| *of == name && model.is_some());
-    let command_line = prompt_cache_args::joined(env::args_os().collect(), command, has_model);
+    let has_model = |name: &str| models.iter().any(|(command, model)| *command == name && model.is_some());
+    let command_line = prompt_cache_args::join_folder(env::args_os().collect(), command, has_model);
     let found = match configured.try_get_matches_from(&command_line) {
         Ok(found) => found,
-        // Help and the version are asked for as errors.
+        // clap reports these as errors.
         Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => e.exit(),
         Err(e) => match command.clone().try_get_matches_from(command_line) {
             Err(own) => own.exit(),
-            // Nothing is wrong with what was typed.
+            // The command line is valid by itself, so a setting is not.
             Ok(_) => {
                 let why = e.to_string();
                 let why = why.lines().next().unwrap_or("").trim_start_matches("error: ").to_owned();
@@ -69,8 +60,8 @@ pub fn matches(command: &Command) -> Result<ArgMatches> {
         },
     };
     let name = found.subcommand_name();
-    if let Some(model) = models.into_iter().find_map(|(of, model)| model.filter(|_| Some(of) == name)) {
-        let _ = DEFAULT_MODEL.set(model.into());
+    if let Some(model) = models.into_iter().find_map(|(command, model)| model.filter(|_| Some(command) == name)) {
+        default_model::set_configured(model.into());
     }
     Ok(found)
 }
@@ -84,14 +75,14 @@ fn named_file(command: &Command, args: impl Iterator<Item = OsString>) -> Option
 }
 
 /// A file of settings.
-struct File {
+struct SettingsFile {
     path: PathBuf,
     settings: Table,
 }
 
-impl File {
-    /// The named one, or the user's own if there is one.
-    fn find(named: Option<PathBuf>) -> Result<Option<File>> {
+impl SettingsFile {
+    /// The named file, or the user's own if there is one.
+    fn find(named: Option<PathBuf>) -> Result<Option<SettingsFile>> {
         let is_named = named.is_some();
         let Some(path) = named.or_else(folders::config_file) else { return Ok(None) };
         let name = || path.display().to_string();
@@ -104,10 +95,10 @@ impl File {
             let line = e.span().map_or(1, |at| text[..at.start.min(text.len())].lines().count().max(1));
             anyhow::anyhow!("{}: line {line}: {}", name(), e.message())
         })?;
-        Ok(Some(File { path, settings }))
+        Ok(Some(SettingsFile { path, settings }))
     }
 
-    /// Whether each setting is a flag of the command that it is for.
+    /// Checks that each setting is a flag of its command.
     fn check(&self, command: &Command) -> Result<()> {
         let name = self.path.display();
         let has = |of: &str, key: &str| {
@@ -118,7 +109,7 @@ impl File {
         for (key, value) in &self.settings {
             match value.as_table() {
                 Some(table) => {
-                    ensure!(COMMANDS.contains(&key.as_str()), "{name}: [{key}] is none of {}", COMMANDS.join(", "));
+                    ensure!(COMMANDS.contains(&key.as_str()), "{name}: [{key}] must be one of {}", COMMANDS.join(", "));
                     for (inner, value) in table {
                         ensure!(has(key, inner), "{name}: `sluice {key}` has no flag --{}", inner.replace('_', "-"));
                         values(value).with_context(|| format!("{name}: {inner} in [{key}]"))?;
@@ -134,7 +125,7 @@ impl File {
         Ok(())
     }
 
-    /// What it says of a flag: for this command, or for all.
+    /// The setting of a flag, for this command or for all.
     fn get(&self, flag: &str, command: &str) -> Option<&Value> {
         let of = |table: &'_ Table| table.keys().find(|key| key.replace('_', "-") == flag).cloned();
         let own = self.settings.get(command).and_then(Value::as_table);
@@ -143,7 +134,7 @@ impl File {
     }
 }
 
-/// A setting as words of a command line.
+/// A setting as command-line values.
 fn values(value: &Value) -> Result<Vec<OsString>> {
     Ok(match value {
         Value::String(text) => vec![text.into()],
@@ -154,7 +145,7 @@ fn values(value: &Value) -> Result<Vec<OsString>> {
             let each: Vec<Vec<OsString>> = all.iter().map(values).collect::<Result<_>>()?;
             each.into_iter().flatten().collect()
         }
-        Value::Datetime(_) | Value::Table(_) => bail!("neither a text, a number, true or false, nor a list of them"),
+        Value::Datetime(_) | Value::Table(_) => bail!("must be a string, a number, true or false, or a list of them"),
     })
 }
 
@@ -162,8 +153,8 @@ fn may_be_set(arg: &Arg) -> bool {
     arg.get_long().is_some_and(|long| !NOT_SET.contains(&long))
 }
 
-/// What a variable or the file says of a flag.
-fn setting(flag: &str, command: &str, file: Option<&File>) -> Option<Vec<OsString>> {
+/// The setting of a flag, from a variable or the file.
+fn setting(flag: &str, command: &str, file: Option<&SettingsFile>) -> Option<Vec<OsString>> {
     let variable = format!("SLUICE_{}", flag.replace('-', "_").to_uppercase());
     if let Some(value) = env::var_os(variable).filter(|v| !v.is_empty()) {
         return Some(vec![value]);
@@ -171,11 +162,11 @@ fn setting(flag: &str, command: &str, file: Option<&File>) -> Option<Vec<OsStrin
     values(file?.get(flag, command)?).ok()
 }
 
-fn with_default(arg: Arg, command: &str, file: Option<&File>) -> Arg {
+fn with_default(arg: Arg, command: &str, file: Option<&SettingsFile>) -> Arg {
     let Some(long) = arg.get_long().filter(|_| may_be_set(&arg)) else { return arg };
     let Some(mut values) = setting(long, command, file) else { return arg };
     if matches!(arg.get_action(), ArgAction::SetTrue) {
-        // As people write it in a variable.
+        // Other spellings that people use in variables.
         for value in &mut values {
             match value.to_str().map(str::to_lowercase).as_deref() {
                 Some("1" | "yes" | "on") => *value = "true".into(),
@@ -200,11 +191,11 @@ mod tests {
         COMMANDS.iter().fold(Command::new("sluice"), |c, name| c.subcommand(Command::new(*name).args(flags.clone())))
     }
 
-    fn file(text: &str) -> File {
-        File { path: "config.toml".into(), settings: text.parse().unwrap() }
+    fn file(text: &str) -> SettingsFile {
+        SettingsFile { path: "config.toml".into(), settings: text.parse().unwrap() }
     }
 
-    fn found(file: &File, args: &[&str]) -> ArgMatches {
+    fn found(file: &SettingsFile, args: &[&str]) -> ArgMatches {
         let command = command().mut_subcommand("serve", |c| c.mut_args(|a| with_default(a, "serve", Some(file))));
         let found = command.try_get_matches_from(["sluice", "serve"].iter().chain(args)).unwrap();
         found.subcommand().unwrap().1.clone()
@@ -222,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_command_knows_is_an_error_that_names_it() {
+    fn unknown_settings_are_errors_that_name_them() {
         for (text, part) in [
             ("prot = 1", "--prot"),
             ("[serve]\nprot = 1", "`sluice serve` has no flag --prot"),

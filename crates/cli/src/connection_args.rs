@@ -1,4 +1,4 @@
-//! Flags for what a server takes of those who ask it, and how long it waits for them.
+//! Flags for how many requests a server takes, and how long it waits for clients.
 
 use std::time::Duration;
 
@@ -7,33 +7,33 @@ use sluice_server::Limits;
 
 use crate::engine_args::bytes_arg;
 
-/// Connections beside those of requests that are computed or wait: of watchers, and of clients who think.
+/// Connections besides those of running and waiting requests, for monitors and idle clients.
 const MORE_CONNECTIONS: usize = 64;
 
 #[derive(Args)]
 pub struct ConnectionArgs {
-    /// Requests that may wait for their turn; more are refused with 429
+    /// Requests that may wait in the queue; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
     /// Connections that may be open; more are refused with 503 (default: 64 more than requests may run and wait)
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1 << 20))]
     connections: Option<u32>,
-    /// Bytes of requests that are read and worked on at once (default: of two of the longest)
+    /// Memory in bytes for request bodies, and the largest body (default: twice the largest body that the context allows)
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     body_memory: Option<u64>,
-    /// Seconds for a request's headers to come; a connection that is idle for so long is closed
+    /// Seconds for a request's headers to arrive; an idle connection is closed after the same time
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..=86_400))]
     header_timeout: u64,
-    /// Seconds after which a client that reads nothing of its answer is given up
+    /// Seconds after which a client that reads nothing of its answer is disconnected
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..=86_400))]
     write_timeout: u64,
-    /// Seconds for requests to come to their end when the server is told to stop
+    /// Seconds for running requests to finish when the server is told to stop
     #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = value_parser!(u64).range(0..=86_400))]
     grace: u64,
 }
 
 impl ConnectionArgs {
-    /// `parallel`: requests that are computed at once.
+    /// `parallel`: requests computed at once.
     pub fn limits(&self, parallel: usize) -> Limits {
         let as_many_as_needed = self.queue.saturating_add(parallel + MORE_CONNECTIONS);
         Limits {

@@ -1,4 +1,4 @@
-//! The disk's own speed: direct reads of one size, so many at once, from the files of a model.
+//! The disk's own speed: direct reads of one size from a model's files, with a given number in flight.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -9,9 +9,10 @@ use clap::ValueEnum;
 use sluice_store::host_memory;
 use sluice_store::load::{Chunk, Filled, LoadOptions, Staging};
 
-/// What direct reads want of offsets and lengths.
+/// Alignment that direct reads need for offsets and lengths.
 pub const PAGE: u64 = 4096;
 
+/// The order of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Order {
     Random,
@@ -21,20 +22,20 @@ pub enum Order {
 /// How to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Bytes, whole pages.
+    /// Bytes of a request; a multiple of the page size.
     pub request: u64,
     /// Requests in flight at once.
     pub depth: usize,
     pub order: Order,
-    /// Requests in random order begin at multiples of so many bytes.
+    /// In random order, requests start at multiples of this many bytes.
     pub align: u64,
 }
 
-/// At most `wanted` requests for parts of files of these lengths; another `round` asks for other parts.
+/// At most `wanted` requests for parts of files of these lengths. Another `round` requests other parts.
 fn requests(lens: &[u64], case: Case, wanted: u64, round: u64) -> Vec<Chunk> {
     let places: Vec<u64> = lens.iter().map(|len| len / case.request).collect();
     let all: u64 = places.iter().sum();
-    // A place by its number among all.
+    // The index of a place among all.
     let place = |number: u64| {
         let (mut file, mut left) = (0, number);
         while left >= places[file] {
@@ -47,7 +48,7 @@ fn requests(lens: &[u64], case: Case, wanted: u64, round: u64) -> Vec<Chunk> {
         let (file, offset) = match case.order {
             Order::Sequential => place((round * wanted + i) % all),
             Order::Random => {
-                // A file by its length, and anywhere in it.
+                // A file with a probability that grows with its length, and any place in it.
                 let r = mix((round << 40) + i);
                 let (file, _) = place(r % all);
                 (file, mix(r) % ((lens[file] - case.request) / case.align + 1) * case.align)
@@ -58,12 +59,12 @@ fn requests(lens: &[u64], case: Case, wanted: u64, round: u64) -> Vec<Chunk> {
     (0..wanted.min(all)).map(one).collect()
 }
 
-/// Bytes per second of one case over about `span`, from files of these lengths; another `round` reads other parts.
+/// Bytes per second of one case over about `span`, from files of these lengths. Another `round` reads other parts.
 ///
 /// # Errors
-/// Files that are too small for such requests, cannot be read, or cannot be read past the page cache.
+/// Files that are too small for such requests, or cannot be read, or only through the page cache.
 pub fn measure(files: &[(PathBuf, u64)], case: Case, span: Duration, round: u64) -> Result<f64> {
-    // 1. more requests than the time will be enough for
+    // 1. More requests than can be read in the time
     let lens: Vec<u64> = files.iter().map(|(_, len)| *len).collect();
     let all: u64 = lens.iter().map(|len| len / case.request).sum();
     ensure!(all >= 2 * case.depth as u64, "the files are too small for requests of {} bytes", case.request);
@@ -71,12 +72,12 @@ pub fn measure(files: &[(PathBuf, u64)], case: Case, span: Duration, round: u64)
     let wanted = fastest.min((span.as_secs_f64() * 2e6) as u64) + 1;
     let chunks = requests(&lens, case, wanted, round);
 
-    // 2. the first few alone: first touches of memory and registering buffers take time that is not the disk's
+    // 2. The first few by themselves: touching memory and registering buffers take time that is not the disk's
     let begun = Instant::now();
     read(files, chunks[..case.depth.min(chunks.len())].to_vec(), case, begun + Duration::from_secs(60))?;
     let preparing = begun.elapsed();
 
-    // 3. as many as the time is enough for, from when as many as are in flight at once have come
+    // 3. As many as can be read in the time, counted from when the queue is full
     let times = read(files, chunks, case, Instant::now() + preparing + span)?;
     let steady = &times[case.depth.min(times.len() / 2)..];
     ensure!(steady.len() > 1, "no two requests in {span:?}");
@@ -84,7 +85,7 @@ pub fn measure(files: &[(PathBuf, u64)], case: Case, span: Duration, round: u64)
     Ok((steady.len() - 1) as f64 * case.request as f64 / time.as_secs_f64())
 }
 
-/// Reads `chunks` until they or the time come to an end; when each had come, in order.
+/// Reads `chunks` until they are done or the time is up. Returns when each arrived, in order.
 fn read(files: &[(PathBuf, u64)], chunks: Vec<Chunk>, case: Case, until: Instant) -> Result<Vec<Instant>> {
     let times = Mutex::new(Vec::with_capacity(chunks.len()));
     let note = |_: Filled| times.lock().unwrap_or_else(|e| e.into_inner()).push(Instant::now());
@@ -97,7 +98,7 @@ fn read(files: &[(PathBuf, u64)], chunks: Vec<Chunk>, case: Case, until: Instant
     Ok(times.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
-/// A hash of `i`, for pseudo-random places: splitmix64 of Steele, Lea and Flood 2014.
+/// A hash of `i` for pseudo-random places: splitmix64 of Steele, Lea and Flood 2014.
 pub fn mix(i: u64) -> u64 {
     let mut z = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! Which model, and how its engine is set up: flags that several subcommands share.
+//! Flags for the model and the engine, which several subcommands share.
 
 use std::path::{Path, PathBuf};
 
@@ -12,11 +12,11 @@ use sluice_engine::{
 use sluice_store::{MAX_SETTINGS, read_small};
 
 use crate::device::DeviceArg;
-use crate::{config, demo, folders, hub, machine};
+use crate::{default_model, folders, hub, machine};
 
-/// The folder that was named, or that a setting names, or else the demo model's; of a model in Hugging Face's cache the one with its files.
+/// The folder that the command line names, or a setting, or else the demo model's. For a model in Hugging Face's cache, the folder with its files.
 pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
-    let Some(named) = named.or(config::default_model()) else { return demo::folder() };
+    let Some(named) = named.or(default_model::configured()) else { return default_model::demo_folder() };
     ensure!(!named.as_os_str().is_empty(), "the model's name is empty");
     hub::followed(named.to_owned())
 }
@@ -24,87 +24,87 @@ pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What computes: the CPU, or an NVIDIA GPU, by its number (cuda: the first), or several that share the layers, in this order (cuda:0,1). auto takes the first GPU, where
-    /// there is one that can be used, and as many more as it takes to hold the model but for its experts, else the CPU, and says what it took and why. Changes speed and memory, never the result
+    /// Where to compute: the CPU, an NVIDIA GPU by its number (cuda: the first), or several that share the layers in this order (cuda:0,1). auto takes the first usable
+    /// GPU, and more if they are needed to hold everything but the experts, or else the CPU; it reports its choice. Changes speed and memory, never the result
     #[arg(long, default_value_t = DeviceArg::host(), value_name = "auto|cpu|cuda[:N[,N]]")]
     device: DeviceArg,
-    /// Threads that compute [default: one for each core that this process may use]
+    /// Number of threads that compute [default: one for each core that this process may use]
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Where memory is of several nodes: spread takes it of each in turn and binds threads to cores of each; replicate does too, but copies the weights for each
-    /// node, which takes as many times their memory, and spreads them where there is too little; isolate keeps threads and memory to the node that the program runs
-    /// on. What the page cache holds already stays where it is. Changes speed, never the result
+    /// For machines with several memory nodes. spread: distribute memory over all nodes and bind threads to cores. replicate: the same, with a copy of the weights on each
+    /// node if memory allows it. isolate: keep threads and memory on one node. What the page cache already holds stays where it is. Changes speed, never the
+    /// result
     #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
     numa: NumaArg,
-    /// Precision of activations where they meet weights: f32 is exact, bf16 and int8 are faster [default: int8]
+    /// Precision of activations in matrix products: f32 is exact, bf16 and int8 are faster [default: int8]
     #[arg(long, value_enum, value_name = "TYPE")]
     activations: Option<ActivationsArg>,
-    /// Element type of cached keys and values; auto: f32 with f32 activations, else the checkpoint's own. int8 halves them (a scale
-    /// per token and head). LOSSY: this changes the model's output
+    /// Element type of cached keys and values. auto: f32 with f32 activations, otherwise the checkpoint's own. int8 takes half the memory (one scale per token and
+    /// head). LOSSY: this changes the model's output
     #[arg(long, value_enum, default_value = "auto", value_name = "TYPE")]
     kv_type: KvTypeArg,
-    /// How attention works on keys and values: f32 is exact; int8 multiplies their eight-bit integers with those of queries and weights, far quicker for long prompts.
-    /// LOSSY: this changes the model's output, and so do the keys and values of eight bits that it needs
+    /// Arithmetic of attention: f32 is exact; int8 multiplies integers, which is much faster for long prompts and needs --kv-type int8. LOSSY: this changes the model's
+    /// output
     #[arg(long, value_enum, default_value = "f32", value_name = "MODE")]
     attention: AttentionArg,
-    /// Tokens that a conversation may have; 0: what the model was made for, which is the default
+    /// Longest context in tokens; 0: the model's own limit, which is the default
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = value_parser!(u32).range(0..=1 << 24))]
     max_context: Option<u32>,
-    /// Tokens of a prompt that are computed at once; changes speed and memory, never the result
+    /// Prompt tokens computed in one step; changes speed and memory, never the result
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 16))]
     chunk: Option<u32>,
-    /// How weights come into memory: mapped, read through the page cache or past it; auto chooses for each file and says why with --stats
+    /// How to load weights: mapped, or read through the page cache or past it. auto chooses for each file; --stats shows why
     #[arg(long, value_enum, default_value = "auto", value_name = "WAY")]
     load: LoadArg,
-    /// Memory of keys and values: committed as it is needed, or resident from the start for TOKENS tokens (the whole context, if none
-    /// are given) and committed as it is needed beyond
+    /// Memory for keys and values. dynamic: committed as needed. reserve: resident from the start for TOKENS tokens (by default the whole context), and committed as
+    /// needed beyond that
     #[arg(long, default_value = "dynamic", value_name = "dynamic|reserve[=TOKENS]", value_parser = kv_arg)]
     kv: KvArg,
-    /// Bytes that the program, weights, keys and values, states, experts and scratch may take together, such as 8G or 900M; more is refused before reading
+    /// Upper limit in bytes, such as 8G or 900M, for the program, weights, keys and values, states, experts and scratch together. If the model needs more, it is refused before anything is read
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     memory_budget: Option<u64>,
-    /// Bytes of the GPU's memory (of each, where there are several) that weights, keys and values, states, scratch and experts may take there; experts that it does not hold stay in this machine's memory,
-    /// or on disk [default: what is free there, less 512 MiB]
+    /// GPU memory in bytes (per GPU) for weights, keys and values, states, scratch and experts. Experts that do not fit stay in host memory or on disk [default: what is
+    /// free, less 512 MiB]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     gpu_memory: Option<u64>,
-    /// Bytes of this machine's memory for keys, values and states of prompts that the GPU's has no room for any more: they go back when a prompt begins alike, instead of being computed again. Taken as it
-    /// is needed; never changes the result [default: none]
+    /// Host memory in bytes for keys, values and states of prompts that no longer fit on the GPU. They are copied back when a later prompt begins the same way. Taken as
+    /// needed; never changes the result [default: none]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg, hide_short_help = true)]
     kv_spill: Option<u64>,
-    /// Where the experts of a mixture live: mapped with all other weights; on disk, read when tokens want them, into slots of memory (slots) or through the
-    /// page cache (pagecache). auto streams what does not fit in memory. Changes speed and memory, never the result
+    /// Where the experts of a mixture are kept: mapped like other weights, or on disk and read when needed, into memory slots (slots) or through the page cache
+    /// (pagecache). auto streams what does not fit in memory. Changes speed and memory, never the result
     #[arg(long, value_enum, default_value = "auto", value_name = "WHERE")]
     experts: ExpertsArg,
-    /// Memory for experts that are on disk, within --memory-budget and the memory control group [default: what is left of them, or of this machine's memory]
+    /// Memory for experts that are on disk, within --memory-budget and the memory control group [default: what is left]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     expert_budget: Option<u64>,
-    /// Guess the next layer's experts and read them while the disk is idle; auto keeps it while it is faster. Never changes the result
+    /// Predict the next layer's experts and read them while the disk is idle; auto does so while it helps. Never changes the result
     #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
     lookahead: LookaheadArg,
-    /// Experts that stay in memory: a file of `sluice eval routing --pin-out`, the hottest first; as many as half of the memory for experts holds
+    /// Experts to keep in memory: a file of `sluice eval routing --pin-out`, hottest first; at most half of the memory for experts
     #[arg(long, value_name = "FILE")]
     pin: Option<PathBuf>,
-    /// Which expert goes when another needs its place
+    /// Which expert to evict when another needs its slot
     #[arg(long, value_name = "POLICY", value_parser = policy_arg, hide_short_help = true)]
     expert_policy: Option<Policy>,
-    /// Bytes that one request for a part of an expert reads at most
+    /// Most bytes that one read of an expert may request
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg, hide_short_help = true)]
     expert_request: Option<u64>,
-    /// Experts that look-ahead guesses for a layer
+    /// Experts that look-ahead predicts for a layer
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     lookahead_experts: Option<u32>,
     /// Reads of experts in flight at once
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     expert_depth: Option<u32>,
-    /// Say how each file of weights is read, and why
+    /// Report how each weight file is read, and why
     #[arg(short, long)]
     verbose: bool,
-    /// Experts per token instead of the model's own number. LOSSY: this changes the model's output
+    /// Experts per token, instead of the model's own number. LOSSY: this changes the model's output
     #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..=1 << 16))]
     experts_per_token: Option<u32>,
 }
 
-/// The aliases are llama.cpp's names, and what else people say.
+/// The aliases are llama.cpp's names, and other common ones.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum NumaArg {
     Off,
@@ -151,7 +151,7 @@ fn policy_arg(name: &str) -> Result<Policy, String> {
     Policy::ALL.into_iter().find(|p| p.name() == name).ok_or_else(|| format!("expected one of: {}", names()))
 }
 
-/// The experts of a file of `eval routing --pin-out`, the hottest first.
+/// The experts in a file of `eval routing --pin-out`, hottest first.
 fn read_pins(path: &Path) -> Result<Vec<(usize, usize)>> {
     let name = || path.display().to_string();
     let pins = HotExperts::parse(&read_small(path, MAX_SETTINGS)?).with_context(name)?;
@@ -173,7 +173,7 @@ enum AttentionArg {
     Int8,
 }
 
-/// Tokens to reserve.
+/// Tokens to reserve memory for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct KvArg(Option<usize>);
 
@@ -189,7 +189,7 @@ fn kv_arg(text: &str) -> Result<KvArg, String> {
     }
 }
 
-/// A number of bytes: `123456`, or with a decimal (k, M, G, T) or binary (Ki, Mi, Gi, Ti) unit, and an optional B.
+/// Parses a number of bytes: `123456`, or with a decimal (k, M, G, T) or binary (Ki, Mi, Gi, Ti) unit, and an optional B.
 pub fn bytes_arg(text: &str) -> Result<u64, String> {
     let wrong = || "expected a number of bytes, such as 8G, 7.5GB or 900Mi".to_owned();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -214,20 +214,20 @@ pub fn bytes_arg(text: &str) -> Result<u64, String> {
 }
 
 impl EngineArgs {
-    /// Whether to say how weights are read.
+    /// Whether to report how weights are read.
     pub fn verbose(&self) -> bool {
         self.verbose
     }
 
-    /// What computes.
+    /// Where to compute.
     pub fn device(&self) -> &DeviceArg {
         &self.device
     }
 
-    /// The engine's options: this machine's defaults, and what the flags say.
+    /// The engine's options: this machine's defaults, overridden by flags.
     ///
     /// # Errors
-    /// When `SLUICE_ISA` asks for what this machine lacks.
+    /// When `SLUICE_ISA` names an instruction set that this machine lacks.
     pub fn options(&self) -> Result<Options> {
         let size = |n: u32| n as usize;
         let defaults = Options::for_this_machine()?;
@@ -310,7 +310,7 @@ impl EngineArgs {
     }
 }
 
-/// The name under which a flag takes it.
+/// The flag's name for it.
 pub fn activations_name(activations: Activations) -> &'static str {
     match activations {
         Activations::F32 => "f32",
@@ -319,7 +319,7 @@ pub fn activations_name(activations: Activations) -> &'static str {
     }
 }
 
-/// As the flag names it; `auto` where the engine chose.
+/// The flag's name for it; `auto` if the engine chose.
 pub fn kv_type_name(kv_type: Option<KvType>) -> &'static str {
     match kv_type {
         None => "auto",
@@ -330,6 +330,7 @@ pub fn kv_type_name(kv_type: Option<KvType>) -> &'static str {
     }
 }
 
+/// The flag's name for it.
 pub fn attention_name(attention: AttentionMode) -> &'static str {
     match attention {
         AttentionMode::F32 => "f32",

@@ -1,4 +1,4 @@
-//! Where the program keeps things of its own: the XDG folders. Where a folder cannot be made, the program works without it.
+//! Folders for the program's own files, by the XDG specification. If one cannot be created, the program works without it.
 
 use std::env;
 use std::fs::DirBuilder;
@@ -10,17 +10,17 @@ pub fn tokenizer_cache() -> Option<PathBuf> {
     private(base("XDG_CACHE_HOME", ".cache")?.join("sluice/tokenizers"))
 }
 
-/// What disks can do: `~/.cache/sluice/disks.json`.
+/// Measured speeds of disks: `~/.cache/sluice/disks.json`.
 pub fn disk_speeds() -> Option<PathBuf> {
     Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("disks.json"))
 }
 
-/// What was computed of prompts: `~/.cache/sluice/prompt-cache`, made by whoever uses it.
+/// The prompt cache: `~/.cache/sluice/prompt-cache`. The cache itself creates it.
 pub fn prompt_cache() -> Option<PathBuf> {
     Some(base("XDG_CACHE_HOME", ".cache")?.join("sluice/prompt-cache"))
 }
 
-/// Sums of weights: `~/.cache/sluice/sums.json`.
+/// Checksums of weights: `~/.cache/sluice/sums.json`.
 pub fn sums() -> Option<PathBuf> {
     Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("sums.json"))
 }
@@ -30,12 +30,12 @@ pub fn config_file() -> Option<PathBuf> {
     Some(base("XDG_CONFIG_HOME", ".config")?.join("sluice/config.toml"))
 }
 
-/// The lines typed in conversations: `~/.local/state/sluice/chat-history`.
+/// Lines typed in chats: `~/.local/state/sluice/chat-history`.
 pub fn chat_history() -> Option<PathBuf> {
     Some(private(base("XDG_STATE_HOME", ".local/state")?.join("sluice"))?.join("chat-history"))
 }
 
-/// `name` if it is an absolute path (the XDG specification has others ignored), else the folder in the user's home.
+/// The variable `name` if it is an absolute path (the XDG specification says to ignore others), else the folder in the user's home.
 fn base(name: &str, in_home: &str) -> Option<PathBuf> {
     let named = env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     named.or_else(|| Some(home()?.join(in_home)))
@@ -46,7 +46,7 @@ pub fn home() -> Option<PathBuf> {
     env::var_os("HOME").map(PathBuf::from).filter(|p| p.is_absolute())
 }
 
-/// The folder, made for this user alone where it is missing.
+/// The folder, created for this user alone if it is missing.
 fn private(folder: PathBuf) -> Option<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
     Some(folder)

@@ -1,4 +1,4 @@
-//! One answer: prompt tokens into the engine, text out of it piece by piece, and what it took.
+//! Generates one answer: prompt tokens into the engine, text out of it piece by piece, and statistics.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use anyhow::Result;
 use sluice_engine::text::{Detokenizer, StopStrings, Tokenizer};
 use sluice_engine::{Engine, Event, Finish, Generation, Profile, SequenceId, Streamed};
 
-/// What happens while an answer is made.
+/// Progress of an answer.
 pub enum Piece<'a> {
-    /// So many of the prompt's new tokens are computed.
+    /// This many of the prompt's new tokens are computed.
     Reading { done: usize, total: usize },
-    /// The answer goes on.
+    /// More text of the answer.
     Text(&'a str),
 }
 
@@ -20,11 +20,12 @@ pub enum Piece<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
     Engine(Finish),
-    /// This stop string came.
+    /// This stop string.
     StopString(String),
 }
 
 impl End {
+    /// As `finish_reason` in JSON.
     pub fn name(&self) -> &'static str {
         match self {
             End::Engine(finish) => finish.name(),
@@ -35,32 +36,32 @@ impl End {
 
 /// A finished answer.
 pub struct Answer {
-    /// Without special tokens, and without the stop string that ended it.
+    /// Without special tokens and without the stop string that ended it.
     pub text: String,
-    /// All that were generated, also those behind the text's end.
+    /// All generated tokens, including those after the end of the text.
     pub tokens: Vec<u32>,
     pub end: End,
-    /// Tokens that had to be computed before the answer: of the prompt, and of what came before it where that was no longer there.
+    /// Tokens that had to be computed before the answer: the prompt's, and earlier ones that were no longer cached.
     pub computed: usize,
-    /// Tokens of both that were there.
+    /// Tokens of both that were cached.
     pub cached: usize,
-    /// Those of them that came from disk.
+    /// Cached tokens that came from disk.
     pub restored: usize,
-    /// Until the first token was there.
+    /// Time until the first token.
     pub reading: Duration,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub generating: Duration,
     pub first_token: Option<Instant>,
-    /// Of the prompt and of the answer; empty unless the engine profiles.
+    /// Profiles of the prompt and of the answer; empty unless the engine profiles.
     pub profiles: [Profile; 2],
-    /// What streamed experts took; `None` where none are.
+    /// Statistics of streamed experts; `None` without any.
     pub streamed: Option<Streamed>,
 }
 
-/// Appends `prompt` to the sequence and generates. `each` is given every event and may stop it.
+/// Appends `prompt` to the sequence and generates an answer. `each` gets every piece and may stop the answer.
 ///
 /// # Errors
-/// The engine's, and those of `each`.
+/// Errors of the engine and of `each`.
 pub fn answer(
     engine: &mut Engine,
     id: SequenceId,
@@ -120,7 +121,7 @@ pub fn answer(
             }
         }
     };
-    // What was held back, because it might have become a character or a stop string.
+    // Text that was held back because it might have become a character or a stop string.
     if !matches!(end, End::StopString(_)) {
         let (shown, stopped) = stops.push(&detokenizer.flush()?);
         let rest = if stopped { shown } else { shown + &stops.flush() };

@@ -1,10 +1,10 @@
-//! `sluice --help`: the commands by what people come to do. clap has no headings for commands, so they are written into its template.
+//! `sluice --help`, with the commands in groups. clap has no headings for commands, so the groups are part of its template.
 
 use std::fmt::Write;
 
 use clap::Command;
 
-/// What people come to do, and the commands for it.
+/// Each group's heading, and its commands.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Talk with a model", &["run", "chat"]),
     ("Let programs and browsers talk with it", &["serve"]),
@@ -14,7 +14,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Look after what is kept on disk", &["cache"]),
 ];
 
-/// The same command line, whose help has its commands in groups.
+/// The command with its help in groups.
 pub fn grouped(command: Command) -> Command {
     let header = command.get_styles().get_header();
     let literal = command.get_styles().get_literal();
@@ -29,7 +29,7 @@ pub fn grouped(command: Command) -> Command {
     }
     let _ = write!(
         template,
-        "\n{header}Options:{header:#}\n{{options}}\n\n`sluice COMMAND --help` says all that a command can be told.{{after-help}}"
+        "\n{header}Options:{header:#}\n{{options}}\n\n`sluice COMMAND --help` lists all options of a command.{{after-help}}"
     );
     command.help_template(template)
 }

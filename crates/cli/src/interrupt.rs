@@ -1,5 +1,4 @@
-//! Ctrl-C: leaves at once with exit code 130, except while it is held; then it is recorded, and the holder stops what is
-//! running.
+//! Ctrl-C. It ends the program at once with exit code 130. While it is held, it is only recorded, and the holder stops what is running.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,20 +8,20 @@ use anyhow::{Context, Result};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
-/// The program's exit code after Ctrl-C, as a shell gives it.
+/// The exit code after Ctrl-C, as shells have it.
 pub const STATUS: u8 = 130;
 
 struct Flags {
     /// Ctrl-C ends the program.
     leaves: Arc<AtomicBool>,
-    /// Ctrl-C came while it was held.
+    /// Ctrl-C was pressed while it was held.
     pressed: Arc<AtomicBool>,
     holds: AtomicUsize,
 }
 
 static FLAGS: OnceLock<Flags> = OnceLock::new();
 
-/// From here on Ctrl-C leaves with 130.
+/// Makes Ctrl-C end the program with 130.
 pub fn install() -> Result<()> {
     let flags = Flags { leaves: Arc::new(AtomicBool::new(true)), pressed: Arc::default(), holds: AtomicUsize::new(0) };
     let handled = flag::register_conditional_shutdown(SIGINT, STATUS.into(), Arc::clone(&flags.leaves))
@@ -32,7 +31,7 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// From here on the second Ctrl-C leaves at once, held or not: for work whose end is worth waiting for once.
+/// Makes a second Ctrl-C end the program at once, held or not: for work that is worth waiting for once.
 pub fn second_leaves() -> Result<()> {
     let again = Arc::<AtomicBool>::default();
     let handled = flag::register_conditional_shutdown(SIGINT, STATUS.into(), Arc::clone(&again))
@@ -45,19 +44,19 @@ pub fn pressed() -> bool {
     FLAGS.get().is_some_and(|f| f.pressed.load(Ordering::SeqCst))
 }
 
-/// The same, and forgets it.
+/// The same; also resets it.
 pub fn take() -> bool {
     FLAGS.get().is_some_and(|f| f.pressed.swap(false, Ordering::SeqCst))
 }
 
-/// While one of these lives, Ctrl-C only sets [`pressed`].
+/// While one of these exists, Ctrl-C only sets [`pressed`].
 pub struct Hold(());
 
-/// Takes Ctrl-C over from the program's end.
+/// Holds Ctrl-C.
 pub fn hold() -> Hold {
     if let Some(f) = FLAGS.get() {
         f.holds.fetch_add(1, Ordering::SeqCst);
-        // This store alone: a Ctrl-C before it leaves, one after it is remembered. Clearing `pressed` here would lose one that comes in between.
+        // Only this store: a Ctrl-C before it ends the program, and one after it is recorded. Resetting `pressed` here could lose one in between.
         f.leaves.store(false, Ordering::SeqCst);
     }
     Hold(())
@@ -69,13 +68,13 @@ impl Drop for Hold {
             && f.holds.fetch_sub(1, Ordering::SeqCst) == 1
         {
             f.leaves.store(true, Ordering::SeqCst);
-            // Discards a Ctrl-C that came too late to stop anything; one between the two stores has ended the program.
+            // Resets a Ctrl-C that came too late to stop anything; one between the two stores has ended the program.
             f.pressed.store(false, Ordering::SeqCst);
         }
     }
 }
 
-/// The error of what Ctrl-C stopped, when everything was reported already: no line, only the exit code.
+/// The error of work that Ctrl-C stopped, when everything has been reported: there is no message, only the exit code.
 #[derive(Debug)]
 pub struct Interrupted;
 
@@ -91,7 +90,7 @@ impl std::error::Error for Interrupted {}
 mod tests {
     use super::*;
 
-    /// When a signal no longer leaves, it is remembered: nothing that `hold` does from then on may forget it. A second one stands for the rest of the first.
+    /// Once a signal no longer ends the program it is recorded, and nothing that `hold` does later may reset it. A second hold stands for those steps.
     #[test]
     fn a_ctrl_c_while_it_is_being_taken_over_is_not_lost() {
         install().unwrap();
@@ -103,7 +102,7 @@ mod tests {
         assert!(take() && !take());
         signal_hook::low_level::raise(SIGINT).unwrap();
         drop(first);
-        // Too late to stop anything: forgotten, rather than taken for the next answer's.
+        // Too late to stop anything: reset, so that it does not stop the next answer.
         let next = hold();
         assert!(!pressed());
         drop(next);

@@ -1,4 +1,4 @@
-//! From a folder to what can answer: the weights on this thread, the text side (tokenizer, template, defaults) on another.
+//! Loads a model: the weights on this thread, the text side (tokenizer, template, defaults) on another.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,18 +15,22 @@ use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
 use crate::{folders, machine, prompt_cache_args, terminal, units};
 
-/// A model that is ready.
+/// A loaded model.
 pub struct Loaded {
+    /// The engine; weights may still be loading.
     pub engine: Engine,
+    /// Tokenizer, chat template and defaults.
     pub text: ModelText,
+    /// Time until the engine was ready.
     pub weights_time: Duration,
+    /// Time for the text side.
     pub text_time: Duration,
 }
 
-/// Loads the model in `folder`, and says in one line what of it was left out.
+/// Loads the model in `folder`, and reports in one line which tensors were left out.
 ///
 /// # Errors
-/// What is wrong with a file of the folder; the message names it.
+/// Anything wrong with a file of the folder; the message names it.
 pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loaded> {
     let begun = Instant::now();
     let source = source::open(folder).map_err(|e| naming(folder, e))?;
@@ -35,7 +39,7 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
         .name("text".into())
         .spawn(move || text(&*of_text).map(|text| (text, begun.elapsed())))?;
     let join = || text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    // Under a limit, what is left for weights is known once the tokenizer has what it needs.
+    // With a memory limit, the tokenizer loads first: what it takes is not left for weights.
     let limited = options.memory_budget.is_some() || machine::cgroup().is_some();
     let (engine, text, weights_time) = if limited {
         let text = join();
@@ -46,14 +50,14 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
         let weights_time = begun.elapsed();
         (engine, join(), weights_time)
     };
-    // The weights' error first: for a folder that does not exist, a message about the tokenizer would mislead.
+    // The weights' error first: for a missing folder, a message about the tokenizer would be misleading.
     let mut engine = engine?;
     let (text, text_time) = text?;
     prompt_cache_args::say(&mut engine);
     Ok(Loaded { engine, text, weights_time, text_time })
 }
 
-/// Loads the weights only: they may still be on their way when this returns.
+/// Loads only the weights; they may still be loading when this returns.
 pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engine> {
     engine_of(&source::open(folder).map_err(|e| naming(folder, e))?, args, options)
 }
@@ -111,7 +115,7 @@ fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options)
     Ok(engine)
 }
 
-/// Waits until all weights are there, and copied where nodes of memory are to have copies, behind a progress line where that takes long.
+/// Waits until all weights are loaded, and copied if memory nodes have copies. Shows a progress line if it takes long.
 pub fn finish(engine: &mut Engine) -> Result<()> {
     if let Some(loading) = engine.loading() {
         let mut line = Progress::after_loading(Some(loading.progress()), "loading", "MB", 0);
@@ -124,12 +128,12 @@ pub fn finish(engine: &mut Engine) -> Result<()> {
     Ok(())
 }
 
-/// Says what reading the weights fell back on, a line each.
+/// Reports each fallback in reading the weights.
 pub fn say_notes(engine: &Engine) {
     engine.fallbacks().iter().for_each(|note| terminal::note(note));
 }
 
-/// Loads the tokenizer only.
+/// Loads only the tokenizer.
 pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     Tokenizer::load(folder, folders::tokenizer_cache().as_deref()).map_err(|e| naming(folder, e))
 }
@@ -143,7 +147,7 @@ fn text(source: &dyn ModelSource) -> Result<ModelText> {
     Ok(text)
 }
 
-/// Refuses what [`model`] would refuse, with the same words, but reads no weight. A folder may lack a tokenizer: without one there is still `eval logits`.
+/// Checks everything that [`model`] checks, with the same messages, without reading weights. A folder may lack a tokenizer, since `eval logits` needs none.
 pub fn check(source: &dyn ModelSource, tensors: &ModelTensors) -> Result<()> {
     let folder = source.path();
     let check = || -> Result<()> {
@@ -155,7 +159,7 @@ pub fn check(source: &dyn ModelSource, tensors: &ModelTensors) -> Result<()> {
     if source.has("tokenizer.json") { text(source).map(|_| ()) } else { Ok(()) }
 }
 
-/// The error with the model's folder in front, unless it names it already.
+/// Puts the model's folder in front of an error, unless the error names it already.
 pub fn naming(folder: &Path, error: Error) -> Error {
     let name = folder.display().to_string();
     if format!("{error:#}").contains(&name) { error } else { error.context(name) }

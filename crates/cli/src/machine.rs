@@ -1,4 +1,4 @@
-//! Memory of this process and of this machine, from the kernel. All in bytes; what cannot be read is `None`.
+//! Memory of this process and of this machine, as the kernel reports it. All in bytes; `None` if it cannot be read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,36 +10,36 @@ pub fn own_memory(line: &str) -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, line)
 }
 
-/// What programs may still take without swapping, as the kernel estimates it.
+/// Memory that programs can still take without swapping, as the kernel estimates it.
 pub fn available() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
 }
 
-/// What nobody uses, not even as page cache.
+/// Memory that is not used at all, not even as page cache.
 pub fn free() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemFree")
 }
 
-/// What this process may still take: the lesser of what is available and what its control groups leave.
+/// Memory that this process may still take: what is available, or what its control groups leave, whichever is less.
 pub fn room() -> Option<u64> {
     available().into_iter().chain(cgroup().map(|l| l.left)).min()
 }
 
-/// What this process and its control group hold just now. Of the program's own file and its libraries all counts, whether it is in memory yet or not: how much
-/// the kernel maps around a page that is touched depends on how the file lies in its cache, and differs by many megabytes between two starts.
+/// Memory that this process and its control group hold now. The program's file and its libraries count in full, whether resident or not: how much the kernel maps
+/// around a touched page depends on the page cache, and differs by many megabytes between two starts.
 pub fn held() -> AdmittedMemory {
-    // What was freed on the way (a tokenizer is read by building it) is not held, and differs from start to start.
+    // Freed memory (a tokenizer is built in steps) is not held, and differs from start to start.
     sluice_store::return_freed();
-    // Counters of `status` lag by what each processor has not added yet; a sum over all maps does not.
+    // The counters in `status` lag behind by what each processor has not added yet; the sum over all maps does not.
     let exact = fs::read_to_string("/proc/self/smaps_rollup").ok().and_then(|text| kilobytes(&text, "Anonymous"));
     let anonymous = exact.or_else(|| own_memory("RssAnon")).unwrap_or(0);
     let code = fs::read_to_string("/proc/self/maps").map_or(0, |maps| code_bytes(&maps));
-    // What lies in it for GPUs is read where there is one, once, when little else is in memory.
+    // GPU code in the file is read only if there is a GPU, once, when little else is in memory.
     let code = code.saturating_sub(sluice_cuda::embedded_bytes());
     AdmittedMemory { program: anonymous + code, group: cgroup().map(|l| (l.limit, l.limit.saturating_sub(l.left))) }
 }
 
-/// Bytes of the files in `/proc/self/maps` that are mapped to be run, all their maps together.
+/// Bytes of files in `/proc/self/maps` that have an executable mapping, with all of their mappings.
 fn code_bytes(maps: &str) -> u64 {
     // 7f12a000-7f12b000 r-xp 00001000 fe:00 1234   /usr/lib/libc.so.6
     let parsed = maps.lines().filter_map(|line| {
@@ -61,22 +61,23 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The limit of a control group (a container, say) and what is left of it.
+/// A control group's limit, such as a container's, and how much is left.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limit {
+pub struct MemoryLimit {
+    /// The limit in bytes.
     pub limit: u64,
-    /// Page cache counts as free: the kernel drops it.
+    /// Page cache counts as free, because the kernel drops it.
     pub left: u64,
 }
 
-/// The tightest limit of the control groups that this process is in.
-pub fn cgroup() -> Option<Limit> {
+/// The tightest limit among this process's control groups.
+pub fn cgroup() -> Option<MemoryLimit> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     cgroup_in(Path::new("/sys/fs/cgroup"), &own)
 }
 
-/// `own` is `/proc/self/cgroup`: `0::/path` for version 2, `4:memory:/path` for version 1.
-fn cgroup_in(root: &Path, own: &str) -> Option<Limit> {
+/// `own`: the text of `/proc/self/cgroup`, with `0::/path` for version 2 and `4:memory:/path` for version 1.
+fn cgroup_in(root: &Path, own: &str) -> Option<MemoryLimit> {
     let found = own.lines().flat_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next().unwrap_or(""), fields.next().unwrap_or(""));
@@ -94,8 +95,8 @@ fn cgroup_in(root: &Path, own: &str) -> Option<Limit> {
     found.filter(|l| l.limit < 1 << 60).min_by_key(|l| l.left)
 }
 
-/// The limits of a group and of all above it. In a container the path may be the host's: what is not there is skipped.
-fn along(root: &Path, path: &str, [max, current, inactive, active]: [&str; 4]) -> Vec<Limit> {
+/// The limits of a group and its ancestors. In a container the path may be the host's, so missing folders are skipped.
+fn along(root: &Path, path: &str, [max, current, inactive, active]: [&str; 4]) -> Vec<MemoryLimit> {
     let group = PathBuf::from(path.trim_start_matches('/'));
     let read = |folder: &Path, name: &str| fs::read_to_string(folder.join(name)).ok();
     let one = |folder: PathBuf| {
@@ -105,7 +106,7 @@ fn along(root: &Path, path: &str, [max, current, inactive, active]: [&str; 4]) -
         let line =
             |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0);
         let cached = line(inactive) + line(active);
-        Some(Limit { limit, left: limit.saturating_sub(used.saturating_sub(cached)) })
+        Some(MemoryLimit { limit, left: limit.saturating_sub(used.saturating_sub(cached)) })
     };
     group.ancestors().filter_map(|g| one(root.join(g))).collect()
 }
@@ -133,7 +134,7 @@ mod tests {
         }
         fs::write(dir.path().join("a/memory.stat"), "anon 300\nfile 600\ninactive_file 500\nactive_file 100\n")
             .unwrap();
-        assert_eq!(cgroup_in(dir.path(), "0::/a/b\n"), Some(Limit { limit: 1000, left: 700 }));
+        assert_eq!(cgroup_in(dir.path(), "0::/a/b\n"), Some(MemoryLimit { limit: 1000, left: 700 }));
         assert_eq!(cgroup_in(dir.path(), "0::/elsewhere\n"), None);
     }
 
@@ -141,7 +142,7 @@ mod tests {
     fn this_process_has_memory() {
         let (peak, now) = (own_memory("VmHWM").unwrap(), own_memory("RssAnon").unwrap());
         assert!(peak >= now && now > 0 && available().unwrap() > 0);
-        // The tests' program has nothing for GPUs in it, so that its code counts as less than it is.
+        // The test program has no GPU code, so its code counts as less than it is.
         assert!((1 << 16..1 << 40).contains(&held().program), "{:?}", held());
     }
 }

@@ -1,6 +1,5 @@
-//! The program `sluice`: flags to engine calls, events to the terminal. One file or folder per subcommand; what two of them
-//! share has a file of its own. Every failure is one line on standard error and exit code 2; nothing here panics on what a user or a
-//! file says.
+//! The program `sluice`: turns flags into engine calls, and events into terminal output. Each subcommand has a file or a folder; what two of them share has a file
+//! of its own. Every failure is one line on standard error and exit code 2. Nothing a user or a file says may cause a panic.
 #![forbid(unsafe_code)]
 
 mod access_args;
@@ -9,7 +8,7 @@ mod cache;
 mod chat;
 mod config;
 mod connection_args;
-mod demo;
+mod default_model;
 mod device;
 mod disk;
 mod engine_args;
@@ -49,7 +48,7 @@ use sluice_backend::{Isa, NUMERICS_VERSION};
 #[derive(Parser)]
 #[command(name = "sluice", version = version(), max_term_width = 100)]
 struct Cli {
-    /// Settings that hold where no flag says otherwise [default: ~/.config/sluice/config.toml]
+    /// A file with settings, which flags override [default: ~/.config/sluice/config.toml]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(subcommand)]
@@ -58,27 +57,27 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answer one prompt, streaming.
+    /// Answer one prompt, with the answer streamed.
     Run(run::RunArgs),
     /// Talk with a model, turn by turn.
     Chat(chat::ChatArgs),
-    /// Answer many at once over HTTP, for clients of OpenAI and Anthropic.
+    /// Serve many clients at once over HTTP, with OpenAI's, Anthropic's and Ollama's APIs.
     Serve(serve::ServeArgs),
-    /// Show what a checkpoint is, what it weighs, whether it fits here.
+    /// Show what a checkpoint is, how large it is, and whether it fits here.
     Inspect(inspect::InspectArgs),
     /// Quantise a checkpoint to MLX's format. LOSSY: see `eval ppl`.
     Pack(pack::PackArgs),
-    /// What of a model would fit where, and how fast it would run.
+    /// Estimate where a model would fit, and how fast it would run.
     Plan(plan::PlanArgs),
-    /// Measure how fast this machine computes, and what it could do at best.
+    /// Measure how fast this machine computes, next to its own limits.
     Bench(bench::BenchArgs),
-    /// What the prompt cache on disk holds: list it, check it, clear it.
+    /// List, check or clear the prompt cache on disk.
     Cache(cache::CacheArgs),
-    /// Measure a model: perplexity, logits, which experts tokens want.
+    /// Measure a model: perplexity, logits, use of experts.
     Eval(eval::EvalArgs),
 }
 
-/// `0.1.0 (numerics 3, avx512)`: what an equal result depends on.
+/// `0.1.0 (numerics 3, avx512)`. Results are equal only if all of it is.
 fn version() -> String {
     let isa = Isa::from_env().map_or_else(|e| e.to_string(), |isa| isa.to_string());
     format!("{} (numerics {NUMERICS_VERSION}, {isa})", env!("CARGO_PKG_VERSION"))
@@ -94,11 +93,14 @@ fn main() -> ExitCode {
         let payload = panic.payload();
         let what = payload.downcast_ref::<&str>().copied().map(str::to_owned);
         let what = what.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
-        // The reader of our output has closed the pipe: `println!` can only panic.
+        // The reader of our output has closed the pipe, and `println!` can only panic.
         if what.starts_with("failed printing to stdout") && what.contains("Broken pipe") {
             std::process::exit(0);
         }
-        terminal::note(&format!("a mistake in sluice, please report it: {what:?} at {place}, version {}", version()));
+        terminal::note(&format!(
+            "this is a bug in sluice, please report it: {what:?} at {place}, version {}",
+            version()
+        ));
     }));
     let command = help::grouped(Cli::command());
     let result =
@@ -117,7 +119,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has closed the pipe (`| head`).
         Err(e) if e.chain().any(is_closed_pipe) => ExitCode::SUCCESS,
-        // The error was reported already.
+        // The error has already been reported.
         Err(e) if e.is::<interrupt::Interrupted>() => ExitCode::from(interrupt::STATUS),
         Err(e) => {
             terminal::note(&format!("{e:#}"));

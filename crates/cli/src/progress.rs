@@ -1,4 +1,4 @@
-//! The line that shows how far a long wait is: on a terminal only, only when it takes longer than half a second, and gone afterwards.
+//! A progress line for long waits. It is shown only on a terminal, only after half a second, and is removed at the end.
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
@@ -17,19 +17,19 @@ const REDRAW: Duration = Duration::from_millis(100);
 /// A progress line on standard error.
 pub struct Progress {
     bar: ProgressBar,
-    /// The bar is about the thing itself, and no longer about the loading before it.
+    /// The bar now shows the work itself, and no longer the loading before it.
     reached: Arc<AtomicBool>,
-    /// Shows the line after a while; ends when its channel does.
+    /// Shows the line after a delay; ends when its channel is closed.
     shower: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Progress {
-    /// Something that takes `total` of `unit` ("tokens"), such as "reading the prompt".
+    /// Progress of `what`, such as "reading the prompt": `total` of `unit`, such as "tokens".
     pub fn new(what: &'static str, unit: &'static str, total: usize) -> Progress {
         Progress::after_loading(None, what, unit, total)
     }
 
-    /// The same after a load in progress, which is shown until it is over.
+    /// The same, after a load that is still running; the load is shown first.
     pub fn after_loading(load: Option<LoadProgress>, what: &'static str, unit: &'static str, total: usize) -> Progress {
         let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::hidden());
         let reached = Arc::new(AtomicBool::new(load.is_none()));
@@ -70,7 +70,7 @@ impl Progress {
         Progress { bar, reached, shower }
     }
 
-    /// Sets the progress: amount done, and total. Not shown while something is still being loaded.
+    /// Sets how much is done, and the total. Ignored while a load is being shown.
     pub fn set(&self, done: usize, total: usize) {
         if !self.reached.load(Ordering::Relaxed) {
             return;
@@ -79,7 +79,7 @@ impl Progress {
         self.bar.set_position(done as u64);
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub fn finish(&mut self) {
         if let Some((sender, thread)) = self.shower.take() {
             drop(sender);
@@ -103,8 +103,8 @@ impl Drop for Progress {
     }
 }
 
-/// A terminal whose last columns are left alone. A line is padded to the terminal's width, and the `^C` that the terminal itself prints
-/// behind it would otherwise begin a new one, out of reach of the next redraw.
+/// A terminal whose last columns stay empty. Lines are padded to the full width, and a `^C` that the terminal prints after them would start a new line that the next
+/// redraw cannot reach.
 #[derive(Debug)]
 struct Narrow(Term);
 

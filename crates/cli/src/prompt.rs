@@ -1,4 +1,4 @@
-//! What the model is asked: how words on the command line, piped text and messages become one prompt.
+//! Makes one prompt of words on the command line, piped text and messages.
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Read};
@@ -11,15 +11,15 @@ use sluice_engine::text::{ChatTemplate, Dialogue, Message, ModelText, Prompt, To
 
 use crate::{hub, terminal};
 
-/// How messages become the model's text; `run` and `chat` share it.
+/// How messages become the prompt; shared by `run` and `chat`.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Prompt")]
 pub struct PromptArgs {
-    /// Feed the text as it is, without the model's chat template. Control tokens that are spelled in it, such as <|im_end|>, are taken as such;
-    /// without --raw they are plain text
+    /// Use the text as it is, without the chat template. Control tokens in it, such as <|im_end|>, are then parsed as control tokens, while without --raw they are plain
+    /// text
     #[arg(long)]
     raw: bool,
-    /// What the model is told before the conversation
+    /// The system message
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub system: Option<String>,
     /// A variable for the chat template, such as enable_thinking=false; may be given several times
@@ -35,7 +35,7 @@ fn template_arg(text: &str) -> Result<(String, Value)> {
 }
 
 impl PromptArgs {
-    /// Whether messages go through a template: not with `--raw`, nor where the checkpoint has none, which is said.
+    /// Whether messages go through a template: not with `--raw`, and not if the checkpoint has none, which is reported.
     pub fn has_template(&self, text: &ModelText) -> bool {
         if text.template.is_none() && !self.raw {
             terminal::note("this model has no chat template: the text goes in as it is");
@@ -43,8 +43,8 @@ impl PromptArgs {
         text.template.is_some() && !self.raw
     }
 
-    /// The prompt for `messages`, up to where the answer begins, and where conversations that begin like it may part. What messages say is text, except
-    /// with `--raw`.
+    /// The prompt for `messages`, up to where the answer begins, and the points where similar conversations may diverge. The messages' content is plain text, except with
+    /// `--raw`.
     pub fn rendering<'a>(&'a self, text: &'a ModelText, messages: &[Message]) -> Rendering<'a> {
         let template = text.template.as_ref().filter(|_| !self.raw);
         let messages = messages.iter().map(Message::to_json).collect();
@@ -52,7 +52,7 @@ impl PromptArgs {
         Rendering { template, tokenizer: &text.tokenizer, messages, extra, raw: self.raw }
     }
 
-    /// Says it where `--raw` makes control tokens of what is spelled in `text`.
+    /// Reports control tokens in `text` that `--raw` parses as such.
     pub fn say_raw_tokens(&self, tokenizer: &Tokenizer, text: &str) {
         let found: Vec<&str> =
             tokenizer.control_tokens().iter().map(String::as_str).filter(|t| text.contains(t)).collect();
@@ -62,7 +62,7 @@ impl PromptArgs {
     }
 }
 
-/// A conversation that is about to become a prompt.
+/// A conversation, ready to be rendered.
 pub struct Rendering<'a> {
     template: Option<&'a ChatTemplate>,
     tokenizer: &'a Tokenizer,
@@ -77,21 +77,22 @@ impl Rendering<'_> {
         Dialogue { template: *template, tokenizer, messages, tools: None, extra }
     }
 
+    /// The rendered prompt.
     pub fn prompt(&self) -> Result<Prompt> {
         let prompt = self.dialogue().prompt()?;
         Ok(if self.raw { Prompt::from(prompt.text().to_owned()) } else { prompt })
     }
 
-    /// As [`Dialogue::partings`].
-    pub fn partings(&self, tokens: &[u32]) -> Vec<usize> {
+    /// As [`Dialogue::snapshot_points`].
+    pub fn snapshot_points(&self, tokens: &[u32]) -> Vec<usize> {
         self.dialogue().snapshot_points(tokens)
     }
 }
 
-/// Model and prompt as they were meant: `-m MODEL`, `-p PROMPT`, up to two words, and text on standard input. `None` for the model: the demo.
+/// The model and the prompt from `-m MODEL`, `-p PROMPT`, up to two words, and standard input. `None` for the model means the default.
 ///
 /// # Errors
-/// When there is no prompt, or a word looks like a model's path and nothing is there; when there are more words than that.
+/// When there is no prompt; when a word looks like a model's path that does not exist; when there are too many words.
 pub fn from_command_line(
     model: Option<PathBuf>,
     prompt: Option<OsString>,
@@ -116,7 +117,7 @@ pub fn from_command_line(
     Ok((model, text))
 }
 
-/// The model, where the prompt was named by a flag.
+/// The model, if the prompt was given by a flag.
 fn model_alone(model: Option<PathBuf>, words: Vec<OsString>) -> Result<Option<PathBuf>> {
     let mut words = words.into_iter();
     match (model, words.next(), words.next()) {
@@ -129,7 +130,7 @@ fn model_alone(model: Option<PathBuf>, words: Vec<OsString>) -> Result<Option<Pa
     }
 }
 
-/// Which of the words is the model and which the prompt.
+/// Decides which of the words are the model and the prompt.
 fn sort_words(
     model: Option<PathBuf>,
     words: Vec<OsString>,
@@ -137,7 +138,7 @@ fn sort_words(
 ) -> Result<(Option<PathBuf>, Option<OsString>)> {
     let hint = quoted_hint(model.is_some(), &words);
     if words.len() > 2 {
-        bail!("{} words where there is one PROMPT, or MODEL and PROMPT: {hint}", words.len());
+        bail!("{} words instead of one PROMPT, or MODEL and PROMPT: {hint}", words.len());
     }
     let mut words = words.into_iter();
     match (model, words.next(), words.next()) {
@@ -145,7 +146,7 @@ fn sort_words(
         (model @ Some(_), word, _) => Ok((model, word)),
         (None, Some(first), Some(second)) => {
             let path = Path::new(&first);
-            // An empty name has an answer of its own.
+            // An empty name has its own error later.
             ensure!(first.is_empty() || path.exists(), "{}: no such folder ({hint})", path.display());
             Ok((Some(first.into()), Some(second)))
         }
@@ -163,7 +164,7 @@ fn sort_words(
     }
 }
 
-/// What somebody probably meant who typed a prompt as several words.
+/// A hint for users who typed a prompt as several words.
 fn quoted_hint(model_is_named: bool, words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|w| w.to_string_lossy()).collect();
     let (model, prompt) = match &words[..] {
@@ -175,14 +176,13 @@ fn quoted_hint(model_is_named: bool, words: &[OsString]) -> String {
     format!("a prompt of several words needs quotes: sluice run {model}\"{}\"", prompt.join(" "))
 }
 
-/// A file of weights, which the loader has an answer for.
+/// Whether a path is a weight file; the loader has its own error for those.
 fn is_weights(path: &Path) -> bool {
     let known = path.extension().and_then(|e| e.to_str()).is_some_and(|e| ["safetensors", "gguf"].contains(&e));
     known && path.is_file()
 }
 
-/// Whether a word was surely meant as a path, mistyped in its last part: "models/dmeo" where there is a folder "models", but neither
-/// "and/or" nor a sentence.
+/// Whether a word was meant as a path with a typo in its last part: "models/dmeo" if there is a folder "models", but not "and/or" and not a sentence.
 fn looks_like_a_path(path: &Path) -> bool {
     let Some(text) = path.to_str() else { return true };
     let explicit = ["/", "./", "../"].iter().any(|p| text.starts_with(p));
@@ -190,7 +190,7 @@ fn looks_like_a_path(path: &Path) -> bool {
     !text.contains(char::is_whitespace) && !path.exists() && (explicit || parent_is_there())
 }
 
-/// The prompt, a blank line, and the piped text without the line end that `echo` adds.
+/// Appends a blank line and the piped text, without the line end that `echo` adds.
 fn join_piped(prompt: &mut String, input: &str) {
     let input = input.strip_suffix('\n').unwrap_or(input);
     let input = input.strip_suffix('\r').unwrap_or(input);

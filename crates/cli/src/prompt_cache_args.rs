@@ -1,4 +1,4 @@
-//! The prompt cache on disk: flags that `run`, `chat` and `serve` share, and what is said of it.
+//! The prompt cache on disk: flags that `run`, `chat` and `serve` share, and messages about it.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use crate::{folders, terminal, units};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Prompt cache")]
 pub struct PromptCacheArgs {
-    /// Keep what was computed of prompts on disk, so that later starts go on from there; in ~/.cache/sluice/prompt-cache, or in DIR (also as --prompt-cache DIR). `prompt-cache = true` in the
-    /// configuration file turns it on for good. Never changes the result
+    /// Keep computed prompts on disk, so that later starts can continue from them; in ~/.cache/sluice/prompt-cache, or in DIR (also as --prompt-cache DIR).
+    /// `prompt-cache = true` in the configuration file turns it on permanently. Never changes the result
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     prompt_cache: Option<PathBuf>,
-    /// Bytes that the cache may take on disk, for all models together [default: a twentieth of what is free there]
+    /// Most bytes that the cache may take on disk, for all models together [default: a twentieth of the free space]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     prompt_cache_bytes: Option<u64>,
-    /// Bytes that the cache may write in a day, to spare the disk [default: no limit]
+    /// Most bytes that the cache may write per day, to spare the disk [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg, hide_short_help = true)]
     prompt_cache_daily_bytes: Option<u64>,
-    /// Prompts of fewer tokens are not kept
+    /// Do not keep prompts with fewer tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = value_parser!(u32).range(1..))]
     prompt_cache_min_tokens: u32,
     /// Encrypt the cache with the key in this file: 32 bytes, or 64 hexadecimal digits
@@ -32,17 +32,17 @@ pub struct PromptCacheArgs {
 }
 
 impl PromptCacheArgs {
-    /// What was asked for; `None` where it is off.
+    /// The options; `None` if the cache is off.
     ///
     /// # Errors
-    /// When there is no folder to put it in.
+    /// When there is no home folder to put it in.
     pub fn options(&self) -> Result<Option<PromptCacheOptions>> {
         let Some(named) = &self.prompt_cache else { return Ok(None) };
         let folder = match named.to_str() {
-            // As people write it in a variable or a file.
+            // Spellings that people use in a variable or a file.
             Some("false" | "0" | "no" | "off") => return Ok(None),
             Some("" | "true" | "1" | "yes" | "on") => {
-                folders::prompt_cache().context("--prompt-cache: there is no home to put it in: name a folder")?
+                folders::prompt_cache().context("--prompt-cache: there is no home folder for it: name a folder")?
             }
             _ => named.clone(),
         };
@@ -59,12 +59,12 @@ impl PromptCacheArgs {
 }
 
 const FLAG: &str = "--prompt-cache";
-/// What people write in a variable or a file, and may write behind the flag, too.
+/// Values that turn the cache on or off; people also write them after the flag.
 const SWITCHES: [&str; 8] = ["true", "1", "yes", "on", "false", "0", "no", "off"];
 
-/// The command line with `--prompt-cache DIR` as `--prompt-cache=DIR`. The folder may be left out, so the word behind the flag may as well be the model or the
-/// prompt: it is the folder where it lies in one of ours, or where it can be nothing else. `has_model`: whether a setting names a model for a command.
-pub fn joined(args: Vec<OsString>, command: &Command, has_model: impl Fn(&str) -> bool) -> Vec<OsString> {
+/// Rewrites `--prompt-cache DIR` to `--prompt-cache=DIR`. DIR is optional, so the word after the flag may also be the model or the prompt. It is taken as DIR if it is a
+/// cache's folder, or if it can be nothing else. `has_model`: whether a setting names a model for a command.
+pub fn join_folder(args: Vec<OsString>, command: &Command, has_model: impl Fn(&str) -> bool) -> Vec<OsString> {
     let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
     let Some(at) = args[..end].iter().position(|arg| arg == FLAG) else { return args };
     let Some(word) = args[..end].get(at + 1).filter(|word| !word.as_encoded_bytes().starts_with(b"-")) else {
@@ -95,33 +95,33 @@ pub fn joined(args: Vec<OsString>, command: &Command, has_model: impl Fn(&str) -
     if is_folder { joined() } else { args }
 }
 
-/// A folder that a prompt cache is in, or may begin in.
+/// Whether a folder is a prompt cache, or may become one.
 fn is_cache(path: &Path) -> bool {
     path.join("lock").is_file() && path.join("secret").is_file()
         || path.read_dir().is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// Whether a word that is no model is one too many for this command, though the command takes more than one.
+/// Whether `word`, which is not a model, is one word too many for this command. The command's own parser accepts more than one.
 fn is_left_over(name: &str, found: &ArgMatches, word: &OsStr, has_model: bool) -> bool {
     let words = |id: &str| found.try_get_raw(id).ok().flatten().map_or(0, Iterator::count);
     let given = |id: &str| words(id) > 0;
     match name {
         "run" => {
-            // A model and a prompt, each by a flag or as a word.
-            let most = 2 - usize::from(given("model")) - usize::from(given("asked"));
+            // A model and a prompt; each may also be given by a flag.
+            let most = 2 - usize::from(given("model")) - usize::from(given("prompt_text"));
             let text = word.to_string_lossy();
             let is_path = ["/", "./", "../"].iter().any(|start| text.starts_with(start));
-            // The last word is a prompt, and hardly a path; another is the model, and this is none.
+            // The last word is a prompt, which hardly looks like a path. Another word is the model, and this one is not a model.
             let is_last = found.try_get_raw("words").ok().flatten().and_then(Iterator::last) == Some(word);
-            let is_prompt = is_last && !given("asked") && (words("words") == 2 || given("model"));
+            let is_prompt = is_last && !given("prompt_text") && (words("words") == 2 || given("model"));
             words("words") > most || is_path && is_prompt && !text.contains(char::is_whitespace)
         }
-        // Several models may be served, and this is none.
+        // Several models may be served, but this is not a model.
         _ => words("folders") + words("folder") > 1 || has_model || SWITCHES.contains(&&*word.to_string_lossy()),
     }
 }
 
-/// Says where the cache is and what is in it.
+/// Reports where the cache is and how full it is.
 pub fn say(engine: &mut Engine) {
     if let Some(s) = engine.prompt_cache() {
         let (bytes, quota) = (units::bytes(s.bytes), units::bytes(s.quota));
@@ -131,7 +131,7 @@ pub fn say(engine: &mut Engine) {
     say_notes(engine);
 }
 
-/// Says what went wrong with it, each line once.
+/// Reports problems of the cache, each once.
 pub fn say_notes(engine: &mut Engine) {
     engine.take_prompt_cache_notes().iter().for_each(|note| terminal::note(note));
 }
@@ -144,13 +144,13 @@ mod tests {
 
     use super::*;
 
-    /// As far as these words go, the commands that have the flag.
+    /// The commands that have the flag, as far as these tests need them.
     fn command() -> Command {
         let flag = Arg::new("prompt_cache").long("prompt-cache").num_args(0..=1).require_equals(true);
         let model = Arg::new("model").short('m').long("model");
         let with = |name: &'static str, words: Arg| Command::new(name).args([flag.clone(), model.clone(), words]);
         let all = |id: &'static str| Arg::new(id).action(ArgAction::Append).num_args(0..);
-        let run = with("run", all("words")).arg(Arg::new("asked").short('p'));
+        let run = with("run", all("words")).arg(Arg::new("prompt_text").short('p'));
         let serve = with("serve", all("folders")).mut_arg("model", |a| a.conflicts_with("folders"));
         let chat = with("chat", Arg::new("folder")).mut_arg("model", |a| a.conflicts_with("folder"));
         Command::new("sluice").subcommands([run, serve, chat])
@@ -172,7 +172,7 @@ mod tests {
         let (model, new, empty, cache, full) = (&*model, &*new, &*empty, &*cache, &*full);
         let is_joined = |words: &[&str], set: bool| {
             let args: Vec<OsString> = ["sluice"].iter().chain(words).map(OsString::from).collect();
-            let found = joined(args.clone(), &command(), |_| set);
+            let found = join_folder(args.clone(), &command(), |_| set);
             let at = words.iter().position(|w| *w == FLAG).unwrap();
             let mut other: Vec<OsString> = args.clone();
             if let Some(word) = words.get(at + 1) {
@@ -208,7 +208,7 @@ mod tests {
             &["serve", FLAG, model],
             &["serve", model, FLAG, model],
             &["serve", FLAG, "--port", "1", model],
-            // A model that is not there.
+            // A model that does not exist.
             &["serve", FLAG, new],
             &["chat", FLAG, model],
             &["run", FLAG, "Hello"],

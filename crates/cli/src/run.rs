@@ -18,7 +18,7 @@ use crate::progress::Progress;
 use crate::prompt::{self, PromptArgs};
 use crate::prompt_cache_args::{self, PromptCacheArgs};
 use crate::sampling_args::SamplingArgs;
-use crate::stats::{self, Measured};
+use crate::stats::{self, RunMeasurements};
 use crate::{interrupt, load, terminal};
 
 #[derive(Args)]
@@ -26,16 +26,16 @@ use crate::{interrupt, load, terminal};
     override_usage = "sluice run [OPTIONS] [MODEL] PROMPT\n       COMMAND | sluice run [OPTIONS] [MODEL] [PROMPT]"
 )]
 pub struct RunArgs {
-    /// The model's folder (default: the demo model), and what to answer; one word alone is the prompt, and text that is piped in follows it
+    /// The model's folder (default: the demo model) and the prompt. A single word is the prompt; piped text is appended to it
     #[arg(value_name = "MODEL] [PROMPT")]
     words: Vec<OsString>,
-    /// What to answer, named apart from the model
+    /// The prompt, as a flag
     #[arg(short = 'p', long = "prompt", value_name = "TEXT")]
-    asked: Option<OsString>,
-    /// The model's folder, named apart from the prompt
+    prompt_text: Option<OsString>,
+    /// The model's folder, as a flag
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// Print figures to standard error: times, speeds, memory, seed; also of an answer that Ctrl-C ends
+    /// Print statistics to standard error: times, speeds, memory, seed; also if Ctrl-C ends the answer
     #[arg(long)]
     stats: bool,
     /// Print the time per phase of a layer to standard error
@@ -54,13 +54,13 @@ pub struct RunArgs {
     engine: EngineArgs,
 }
 
-/// Recurrent states that are kept for later starts, where the model has some.
+/// Recurrent states kept for later starts, if the model has any.
 const SNAPSHOTS: usize = 4;
 
-/// Answers. `start` is when the program did.
+/// Answers one prompt. `start`: when the program started.
 pub fn run(args: RunArgs, start: Instant) -> Result<()> {
-    // 1. what is asked, of what
-    let (model, question) = prompt::from_command_line(args.model, args.asked, args.words)?;
+    // 1. Find the prompt and load the model
+    let (model, question) = prompt::from_command_line(args.model, args.prompt_text, args.words)?;
     let folder = model_or_demo(model.as_deref())?;
     let mut options = args.engine.options()?;
     options.profile = args.profile;
@@ -69,7 +69,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     let loaded = load::model(&folder, &args.engine, options)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
 
-    // 2. tokens
+    // 2. Render and tokenize
     let request = Instant::now();
     let has_template = args.prompt.has_template(&text);
     let mut messages: Vec<Message> = args.prompt.system.iter().map(|s| Message::new("system", s)).collect();
@@ -87,18 +87,17 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
         engine.max_context()
     );
 
-    // 3. the answer
+    // 3. Generate
     let mut generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
-    // Where the same prompt, and others like it, go on from another time.
+    // Where later prompts that begin like this one can continue.
     if engine.prompt_cache().is_some() && engine.model().state_len() > 0 {
-        generation.snapshot_points = rendering.partings(&tokens);
+        generation.snapshot_points = rendering.snapshot_points(&tokens);
         generation.snapshot_points.push(tokens.len() - 1);
     }
     let seed = generation.sampling.seed;
     let sequence = engine.add_sequence();
     let load = engine.loading().map(Loading::progress);
-    // Figures are printed of what there is when Ctrl-C comes. A step that waits for weights cannot be stopped: as long as they are loaded, and for who presses
-    // twice, it leaves at once.
+    // Ctrl-C still prints statistics. A step that waits for weights cannot be stopped, so while they load, and on a second press, Ctrl-C ends the program at once.
     let has_figures = args.json || args.stats || args.profile;
     if has_figures {
         interrupt::second_leaves()?;
@@ -128,8 +127,8 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
 
     load::say_notes(&engine);
 
-    // 4. what it took
-    let measured = Measured {
+    // 4. Report
+    let measured = RunMeasurements {
         model: folder.display().to_string(),
         weights_time: loaded.weights_time,
         text_time: loaded.text_time,
@@ -169,7 +168,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     }
     out.flush()?;
     drop(hold);
-    // A step has said what failed for good; the answer is there.
+    // The step that failed has reported it, and the answer is printed.
     let _ = engine.save();
     prompt_cache_args::say_notes(&mut engine);
     ensure!(answer.end != End::Engine(Finish::Cancelled), interrupt::Interrupted);

@@ -1,4 +1,4 @@
-//! How an answer is chosen and where it ends: flags over the checkpoint's own defaults.
+//! Sampling flags; the defaults are the checkpoint's own.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -11,7 +11,7 @@ use sluice_engine::text::GenerationDefaults;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling (defaults: the model's generation_config.json)")]
 pub struct SamplingArgs {
-    /// Tokens to generate at most; -1: until the model stops or the context is full, which is the default
+    /// Most tokens to generate; -1, the default: until the model stops or the context is full
     #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", allow_negative_numbers = true, value_parser = max_tokens_arg)]
     max_tokens: Option<usize>,
     /// Divides the logits; 0 always takes the most likely token
@@ -26,19 +26,19 @@ pub struct SamplingArgs {
     /// Choose among tokens at least P times as likely as the most likely one
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// Makes all tokens seen so far less likely (above 1)
+    /// Makes all earlier tokens less likely (above 1)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repetition_penalty: Option<f32>,
-    /// Taken off the logit of every token that the answer has already
+    /// Subtracted from the logit of every token that the answer already has
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
-    /// Taken off a token's logit for every time that the answer has it
+    /// Subtracted from a token's logit for each time that the answer has it
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// Seed of the choice: the same seed gives the same answer; -1: a new one each time, shown by --stats, which is the default
+    /// Seed for sampling: the same seed gives the same answer. -1, the default: a new one each time, shown by --stats
     #[arg(short, long, value_name = "SEED", allow_negative_numbers = true, value_parser = seed_arg)]
     seed: Option<Seed>,
-    /// Go on where the model would stop, up to --max-tokens or the end of the context
+    /// Continue when the model would stop, up to --max-tokens or the end of the context
     #[arg(long)]
     ignore_eos: bool,
     /// End the answer before this text; may be given several times
@@ -47,10 +47,10 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// What to generate, from the flags, the checkpoint's `defaults` and its `stop_ids`.
+    /// How to generate, from the flags, the checkpoint's `defaults` and its `stop_ids`.
     ///
     /// # Errors
-    /// A parameter outside its range.
+    /// A parameter out of range.
     pub fn generation(&self, defaults: &GenerationDefaults, stop_ids: &[u32]) -> Result<Generation> {
         let d = defaults.sampling();
         let sampling = SamplingParams {
@@ -76,13 +76,13 @@ impl SamplingArgs {
         })
     }
 
-    /// Texts that end an answer.
+    /// Strings that end an answer.
     pub fn stop_strings(&self) -> &[String] {
         &self.stop
     }
 }
 
-/// What `--seed` says.
+/// The value of `--seed`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Seed {
     This(u64),
@@ -96,7 +96,7 @@ fn seed_arg(text: &str) -> Result<Seed, String> {
     }
 }
 
-/// As many as there can be for -1.
+/// -1 means no limit.
 fn max_tokens_arg(text: &str) -> Result<usize, String> {
     match text {
         "-1" => Ok(usize::MAX),
@@ -104,7 +104,7 @@ fn max_tokens_arg(text: &str) -> Result<usize, String> {
     }
 }
 
-/// From the system's randomness, which the standard library's hasher is keyed with. Short enough to be typed again.
+/// A seed from the system's randomness, which keys the standard library's hasher; short enough to type again.
 fn fresh_seed() -> u64 {
     RandomState::new().build_hasher().finish() >> 32
 }

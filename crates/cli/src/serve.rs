@@ -1,4 +1,4 @@
-//! `sluice serve [MODEL]`: the model behind HTTP, for many at once.
+//! `sluice serve [MODEL]`: serves a model over HTTP.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,43 +20,43 @@ use crate::{facts, hub, interrupt, load, terminal};
 
 #[derive(Args)]
 pub struct ServeArgs {
-    /// The model's folder (default: the demo model). Of several one is in memory at a time, the first from the start, another when a request names it
+    /// The model's folder (default: the demo model). With several, one is in memory at a time: the first at the start, another when a request names it
     #[arg(value_name = "MODEL")]
     folders: Vec<PathBuf>,
     /// The model's folder
     #[arg(short, long, value_name = "MODEL", conflicts_with = "folders")]
     model: Option<PathBuf>,
-    /// Serve each model that has a folder in this one
+    /// Serve every model in this folder
     #[arg(long, value_name = "DIR", conflicts_with_all = ["folders", "model"])]
     models: Option<PathBuf>,
-    /// Seconds after which a model that nobody asks for gives its memory back, until somebody does (default: never)
+    /// Unload a model after this many seconds without a request, and reload it for the next one (default: never)
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     idle_unload: Option<u64>,
-    /// Where to listen; 0.0.0.0 for all of this machine's addresses
+    /// The address to listen on; 0.0.0.0 for all addresses of this machine
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
-    /// The port; 0 takes one that is free
+    /// The port; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// Listen on this Unix socket instead
+    /// Listen on this Unix socket instead of a port
     #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
     unix_socket: Option<PathBuf>,
-    /// What the model is called in requests and answers (default: its folder's name)
+    /// The model's name in requests and answers (default: its folder's name)
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
-    /// Requests that are computed at once
+    /// Requests computed at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
     parallel: u16,
-    /// Recurrent states that are kept for prompts to come, where the model has some: two or three for each prompt, in a sixteenth of the memory at most
+    /// Recurrent states kept for later prompts, if the model has any: each prompt needs two or three; at most a sixteenth of the memory
     #[arg(long, value_name = "N", default_value_t = 128)]
     snapshots: usize,
-    /// Seconds after which a request that is not over is given up (default: none)
+    /// Seconds after which an unfinished request is ended with an error (default: no limit)
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     request_timeout: Option<u64>,
-    /// Write no line for each request that is over; what it says is in none of them
+    /// Do not log a line for each finished request; the line never has any text of the prompt or the answer
     #[arg(long)]
     no_request_log: bool,
-    /// Share nothing between requests
+    /// Do not share cached prefixes between requests
     #[arg(long)]
     no_prefix_cache: bool,
     #[command(flatten)]
@@ -77,12 +77,12 @@ fn why_no_model(folder: &Path) -> &'static str {
     if folder.is_dir() { "there is no config.json in this folder" } else { "no such folder" }
 }
 
-/// The folders of models in one, by name.
+/// The folders in `folder` that have a model, sorted by name.
 fn within(folder: &Path) -> Result<Vec<PathBuf>> {
     let name = || folder.display().to_string();
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(name)? {
-        // What is in the cache and not whole is no model.
+        // Incomplete downloads in Hugging Face's cache are not models.
         found.extend(hub::followed(entry.with_context(name)?.path()).ok().filter(|path| has_model(path)));
     }
     ensure!(!found.is_empty(), "{}: none of the folders in it has a config.json", name());
@@ -90,7 +90,7 @@ fn within(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What a model's folder is called, or the model where the folder is of Hugging Face's cache; `.` and the like are looked up.
+/// A model's name: its folder's, or the model's own in Hugging Face's cache. `.` and the like are resolved.
 fn name_of(folder: &Path) -> String {
     if let Some(name) = hub::name_of(folder) {
         return name;
@@ -101,14 +101,14 @@ fn name_of(folder: &Path) -> String {
 }
 
 impl ServeArgs {
-    /// The models' folders, the first one first.
+    /// The models' folders, the default first.
     fn folders(&self) -> Result<Vec<PathBuf>> {
         let folders = match (&self.models, &self.folders[..]) {
             (Some(folder), _) => within(folder)?,
             (None, []) => vec![model_or_demo(self.model.as_deref())?],
             (None, named) => named.iter().map(|f| model_or_demo(Some(f))).collect::<Result<_>>()?,
         };
-        // What is not there at all is no news for those who ask a server.
+        // Without this, clients would be the first to learn that a folder is missing.
         let missing = folders.iter().find(|folder| !has_model(folder));
         if let Some(folder) = missing {
             bail!("{}: {}", folder.display(), why_no_model(folder));
@@ -116,10 +116,10 @@ impl ServeArgs {
         Ok(folders)
     }
 
-    /// Tokens of the context that a model has where memory allows it.
+    /// The longest context in tokens, if memory allows it.
     fn context(&self, source: &dyn ModelSource, wanted: Option<usize>) -> Result<usize> {
         let config = source.config();
-        // What is wrong with a config is said when the model is asked for.
+        // An invalid config is reported when the model is loaded.
         let described = sluice_model::describe(config, &sluice_model::Options::default());
         let made_for = || described.map_or_else(|_| config.max_positions(), |model| Ok(model.max_context));
         wanted.map_or_else(made_for, Ok)
@@ -142,7 +142,7 @@ impl ServeArgs {
     }
 }
 
-/// Serves until it is told to stop: by SIGINT or SIGTERM, after which running requests come to their end; a second one ends it at once.
+/// Serves until SIGINT or SIGTERM; running requests may then finish. A second signal ends the program at once.
 pub fn run(args: ServeArgs) -> Result<()> {
     let folders = args.folders()?;
     ensure!(
@@ -176,8 +176,8 @@ pub fn run(args: ServeArgs) -> Result<()> {
         idle_unload: args.idle_unload.map(Duration::from_secs),
         log_requests: !args.no_request_log,
     };
-    // An event takes some microseconds. A second thread would be woken for every one of them, mostly to find that the first has done it. What takes long (templates, tokenizers,
-    // grammars) runs elsewhere.
+    // Handling an event takes some microseconds. A second thread would be woken for every event, mostly to find it handled. Slow work (templates, tokenizers,
+    // grammars) runs on blocking threads.
     let _held = interrupt::hold();
     let runtime = runtime::Builder::new_multi_thread().worker_threads(1).thread_name("http").enable_all().build()?;
     let served = runtime.block_on(async {
@@ -188,7 +188,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         args.access.check(&settings.access, &bound, &args.host)?;
         let address = bound.address()?;
         terminal::say(&format!("{}: listening on {address}", names.join(", ")));
-        let said = |ready: &sluice_server::LoadedModel| {
+        let on_loaded = |ready: &sluice_server::LoadedModel| {
             terminal::say(&format!("{}: ready, {} tokens of context", ready.name, ready.context));
         };
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -197,7 +197,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
-            terminal::say("stopping: requests that run come to their end; once more to stop at once");
+            terminal::say("stopping: running requests may finish; press again to stop at once");
             tokio::spawn(async move {
                 tokio::select! {
                     _ = interrupt.recv() => {}
@@ -206,9 +206,9 @@ pub fn run(args: ServeArgs) -> Result<()> {
                 std::process::exit(130);
             });
         };
-        Server::new(bound, settings, offers, said).run(stop).await.context("serving")
+        Server::new(bound, settings, offers, on_loaded).run(stop).await.context("serving")
     });
-    // Nobody asks any more for what threads may still be at.
+    // Nobody needs what blocking threads may still be doing.
     runtime.shutdown_background();
     served
 }

@@ -1,4 +1,4 @@
-//! What an answer took, for people (`--stats`, `/stats`) and for machines (`--json`). Only what was measured in this run.
+//! Statistics of an answer, for people (`--stats`, `/stats`) and for machines (`--json`). All of it was measured in this run.
 
 use std::time::Duration;
 
@@ -10,22 +10,26 @@ use crate::engine_args::{activations_name, attention_name, kv_type_name};
 use crate::generate::Answer;
 use crate::{machine, streamed, units};
 
-/// What is known besides the answer itself.
-pub struct Measured {
+/// What is measured besides the answer itself.
+pub struct RunMeasurements {
+    /// The model's folder.
     pub model: String,
+    /// Time for loading weights.
     pub weights_time: Duration,
+    /// Time for loading the text side.
     pub text_time: Duration,
-    /// From the start of the program to the first token, where nobody typed in between.
+    /// From the start of the program to the first token; `None` if the user typed in between.
     pub first_from_start: Option<Duration>,
     /// From the request (before the template was rendered) to the first token.
     pub first_from_request: Option<Duration>,
-    /// Of the whole conversation.
+    /// Tokens of the whole conversation.
     pub context: usize,
+    /// The sampling seed.
     pub seed: u64,
 }
 
-/// All figures, under the names that `--json` has.
-pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
+/// All statistics under the names of `--json`.
+pub fn to_json(engine: &mut Engine, answer: &Answer, m: &RunMeasurements) -> Value {
     let mut memory: serde_json::Map<String, Value> =
         MemoryClass::ALL.iter().map(|c| (c.name().to_owned(), engine.memory(*c).into())).collect();
     let device = device_json(engine);
@@ -82,7 +86,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &Measured) -> Value {
     })
 }
 
-/// What lies in the memory of a device that computes in its own, by class.
+/// Memory use by class on a device with memory of its own.
 fn device_json(engine: &mut Engine) -> Option<Value> {
     let device = engine.device()?;
     let uses = engine.memory_uses();
@@ -91,7 +95,7 @@ fn device_json(engine: &mut Engine) -> Option<Value> {
     Some(json!({"budget": device.budget, "memory": classes}))
 }
 
-/// The same in a line.
+/// The same as a line of text.
 fn device_text(engine: &mut Engine) -> String {
     let Some(device) = engine.device() else { return "the host".to_owned() };
     let uses = engine.memory_uses();
@@ -152,8 +156,8 @@ fn per_second(n: usize, time: Duration) -> Option<f64> {
     (n > 0 && !time.is_zero()).then(|| n as f64 / time.as_secs_f64())
 }
 
-/// The same as lines.
-pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
+/// All statistics as lines of text.
+pub fn to_text(engine: &mut Engine, answer: &Answer, m: &RunMeasurements) -> String {
     let classes = MemoryClass::ALL.map(|c| {
         let name = c.name().replace('_', " ");
         format!("{name} {}", units::bytes(engine.memory(c) as u64))
@@ -227,7 +231,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &Measured) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// How each file was read and why, and when the last of what a step needs was there.
+/// How each file was read and why, and when everything that a step needs was loaded.
 fn loading_json(engine: &Engine) -> Value {
     let Some(loading) = engine.loading() else { return Value::Null };
     let file = |f: &FileReport| json!({"name": f.name, "bytes": f.bytes, "mode": f.mode.name(), "reason": f.reason});
@@ -238,7 +242,7 @@ fn loading_json(engine: &Engine) -> Value {
     })
 }
 
-/// The same in a line: files that are read alike for the same reason together.
+/// The same as text: files with the same mode and reason are grouped.
 fn loading_text(engine: &Engine) -> String {
     let Some(loading) = engine.loading() else { return "as it was".to_owned() };
     let mut kinds: Vec<(&FileReport, usize, u64)> = Vec::new();
@@ -257,7 +261,7 @@ fn loading_text(engine: &Engine) -> String {
     all.collect::<Vec<_>>().join("; ")
 }
 
-/// Time per phase of a layer, as a table; empty where nothing was measured.
+/// Time per phase of a layer, as a table; empty if nothing was profiled.
 pub fn profile_text(title: &str, profile: &Profile) -> String {
     let total: Duration = Phase::ALL.iter().map(|p| profile.row(*p).time).sum();
     if total.is_zero() {
@@ -284,7 +288,7 @@ pub fn profile_text(title: &str, profile: &Profile) -> String {
     table + &format!("{:<12}{:>8}{:>12.3}", "sum", "", total.as_secs_f64() * 1e3)
 }
 
-/// The same for machines.
+/// The same as JSON.
 pub fn profile_json(profile: &Profile) -> Value {
     let rows = Phase::ALL.iter().filter(|p| profile.row(**p).calls > 0).map(|p| {
         let row = profile.row(*p);
@@ -299,7 +303,7 @@ pub fn profile_json(profile: &Profile) -> Value {
     Value::Object(rows.collect())
 }
 
-/// Bytes of KV that hold tokens: those of the answer are kept for the next turn.
+/// Bytes of keys and values in use; those of the answer are kept for the next turn.
 fn held(engine: &Engine) -> usize {
     engine.kv_in_use() + engine.kv_cached()
 }

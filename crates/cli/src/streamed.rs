@@ -1,4 +1,4 @@
-//! What experts that are read from disk took: for people (`--stats`) and for machines (`--json`).
+//! Statistics of experts that are read from disk, for people (`--stats`) and for machines (`--json`).
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use sluice_engine::{Engine, Placement, Streamed};
 
 use crate::units;
 
-/// Where experts live and why; with what was counted in `all` of the time, of which `tokens` tokens were computed.
+/// Where experts are kept and why, and what was counted while `tokens` tokens were computed in the time `all`.
 pub fn to_json(engine: &Engine, streamed: Option<&Streamed>, all: Duration, tokens: usize) -> Value {
     let placed = engine.placed();
     let Some(s) = streamed else {
@@ -64,7 +64,7 @@ fn rate(part: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| part as f64 / of as f64)
 }
 
-/// The part of the time under reads in which something was computed.
+/// The fraction of reading time during which something was computed.
 fn overlap(s: &Streamed) -> Option<f64> {
     let reading = s.stats.reading.as_secs_f64();
     (reading > 0.0).then(|| (1.0 - s.stats.waiting.as_secs_f64() / reading).max(0.0))
@@ -75,7 +75,7 @@ fn bandwidth(s: &Streamed) -> Option<f64> {
     (reading > 0.0).then(|| s.stats.read_bytes as f64 / reading)
 }
 
-/// The same in a line.
+/// The same as a line of text.
 pub fn to_text(engine: &Engine, streamed: Option<&Streamed>, all: Duration, tokens: usize) -> String {
     let placed = engine.placed();
     let Some(s) = streamed else { return format!("{} ({})", placed.placement.name(), placed.reason) };

@@ -1,27 +1,25 @@
-//! What is said to a person, beside the answer itself. File names, tensor names and old conversations are untrusted text: none of it may control
-//! the terminal that they are shown on.
+//! Messages to the user, besides the answer itself. File names, tensor names and old conversations are untrusted text: none of it may control the terminal.
 
 use std::io::{self, Write};
 
-/// One line on standard error, `sluice: ..`. A closed standard error is ignored.
+/// Writes one line to standard error, `sluice: ..`. Errors of standard error are ignored.
 pub fn note(line: &str) {
     let _ = writeln!(io::stderr(), "sluice: {}", one_line(line));
 }
 
-/// Lines on standard error.
+/// Writes lines to standard error.
 pub fn say(lines: &str) {
     let shown: Vec<String> = lines.split('\n').map(shown).collect();
     let _ = writeln!(io::stderr(), "{}", shown.join("\n"));
 }
 
-/// The text with its control characters spelled out: `\u{1b}` for the one that begins an escape sequence.
+/// Escapes control characters: `\u{1b}` for the one that begins an escape sequence.
 pub fn shown(text: &str) -> String {
     let spelled = |c: char| if c.is_control() { c.escape_unicode().to_string() } else { c.to_string() };
     text.chars().map(spelled).collect()
 }
 
-/// JSON that says the same without control characters: JSON itself leaves those from U+007F to U+009F as they are, and some terminals
-/// take U+009B for the beginning of an escape sequence.
+/// Escapes control characters in JSON. JSON itself leaves U+007F to U+009F as they are, and some terminals take U+009B as the start of an escape sequence.
 pub fn shown_json(json: &str) -> String {
     let spelled = |c: char| match c {
         '\n' => c.to_string(),
@@ -31,7 +29,7 @@ pub fn shown_json(json: &str) -> String {
     json.chars().map(spelled).collect()
 }
 
-/// Messages carry untrusted text (file names, templates): one line, without control characters.
+/// Messages have untrusted text (file names, templates): makes one line without control characters.
 fn one_line(text: &str) -> String {
     let shown: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shown.split_whitespace().collect::<Vec<_>>().join(" ")

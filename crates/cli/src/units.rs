@@ -1,11 +1,11 @@
-//! Numbers as people read them: decimal units, three or four digits.
+//! Numbers for people: decimal units, three or four digits.
 
-/// `103.4 MB`; decimal, as disks and file managers have it.
+/// Bytes in decimal units, as disks and file managers show them: `103.4 MB`.
 pub fn bytes(n: u64) -> String {
     scaled(n, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
-/// `51.6 M`
+/// A count in decimal units: `51.6 M`.
 pub fn count(n: u64) -> String {
     scaled(n, &["", "k", "M", "G", "T", "P"])
 }

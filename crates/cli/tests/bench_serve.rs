@@ -1,4 +1,4 @@
-//! `sluice bench serve`, asking a real `sluice serve` of the demo model: what is counted, not how long it took.
+//! `sluice bench serve` against a real `sluice serve` with the demo model: checks counts, not times.
 
 mod support;
 
@@ -9,14 +9,14 @@ use std::thread;
 use serde_json::Value;
 use support::{assert_refused, demo, json, output, sluice, success};
 
-/// A server that runs, and where.
+/// A running server and its address.
 struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
-    /// `None`, said aloud, where there is no demo model.
+    /// `None`, with a note, without a demo model.
     fn start(flags: &[&str]) -> Option<Server> {
         let mut command = sluice(&["serve", &demo()?]);
         let mut child = command.args(flags).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -25,7 +25,7 @@ impl Server {
             |part: &str| lines.by_ref().map(Result::unwrap).find(|l| l.contains(part)).expect("it has ended");
         let address = line("listening on").split("listening on ").nth(1).unwrap().to_owned();
         line("ready");
-        // What it says later must go somewhere.
+        // Later output must be read by somebody.
         thread::spawn(move || lines.for_each(drop));
         Some(Server { child, address })
     }
@@ -64,10 +64,10 @@ fn a_workload_is_counted_to_the_token() {
             assert!(report[times][figure].as_f64().unwrap() > 0.0, "{times}.{figure}: {report}");
         }
     }
-    // Another seed asks for other things; the same one for the same.
+    // Another seed gives another workload; the same seed gives the same.
     let cached = |seed| server.bench(&[&SMALL[..], &["--seed", seed]].concat())["cached_tokens"].as_u64().unwrap();
     assert_eq!((cached("1"), cached("0")), (0, 7 * 39));
-    // As words it is about as long, and people are told the same.
+    // As words, prompts are about as long, and the report is the same.
     let text = success(output(&server.words(&[&SMALL[..], &["--prompts", "text", "--seed", "2"]].concat())));
     for part in ["sent as text", "7 ok, 0 failed", "output tokens         42", "TTFT", "TPOT", "ITL", "P99"] {
         assert!(text.contains(part), "{part}: {text}");
@@ -77,7 +77,7 @@ fn a_workload_is_counted_to_the_token() {
 #[test]
 fn what_prompts_share_is_found_cached() {
     let Some(server) = Server::start(&["--port", "0", "--snapshots", "100"]) else { return };
-    // The demo model has recurrent layers: the first prompt's keys and values are found by the second, which leaves a state for all others.
+    // The demo model has recurrent layers: the second prompt finds the first one's keys and values, and leaves a state for all others.
     let shared = ["--workload", "shared-prefix", "--shared", "32", "--warmups", "2", "--concurrency", "1"];
     let report = server.bench(&[&SMALL[..], &shared].concat());
     assert_eq!((&report["shared"], &report["cached_tokens"]), (&32.into(), &(7 * 32).into()));
@@ -99,7 +99,7 @@ fn a_conversation_says_what_each_turn_computes_again() {
         for kind in ["question", "tool result", "regeneration", "edit"] {
             assert!(turns.iter().any(|t| t["kind"] == kind), "{kind}: {report}");
         }
-        // Nothing was there before but, for the second conversation, its beginning.
+        // Nothing was cached before, except the start of the second conversation.
         assert_eq!(number(&turns[0], "last_turn_tokens"), number(&turns[0], "prompt_tokens"));
         assert_eq!(report["turns_beyond_the_last"], 0, "{report}");
         let again = turns.iter().find(|t| t["kind"] == "regeneration").unwrap();

@@ -1,5 +1,5 @@
-//! Limits of memory, tried on the program that ships: a refusal says which limit it was and from which figure on it would do, and that figure does; what is
-//! held stays below the limit, in control groups too.
+//! Memory limits of the shipped program. A refusal names the limit and the smallest figure that suffices, and that figure does suffice. Memory use stays below the limit,
+//! in control groups too.
 
 mod support;
 
@@ -9,17 +9,17 @@ use std::process::{Command, Output};
 use support::group::Group;
 use support::*;
 
-/// So much less than the smallest figure that would do is too little: what the program holds differs by a megabyte or so from start to start.
+/// This much less than the smallest sufficient figure is too little: memory use differs by about a megabyte from start to start.
 const STEP: u64 = 4 << 20;
 
-/// What is asked of models without a tokenizer.
+/// The prompt for models without a tokenizer.
 fn logits(folder: &str, flags: &[&str]) -> Command {
     let mut command = sluice(&["eval", "logits", folder, "--tokens", "1,2,3,4,5,6,7", "--json"]);
     command.args(flags);
     command
 }
 
-/// What is asked of the demo: enough tokens for many experts.
+/// The prompt for the demo: enough tokens for many experts.
 fn story(folder: &str, flags: &[&str]) -> Command {
     let mut command =
         sluice(&["run", folder, "Once upon a time", "--max-tokens", "20", "--temperature", "0", "--json"]);
@@ -27,7 +27,7 @@ fn story(folder: &str, flags: &[&str]) -> Command {
     command
 }
 
-/// The checkpoint that the demo is packed from. `None`, said aloud, where it is not.
+/// The checkpoint that the demo is packed from. `None`, with a note, if it is missing.
 fn unpacked_demo() -> Option<String> {
     let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/demo-model");
     let found = place.canonicalize().ok().map(|p| text(&p));
@@ -37,7 +37,7 @@ fn unpacked_demo() -> Option<String> {
     found
 }
 
-/// The smallest figure for `flag` (or none: of a group) that would do, as a refusal has it, such as `36.1M`, and its bytes.
+/// The smallest sufficient figure for `flag` (or for a group, without one) in a refusal, such as `36.1M`, and its bytes.
 #[track_caller]
 fn figure(refused: &Output, flag: &str) -> (String, u64) {
     let after = format!("the smallest that would do is {flag}");
@@ -48,7 +48,7 @@ fn figure(refused: &Output, flag: &str) -> (String, u64) {
     (figure, (number * 1e6) as u64)
 }
 
-/// The text or logits of an answer, without what it took.
+/// Text or logits of an answer, without statistics.
 fn answer(output: Output) -> serde_json::Value {
     let mut answer = json(output);
     answer.as_object_mut().unwrap().remove("stats");
@@ -130,7 +130,7 @@ fn mixtures_hold_less_than_their_budget_in_a_control_group() {
         let (enough, bytes) = figure(&logits(folder, &["--memory-budget", "1M"]).output().unwrap(), "--memory-budget ");
         let Some(group) = Group::new(None) else { return };
         let mut run = logits(folder, &["--memory-budget", &enough, "--experts", "auto"]);
-        // Once outside: pages of the program are charged to whoever reads them first.
+        // Run once outside the group first: pages of the program are charged to whoever reads them first.
         success(run.output().unwrap());
         success(group.run(&run));
         assert!(group.peak() <= bytes, "{folder}: {} at the peak, {enough} allowed", group.peak());
@@ -142,14 +142,14 @@ fn mixtures_hold_less_than_their_budget_in_a_control_group() {
         success(run.output().unwrap());
         success(group.run(&run));
         assert!(group.peak() <= budget, "{} at the peak, {budget} allowed", group.peak());
-        // The same with nothing beyond it.
+        // The same with no memory beyond that.
         let Some(group) = Group::new(Some(budget)) else { return };
         success(group.run(&story(&demo, &["--memory-budget", &budget.to_string()])));
     }
 }
 
-/// Runs in a group that has just room for it, up to three times: on a busy machine the kernel counts late, or kills rather than wait for pages to be read
-/// again. What is held is that it can run.
+/// Runs in a group with just enough memory, up to three times: on a busy machine the kernel may count late, or kill instead of waiting for pages. The promise is only
+/// that it can run.
 fn tried(group: &Group, command: &Command) -> Output {
     let mut found = group.run(command);
     for _ in 0..2 {
@@ -184,7 +184,7 @@ fn a_hundred_megabytes_of_demo_run_in_a_quarter_of_that() {
     let Some(group) = Group::new(Some(26_000_000)) else { return };
     let found = json(tried(&group, &story(&demo, &[])));
     assert_eq!(found["stats"]["experts"]["placement"], "slots");
-    // More for experts than the group has beside all else is refused before it is taken.
+    // A budget for experts beyond the group's memory is refused before it is taken.
     let Some(group) = Group::new(Some(28_000_000)) else { return };
     assert_refused(
         &group.run(&story(&demo, &["--expert-budget", "18M"])),

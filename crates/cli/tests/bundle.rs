@@ -1,4 +1,4 @@
-//! A bundle that its manifest does not describe is refused by every command that would use it, in one line that names the manifest.
+//! Every command that would use a bundle refuses one that does not match its manifest, in one line that names the manifest.
 
 mod support;
 
@@ -19,7 +19,7 @@ fn logits(folder: &Path, options: &[&str]) -> std::process::Output {
     output(&[&["eval", "logits", &text(folder), "--tokens", "1,2,3", "--json"], options].concat())
 }
 
-/// Experts in memory and experts on disk: both read by the same manifest.
+/// Experts in memory and experts on disk: the same manifest describes both.
 const WAYS: [&[&str]; 3] = [&[], &["--experts", "slots"], &["--load", "pread"]];
 
 #[track_caller]

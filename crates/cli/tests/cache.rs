@@ -1,4 +1,4 @@
-//! `sluice cache`: what it says of a prompt cache, and what it does to one.
+//! `sluice cache`: what it reports about a prompt cache, and what it changes in one.
 
 mod support;
 
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const MODELS: [u64; 2] = [0xabc, 0xdef];
 
-/// Two models: ten blocks of the one, found twice, and two of the other, of which nothing is known.
+/// Two models: ten blocks of the first, found twice, and two of the second, about which nothing is known.
 fn fill(folder: &Path, key: Option<FileKey>) {
     let settings = Settings { quota: Some(32 << 20), key, ..Settings::default() };
     let mut cache = DiskCache::open_folder(folder, settings).unwrap();
@@ -68,7 +68,7 @@ fn what_is_not_right_is_said_and_removed() {
     assert!(success(output(&["cache", "verify", &folder])).starts_with("12 entries, "));
     let slab = dir.path().join("00000000.slab");
     let mut bytes = fs::read(&slab).unwrap();
-    // The fifth block's slot; what follows it is not reached any more.
+    // The slot of the fifth block; the blocks after it become unreachable.
     bytes[4 * 57_344 + 5] ^= 1;
     fs::write(&slab, bytes).unwrap();
     assert_refused(&output(&["cache", "verify", &folder]), &[&folder, "1 of 12 entries were not right"]);
@@ -92,7 +92,7 @@ fn a_damaged_index_is_an_error_of_the_file_and_no_mistake_of_the_program() {
         let from = used[random.usize(..used.len())];
         (0..1 << random.u8(..10)).for_each(|_| bytes[from + random.usize(..4096)] = random.u8(..));
         fs::write(&index, bytes).unwrap();
-        // Else its sums would be enough to tell.
+        // Otherwise its checksums alone would reveal it.
         let _ = fs::remove_file(&clean);
         let found = output(&["cache", "stat", &text(dir.path())]);
         assert!(!stderr(&found).contains("mistake"), "seed {seed}: {}", stderr(&found));
@@ -133,7 +133,7 @@ fn a_folder_that_is_none_or_in_use_is_refused() {
     assert_refused(&output(&["cache", "clear", &text(dir.path())]), &["in use by another process"]);
     assert_refused(&output(&["cache", "ls", &text(dir.path())]), &["in use by another process"]);
     drop(cache);
-    assert!(success(output(&["cache", "ls", &text(dir.path())])).contains("nothing is kept"));
+    assert!(success(output(&["cache", "ls", &text(dir.path())])).contains("the cache is empty"));
 }
 
 #[test]

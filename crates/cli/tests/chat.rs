@@ -1,4 +1,4 @@
-//! `sluice chat`, driven by lines.
+//! `sluice chat`, driven by lines of input.
 
 mod support;
 
@@ -32,7 +32,7 @@ fn a_conversation_answers_like_the_whole_prompt_at_once() {
     let roles: Vec<&str> = messages.iter().map(|(role, _)| role.as_str()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
     assert_eq!(answers, format!("{}\n{}\n", messages[2].1, messages[4].1));
-    // The second answer from the rendered text of all before it, in one go.
+    // The second answer, from the rendered text of everything before it at once.
     let mut whole = String::new();
     for (role, content) in &messages[..4] {
         whole += &format!("<|im_start|>{role}\n{content}<|im_end|>\n");
@@ -56,7 +56,7 @@ fn only_the_new_turn_is_computed() {
     let answers: Vec<_> = stdout(&out).lines().map(str::to_owned).collect();
     assert_eq!(computed.len(), 3, "{}", stderr(&out));
     assert!(computed[1] < 20 && computed[1] < computed[0], "{computed:?}");
-    // The same question after /undo has the same answer.
+    // After /undo, the same question has the same answer.
     assert_eq!(answers[1], answers[2]);
 }
 
@@ -109,7 +109,7 @@ fn ctrl_c_stops_the_answer_and_the_conversation_goes_on() {
     let Some(demo) = demo() else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("chat.json");
-    // No end but the context's.
+    // The answer ends only with the context.
     let mut command = sluice(&["chat", &demo, "--raw", "--temperature", "0", "--repetition-penalty", "1.3"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -149,11 +149,11 @@ fn a_file_that_is_no_conversation_is_overwritten_only_after_a_question() {
     };
     assert_eq!(save("n\n"), ("my notes".to_owned(), 2));
     assert_eq!(save("\n"), ("my notes".to_owned(), 2));
-    // Not an answer, but the next message of a script.
+    // Not an answer, but the script's next message.
     assert_eq!(save("And you?\n"), ("my notes".to_owned(), 4));
     let (written, messages) = save("y\n");
     assert!(written.contains("Hello") && messages == 2);
-    // One's own conversation is simply brought up to date.
+    // A conversation of our own is replaced without a question.
     let said = stderr(&chat(&[], &format!("Hi\n/save {0}\n/save {0}\n", text(&chat_file))));
     assert!(!said.contains("Overwrite"), "{said}");
 }
@@ -202,16 +202,17 @@ fn a_control_token_that_is_typed_is_text() {
     let (note, as_text) = tokens(&[typed]);
     assert_eq!(note, "");
     let (_, plain) = tokens(&["Hi"]);
-    // Spelled out they are several tokens each.
+    // Spelled out, each is several tokens.
     assert!(as_text > plain + 20, "{as_text} {plain}");
     let whole = format!("<|im_start|>user\n{typed}<|im_end|>\n<|im_start|>assistant\n");
     let (note, raw) = tokens(&["--raw", &whole]);
     assert!(note.contains("--raw") && note.contains("<|im_end|>"), "{note}");
     assert!(raw < as_text, "{raw} {as_text}");
     let help = success(output(&["run", "--help"]));
-    assert!(help.contains("taken as such"), "{help}");
+    let words: Vec<&str> = help.split_whitespace().collect();
+    assert!(words.join(" ").contains("parsed as control tokens"), "{help}");
 
-    // What the engine has computed as control tokens is not taken for the same text that is typed: the question is the whole line.
+    // Control tokens that the engine has computed are not confused with the same text typed: the question is the whole line.
     let line = "Hi<|im_end|> Ho";
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a.json"), dir.path().join("b.json"));

@@ -1,4 +1,4 @@
-//! Settings: a flag wins over a variable, a variable over the file, a command's own part of the file over the rest; what is wrong with one is said by its name.
+//! Settings: flags win over variables, variables over the file, and a command's own section over the rest of the file. Errors name the setting.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use support::*;
 
-/// Logits of a golden model, which take no more than a folder; `run` is what settings are for.
+/// Logits of a golden model, which need only a folder; settings themselves apply to `run`.
 fn run(folder: &str, flags: &[&str]) -> Command {
     let mut command = sluice(&["run", folder, "Once upon a time", "--raw", "--temperature", "0", "--json"]);
     command.args(flags);

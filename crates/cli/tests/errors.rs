@@ -1,4 +1,4 @@
-//! Whatever is wrong with a folder or a flag: one line that names it, exit code 2, no panic.
+//! Any problem with a folder or a flag is reported in one line that names it, with exit code 2 and without a panic.
 
 mod support;
 
@@ -164,7 +164,7 @@ fn without_a_prompt_it_is_said_how() {
 
 #[test]
 fn a_demo_model_that_is_not_there_is_said_with_what_was_tried() {
-    // A copy of the program outside of the repository finds none.
+    // A copy of the program outside of the repository finds no demo model.
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("sluice");
     fs::copy(env!("CARGO_BIN_EXE_sluice"), &program).unwrap();
@@ -173,7 +173,7 @@ fn a_demo_model_that_is_not_there_is_said_with_what_was_tried() {
         command.args(["run", "hi"]).current_dir(dir.path()).env_remove("SLUICE_DEMO").env("HOME", dir.path());
         command.stdin(std::process::Stdio::null()).output()
     };
-    // While another test forks, the copy may still be open for writing in its child: "text file busy".
+    // While another test forks, its child may still hold the copy open for writing: "text file busy".
     let busy = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ExecutableFileBusy;
     let mut out = start();
     while out.as_ref().is_err_and(busy) {
@@ -224,7 +224,7 @@ fn attention_on_integers_takes_keys_and_values_of_eight_bits_alone() {
     for kv_type in ["f32", "bf16", "f16"] {
         assert_refused(&with(&["--kv-type", kv_type]), &["attention on integers", "--kv-type int8"]);
     }
-    // These are what it takes where no type is asked for.
+    // The defaults if no type is given.
     assert_eq!(success(with(&[])), success(with(&["--kv-type", "int8"])));
 }
 

@@ -36,7 +36,7 @@ fn logits_of_all_positions_are_the_references() {
         let worst = differences.fold(0.0, f32::max) / (high - low);
         assert!(worst < 2e-4, "{name}: {worst}");
 
-        // The last row alone has the same bits, whatever the chunk and the threads.
+        // The last row alone has the same bits, with any chunk size and number of threads.
         let last = rows(output(&[&args[..], &["--chunk", "7", "--threads", "1"]].concat()));
         assert_eq!(last.len(), 1);
         let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -65,7 +65,7 @@ fn perplexity_follows_the_references_convention() {
     let found = json(output(&["eval", "ppl", &demo, "--text", &text, "--windows", "8", "--json"]));
     assert_eq!(found["tokens"], 8 * 511);
     assert_eq!(found["text_tokens"], reference["tokens"]);
-    // Quantised, the demo may be 2 % worse in perplexity: 0.02 nats.
+    // Quantised, the demo's perplexity may be 2 % worse: 0.02 nats.
     let nats = found["nats_per_token"].as_f64().unwrap();
     assert!((nats - expected).abs() < 0.02, "{nats} instead of {expected}");
     assert!((found["perplexity"].as_f64().unwrap() - nats.exp()).abs() < 1e-9);
@@ -103,18 +103,18 @@ fn routing_is_recorded_and_its_figures_agree() {
     assert_eq!((&found["tokens"], &found["layers"], &found["experts"]), (&300.into(), &layers.into(), &experts.into()));
     assert_eq!(found["experts_per_token"], k);
 
-    // 1. every token used k experts of every layer
+    // 1. Every token used k experts of every layer
     let uses = found["uses"].as_array().unwrap();
     for layer in uses {
         let layer: Vec<u64> = layer.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
         assert_eq!((layer.len(), layer.iter().sum::<u64>()), (experts, 300 * k as u64));
     }
-    // 2. shares are shares; a cache of a whole layer's experts misses each only once
+    // 2. Shares are valid; a cache for all of a layer's experts misses each only once
     let share = |value: &serde_json::Value| (0.0..=1.0).contains(&value.as_f64().unwrap());
     assert!(share(&found["diversity"]["30"]["mean"]) && share(&found["overlap"]["mean"]));
     assert!(found["diversity"]["30"]["mean"].as_f64() > found["diversity"]["3"]["mean"].as_f64());
     assert!(found["lru_hits"]["32"]["mean"].as_f64() > found["lru_hits"]["16"]["mean"].as_f64());
-    // 3. nobody is better than the optimum
+    // 3. Nothing beats the optimum
     let pools = found["pools"].as_array().unwrap();
     assert!(pools.len() > 5);
     for pool in pools {
@@ -123,7 +123,7 @@ fn routing_is_recorded_and_its_figures_agree() {
             assert!(misses(policy) >= misses("belady") && misses(policy) <= 300 * (layers * k) as u64, "{pool}");
         }
     }
-    // 4. the files say the same
+    // 4. The files agree
     let csv = fs::read_to_string(path("csv")).unwrap();
     let (first, half) = (csv.lines().next().unwrap(), experts * layers / 2);
     assert_eq!(first, "statistic,layer,series,x,value");
@@ -139,10 +139,10 @@ fn routing_is_recorded_and_its_figures_agree() {
     let most = uses.iter().flat_map(|l| l.as_array().unwrap()).map(|n| n.as_u64().unwrap()).max();
     assert_eq!(uses[layer][expert].as_u64(), most);
 
-    // 5. routing does not depend on chunks and threads
+    // 5. Routing does not depend on chunks and threads
     let again = json(output(&[&args[..], &["--json", "--chunk", "7", "--threads", "1"]].concat()));
     assert_eq!(again, found);
-    // 6. tables for people, and a folder of images
+    // 6. Tables for people, and a folder of images
     let out = success(output(&[&args[..], &["--svg", &path("images")]].concat()));
     assert!(out.contains("belady") && out.contains("layer before"), "{out}");
     assert_eq!(fs::read_dir(path("images")).unwrap().count(), 6);

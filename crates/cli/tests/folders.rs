@@ -1,4 +1,4 @@
-//! What a model's folder holds, and what is said where its files disagree.
+//! What a model's folder may contain, and what is reported if its files disagree.
 
 mod support;
 
@@ -11,7 +11,7 @@ use sluice_store::Checkpoint;
 use support::packing::pack;
 use support::*;
 
-/// The logits that a model has for a few tokens, and what was said meanwhile.
+/// The logits of a model for a few tokens, and the messages meanwhile.
 fn logits(folder: &Path) -> (Value, String) {
     let out = output(&["eval", "logits", &text(folder), "--tokens", "1,2,3,4,5", "--activations", "f32", "--json"]);
     let said = stderr(&out);
@@ -73,7 +73,7 @@ fn what_lies_beside_the_weights_is_named() {
     assert_refused(&output(&["inspect", &text(dir.path())]), &["adapter_config.json"]);
 }
 
-/// As the hub's own programs lay a model out: files are links, and a reference names the snapshot.
+/// The layout of the hub's own programs: files are links, and a reference names the snapshot.
 #[test]
 fn a_model_of_the_hubs_cache_is_found_wherever_a_folder_is_taken() {
     let dir = tempfile::tempdir().unwrap();
@@ -100,7 +100,7 @@ fn a_model_of_the_hubs_cache_is_found_wherever_a_folder_is_taken() {
     assert_refused(&output(&["inspect", &named]), &["refs/main", "dead"]);
 }
 
-/// Where a checkpoint holds plain floats, a plan is of these, not of what it might be packed to.
+/// For a checkpoint of floats, a plan is about those floats, not about what they might be packed to.
 #[test]
 fn a_plan_describes_the_folder_that_it_is_of() {
     for (name, bits) in
@@ -114,7 +114,7 @@ fn a_plan_describes_the_folder_that_it_is_of() {
         assert_eq!(plan["experts"], stored["bytes"]["experts"], "{name}");
         assert!(success(output(&args)).contains(bits), "{name}");
     }
-    // What is asked for goes before what is there.
+    // An explicit flag wins over what the folder has.
     let four = |model: &str| {
         json(output(&["plan", model, "--bits", "4", "--disk-bandwidth", "1GB", "--memory", "1GB", "--json"]))["resident"].as_u64()
     };

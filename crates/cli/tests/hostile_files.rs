@@ -1,5 +1,5 @@
-//! What strangers put into a model's folder: templates that ask for everything, pipes and devices in place of files, numbers without a meaning. Each is one line
-//! that names the file, and `inspect` refuses what `run` refuses.
+//! Hostile model folders: templates that take forever, pipes and devices instead of files, invalid numbers. Each is reported in one line that names the file, and `inspect`
+//! refuses what `run` refuses.
 
 mod support;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sluice_store::safetensors::Header;
 use support::*;
 
-/// The demo model, by links, but for `name`, which the test makes.
+/// The demo model by links, except for `name`, which the test makes.
 fn demo_without(name: &str) -> Option<tempfile::TempDir> {
     let (demo, dir) = (demo()?, tempfile::tempdir().unwrap());
     for entry in fs::read_dir(demo).unwrap() {
@@ -46,7 +46,7 @@ fn templates_that_want_all_memory_or_time_are_errors() {
         doubled("{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = t %}"),
         "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = (ns.s + ns.s) | list %}{% endfor %}"
             .to_owned(),
-        // Without a loop, and before it runs at all: constants are put together when it is compiled.
+        // Without a loop, before it even runs: the compiler folds constants.
         format!("{{% set a = 'x' * 1000 %}}{}", "{% set a = a ~ a %}".repeat(60)),
         format!("{{{{ {} }}}}", vec!["'x' * 90000000"; 200].join(" ~ ")),
         format!("{nested}{{{{ ns.x | tojson }}}}"),
@@ -55,7 +55,7 @@ fn templates_that_want_all_memory_or_time_are_errors() {
         fs::write(&path, &source).unwrap();
         assert_refused(&answer(dir.path()), &["chat_template.jinja: chat template"]);
     }
-    // Whoever can be answered is answered, the same as ever.
+    // Questions that can be answered still have the same answers.
     fs::write(&path, "{{ messages[0].content }}").unwrap();
     let plain = success(output(&["run", &text(dir.path()), "Hi", "--max-tokens", "2", "--seed", "1", "--raw"]));
     assert_eq!(success(answer(dir.path())), plain);
@@ -163,7 +163,7 @@ fn sampling_defaults_without_a_meaning_cost_a_line_that_names_file_and_key() {
 #[test]
 fn logits_that_are_not_numbers_are_never_printed() {
     let dir = copy_of("qwen3");
-    // Every byte 255 is a NaN in each floating-point type.
+    // If every byte is 255, every floating-point type reads NaN.
     let mut found = false;
     for entry in fs::read_dir(dir.path()).unwrap() {
         let path = entry.unwrap().path();

@@ -95,7 +95,7 @@ fn a_checkpoint_of_200_gb_is_answered_for_at_once() {
     let path = dir.path().join("model.safetensors");
     let header = serde_json::Value::Object(header).to_string();
     write_safetensors(&path, &header, 0);
-    // Holes: nothing of it may be read anyway.
+    // Sparse files: nothing of them may be read anyway.
     File::options().write(true).open(&path).unwrap().set_len(8 + header.len() as u64 + at).unwrap();
     let begun = Instant::now();
     let found = json(output(&["inspect", &text(dir.path()), "--json"]));
@@ -103,7 +103,7 @@ fn a_checkpoint_of_200_gb_is_answered_for_at_once() {
     assert!(found["file_bytes"].as_u64().unwrap() > 200_000_000_000);
     assert_eq!(found["bytes"]["per_expert"]["low"], 2 * 3 * hidden * inner);
     let per_token = found["bytes_per_token"]["weights"].as_u64().unwrap();
-    // Of each layer: queries and outputs, keys and values, norms, router, ten experts. Beside them the head, which is the embedding, a row of it, and the last norm.
+    // Per layer: queries and outputs, keys and values, norms, router, ten experts. Besides them the head, which is also the embedding, one row of it, and the last norm.
     let layer = (2 * 4096 + 2 * 256) * hidden + 2 * 128 + 2 * hidden + experts * hidden + 10 * 3 * hidden * inner;
     assert_eq!(per_token, 2 * (1000 * hidden + 2 * hidden + layers * layer));
     assert_ne!(found["memory"]["fits"], "full_context");

@@ -1,6 +1,5 @@
-//! Ways of reading weights, tried on the program that ships: all give the same bits, and whatever the system refuses or breaks on the way
-//! ends in another way of reading that is named, or in an error that names the file. Faults come from `faults.c`, which stands between
-//! the program and the system, or from the system itself.
+//! Ways of reading weights in the shipped program: all give the same bits. Whatever the system refuses or breaks leads to another way of reading, which is reported, or to
+//! an error that names the file. Faults come from `faults.c`, which is preloaded between the program and the system, or from the system itself.
 
 mod support;
 
@@ -27,7 +26,7 @@ fn with_fault(folder: &Path, load: &str, fault: &str, at: u64) -> Output {
     command.output().unwrap()
 }
 
-/// A model of some megabytes, on a disk: the demo, or zeros in the shape of a golden one where there is no demo.
+/// A model of some megabytes on a disk: the demo, or zeros in the shape of a golden model without a demo.
 fn model() -> Option<tempfile::TempDir> {
     let demo = demo()?;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -37,7 +36,7 @@ fn model() -> Option<tempfile::TempDir> {
     Some(dir)
 }
 
-/// Takes the weights out of the page cache, so that a map has to be read.
+/// Drops the weights from the page cache, so that a map has to read them.
 fn make_cold(folder: &Path) {
     let file = fs::File::open(folder.join("model.safetensors")).unwrap();
     file.sync_all().unwrap();
@@ -180,7 +179,7 @@ fn an_ordinary_user_with_little_lockable_memory_can_read_directly() {
     );
     command.args(["-c", &args]).env("HOME", "/nonexistent").env_remove("XDG_CACHE_HOME");
     if fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0) {
-        // Root may lock as much as it likes.
+        // Root may lock as much memory as it likes.
         fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let reaches = Command::new("test").args(["-r", &text(dir.path())]).uid(65534).gid(65534).status();
         if !reaches.is_ok_and(|s| s.success()) {
@@ -260,7 +259,7 @@ fn a_truncated_file_in_use_ends_the_answer_and_not_the_process() {
     use std::process::Stdio;
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
-    // Once it has answered, its file is cut.
+    // Once it has answered, its file is truncated.
     input.write_all(b"Hello\n").unwrap();
     let mut answer = [0];
     std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut answer).unwrap();
@@ -271,7 +270,7 @@ fn a_truncated_file_in_use_ends_the_answer_and_not_the_process() {
     let ended = child.wait_with_output().unwrap();
     let said = stderr(&ended);
     assert!(ended.status.success(), "{:?}: {said}", ended.status);
-    // Both questions after it, and on a slow machine the first answer too, which goes on meanwhile.
+    // Both later questions fail, and on a slow machine the first answer too, if it is still running.
     let times = said.matches("truncated while it was in use").count();
     assert!(times == 2 || times == 3, "{said}");
 }

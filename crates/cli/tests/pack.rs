@@ -1,4 +1,4 @@
-//! `sluice pack` writes the model that was asked for.
+//! `sluice pack` writes the requested model.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn modules_hold_what_direct_quantisation_gives() {
         let packed = Checkpoint::open(out.path()).unwrap();
         let mut quantised = 0;
         for (name, (shape, values)) in &original {
-            // 1. its name at MLX, and its rows there
+            // 1. Its name and its rows in MLX's layout
             let short = name.strip_prefix("model.").unwrap();
             let (expert, short) = match short.split_once(".experts.") {
                 Some((module, rest)) => {
@@ -40,7 +40,7 @@ fn modules_hold_what_direct_quantisation_gives() {
                 assert!(packed.tensor(&format!("{module}.scales")).is_none(), "{module}");
                 continue;
             }
-            // 2. the same bytes
+            // 2. The same bytes
             let (bits, group) = if is_router { (8, 64) } else { (bits, group) };
             let groups = values.len() / group as usize;
             let mut data = vec![0; values.len() / 8 * bits as usize];
@@ -65,7 +65,7 @@ fn modules_hold_what_direct_quantisation_gives() {
         }
         let rows_of_64 = if group == 128 { 2 * (1 + EXPERTS) } else { 0 };
         assert_eq!(quantised, 1 + 5 + 4 + 2 * (5 + 3 * EXPERTS) - rows_of_64);
-        // 3. norms are one more, in f32; the convolution's axis is last
+        // 3. Norms are one more, in f32; the convolution's axis is last
         let (_, norm) = &original["model.norm.weight"];
         let stored = packed.tensor("language_model.model.norm.weight").unwrap();
         let values = stored.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
@@ -122,7 +122,7 @@ fn widths_that_were_asked_for_are_recorded_and_read_back() {
     assert_eq!(of("layers.0.mlp.switch_mlp.up_proj"), json!({"group_size": 32, "bits": 2}));
     assert_eq!(of("layers.1.mlp.switch_mlp.down_proj"), json!({"group_size": 64, "bits": 3}));
     assert_eq!(of("layers.1.self_attn.q_proj"), json!(false));
-    // Those that are as the default has them need no entry.
+    // Modules with the default format need no entry.
     assert_eq!((of("layers.0.mlp.gate"), of("layers.0.linear_attn.out_proj")), (Value::Null, Value::Null));
     assert_eq!(of("layers.0.mlp.shared_expert_gate"), json!({"group_size": 64, "bits": 8}));
     // For mlx_lm.
@@ -144,7 +144,7 @@ fn what_is_packed_already_stays_as_it_is() {
     assert!(bytes(once.path()) == bytes(twice.path()));
     assert_eq!(config(once.path()), config(twice.path()));
 
-    // The float modules of an MLX checkpoint are quantised, and each is named, since the input's default is another.
+    // Float modules of an MLX checkpoint are quantised and each is named, since the input's default is different.
     let rest = tempfile::tempdir().unwrap();
     pack(once.path(), rest.path(), &["--bits", "8"]);
     let config = config(rest.path());
@@ -173,7 +173,7 @@ fn large_models_are_divided_and_indexed() {
     assert!(!names.contains(&"model.safetensors".to_owned()));
     assert_eq!(logits(one.path()), logits(many.path()));
 
-    // Over a divided model, nothing of it is left.
+    // Packed over a sharded model, nothing of it is left.
     pack(input.path(), many.path(), &["--force"]);
     assert_eq!(files(many.path()), files(one.path()));
 }

@@ -1,4 +1,4 @@
-//! `sluice pack --layout bundle`: the same model, each expert one aligned run.
+//! `sluice pack --layout bundle`: the same model, with each expert in one aligned run.
 
 mod support;
 
@@ -15,7 +15,7 @@ use sluice_store::Checkpoint;
 use support::packing::*;
 use support::*;
 
-/// Every tensor by name, experts by number, padding left out.
+/// Every tensor by name, experts by number, without padding.
 fn by_expert(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut all = BTreeMap::new();
     for t in Checkpoint::open(folder).unwrap().tensors() {
@@ -50,7 +50,7 @@ fn a_bundle_is_the_same_model_bit_for_bit() {
         let wanted =
             ["bundle.json", "config.json", "experts-00.safetensors", "experts-01.safetensors", "resident.safetensors"];
         assert_eq!(names, wanted);
-        // Back again: a bundle is an input like any other.
+        // And back: a bundle is a valid input.
         let back = tempfile::tempdir().unwrap();
         pack(bundle.path(), back.path(), &["--set", "*=none"]);
         assert!(by_expert(back.path()) == by_expert(mlx.path()), "{options:?}");
@@ -83,7 +83,7 @@ fn experts_lie_in_pages_where_the_manifest_says() {
             }
         }
     }
-    // One wrong bit is found.
+    // One wrong bit is detected.
     let path = out.path().join("experts-01.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let last = bytes.len() - 1;
@@ -170,13 +170,13 @@ fn packed_experts_can_have_fewer_bits_but_not_more() {
     let attention = "linear_attn.out_proj.weight";
     assert!(tensor(two.path(), attention).bytes[..] == tensor(four.path(), attention).bytes[..]);
     assert_eq!(logits(two.path()).as_array().unwrap().len(), 11);
-    // What stands in the file is what MLX would make of the 4-bit values.
+    // The file has what MLX would make of the 4-bit values.
     let source = tensor(four.path(), "mlp.switch_mlp.up_proj.weight");
     let part = |leaf: &str| tensor(four.path(), &format!("mlp.switch_mlp.up_proj.{leaf}"));
     let (scales, biases) = (part("scales"), part("biases"));
     let value =
         |t: &sluice_store::Tensor, i: usize| half::bf16::from_le_bytes([t.bytes[2 * i], t.bytes[2 * i + 1]]).to_f32();
-    let row = WIDTH + 5; // row 5 of expert 1
+    let row = WIDTH + 5; // Row 5 of expert 1.
     let plain: Vec<f32> = (0..HIDDEN)
         .map(|c| {
             let q = source.bytes[row * HIDDEN / 2 + c / 2] >> (4 * (c % 2)) & 15;
@@ -203,7 +203,7 @@ fn layers_can_be_packed_in_several_runs() {
     let first = pack(input.path(), parts.path(), &[&options[..], &["--layers", "1"]].concat());
     assert!(first.contains("1 of 3 files are still to be packed"), "{first}");
     assert!(!parts.path().join("config.json").exists());
-    // Another packing does not go on with this one's files.
+    // A different packing does not resume with this one's files.
     let other = support::output(&["pack", &text(input.path()), &text(parts.path()), "--layout", "bundle"]);
     assert_refused(&other, &["unfinished packing of another kind", "--force"]);
     pack(input.path(), parts.path(), &[&options[..], &["--layers", "0-0"]].concat());
@@ -222,7 +222,7 @@ fn no_packing_goes_on_with_an_input_whose_bytes_have_changed() {
     let (input, parts) = (tiny(false), tempfile::tempdir().unwrap());
     let options = ["--experts-bits", "2", "--layout", "bundle", "--layers"];
     pack(input.path(), parts.path(), &[&options[..], &["1"]].concat());
-    // One bit of the last tensor, and the time of modification set back.
+    // One bit of the last tensor, with the modification time restored.
     let name = Checkpoint::open(input.path()).unwrap().file_sizes()[0].0.clone();
     let file = fs::File::options().read(true).write(true).open(input.path().join(name)).unwrap();
     let before = file.metadata().unwrap();

@@ -1,4 +1,4 @@
-//! The folder that `sluice pack` writes to holds a model or none, whatever ends a packing and whoever else packs.
+//! The output folder of `sluice pack` has a complete model or none, however a packing ends and whoever else packs.
 
 mod support;
 
@@ -48,7 +48,7 @@ fn slow_to_pack() -> tempfile::TempDir {
     input
 }
 
-/// Waits until a pack has `file` under way, with those before it whole.
+/// Waits until a packing is writing `file`, with all files before it complete.
 fn until_it_writes(pack: &mut Child, folder: &Path, file: &str) {
     let begin = Instant::now();
     let temporary = |name: &String| name.starts_with(&format!(".{file}.")) && name.contains(".tmp-");
@@ -83,7 +83,7 @@ fn killed_it_goes_on_and_ends_with_the_same_bytes() {
         }
     }
     let last = support::output(&arguments);
-    // Ctrl-C may come when the file that it was meant for is whole.
+    // Ctrl-C may arrive after its file is complete.
     let goes_on = |n: usize| stderr(&last).contains(&format!("goes on: {n} of 3 files are whole"));
     assert!(goes_on(2) || goes_on(3), "{}", stderr(&last));
     success(last);
@@ -93,7 +93,7 @@ fn killed_it_goes_on_and_ends_with_the_same_bytes() {
     }
 }
 
-/// Whatever file it is that a killed pack was about to put in its place.
+/// Whichever file a killed packing was about to rename into place.
 #[test]
 fn a_pack_goes_on_and_cleans_up_after_one_that_was_killed() {
     let (input, whole) = (tiny(false), tempfile::tempdir().unwrap());
@@ -115,7 +115,7 @@ fn a_pack_goes_on_and_cleans_up_after_one_that_was_killed() {
         let left = files(out.path());
         assert!(left.iter().any(|name| name.starts_with(&format!(".{file}.tmp-"))), "{file}: {left:?}");
         assert!(!left.iter().any(|name| name == "config.json"), "{file}: {left:?}");
-        // Of somebody else: not a packing's to remove.
+        // Somebody else's file, which a packing must not remove.
         let other = out.path().join(".notes.txt.tmp-0123456789abcdef");
         fs::write(&other, "mine").unwrap();
         let refused = support::output(&["pack", &text(input.path()), &text(out.path()), "--set", "layer.*=4"]);
@@ -130,7 +130,7 @@ fn a_pack_goes_on_and_cleans_up_after_one_that_was_killed() {
     }
 }
 
-/// What stands in the place of a small file is read within limits, and not waited for.
+/// What replaces a small file is read within limits, and never waited for.
 #[test]
 fn pipes_and_devices_in_the_place_of_small_files_are_refused() {
     let input = tiny(false);
@@ -170,7 +170,7 @@ fn interrupted_it_leaves_nothing() {
         assert!(begin.elapsed() < Duration::from_secs(60), "nothing is written");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Already there, but not under a name that anybody reads.
+    // It exists, but under a name that nobody reads.
     assert!(files(&folder).iter().all(|name| name.starts_with('.')), "{:?}", files(&folder));
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     let ended = child.wait_with_output().unwrap();
@@ -179,7 +179,7 @@ fn interrupted_it_leaves_nothing() {
     assert!(!folder.exists());
 }
 
-/// The same bundle packed by two at once would be a mixture of both.
+/// Two packings of the same bundle at once would mix.
 #[test]
 fn a_second_pack_to_the_same_folder_is_refused_while_the_first_writes() {
     let (input, out) = (slow_to_pack(), tempfile::tempdir().unwrap());
@@ -189,7 +189,7 @@ fn a_second_pack_to_the_same_folder_is_refused_while_the_first_writes() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(options).collect();
     let mut first = sluice(&arguments).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     until_it_writes(&mut first, &folder, "experts-00.safetensors");
-    // Stopped, so that it holds the folder for as long as this takes.
+    // Stopped, so that it holds the folder during this test.
     signal("-STOP", first.id());
     let before = files(&folder);
     for more in [&[][..], &["--force"]] {
@@ -197,13 +197,13 @@ fn a_second_pack_to_the_same_folder_is_refused_while_the_first_writes() {
         assert_refused(&second, &[&text(&folder), "another pack is writing"]);
         assert_eq!(files(&folder), before, "{more:?}");
     }
-    // By another name of the same folder.
+    // Another name of the same folder.
     let link = out.path().join("link");
     std::os::unix::fs::symlink(&folder, &link).unwrap();
     let by_link = support::output(&[&["pack", &text(input.path()), &text(&link)][..], &options].concat());
     assert_refused(&by_link, &["another pack is writing"]);
 
-    // Killed, it holds nothing any more, and the next goes on.
+    // When it is killed, its lock is gone and the next packing continues.
     signal("-KILL", first.id());
     first.wait().unwrap();
     success(support::output(&arguments));
@@ -222,7 +222,7 @@ fn a_pack_that_is_refused_leaves_no_folder_behind() {
     assert_eq!(files(out.path()), [""; 0]);
 }
 
-/// What a pack says it needs is what it takes: room for headers as long as these headers are, not for those of the largest model.
+/// The space that a packing asks for is the space that it takes: room for headers of this length, not of the largest possible.
 #[test]
 fn what_a_pack_needs_is_what_it_writes() {
     let input = tiny(false);

@@ -1,4 +1,4 @@
-//! What packing does to weights, and what a calibration sees.
+//! What packing does to weights, and what a calibration measures.
 
 mod support;
 
@@ -13,7 +13,7 @@ use sluice_kernels::quantize::{Rounding, quantize};
 use support::packing::*;
 use support::*;
 
-/// What rounding to 4 bits in groups of 64 costs these values, as MLX does it: the root of the mean square, and of the values' own.
+/// The error of rounding these values to 4 bits in groups of 64, as MLX does: its root mean square, and that of the values.
 fn rounding_error(values: &[f32]) -> (f64, f64) {
     let groups = values.len() / 64;
     let (mut data, mut scales, mut biases) = (vec![0; values.len() / 2], vec![0; 2 * groups], vec![0; 2 * groups]);
@@ -53,7 +53,7 @@ fn quality_is_the_error_of_each_layer_and_projection() {
         let near = |found: &Value, wanted: f64| (found.as_f64().unwrap() / wanted - 1.0).abs() < 1e-4;
         assert!(near(&row["rmse"], rmse) && near(&row["of_rms"], rmse / rms), "{row}: {rmse} of {rms}");
     }
-    // The table has a line for each projection, and another model is refused.
+    // The table has a line for each projection; another model is refused.
     let table = success(support::output(&["inspect", &packed, "--quality", &original]));
     assert!(table.lines().next().unwrap().starts_with("RMSE of layers"), "{table}");
     assert_eq!(table.lines().filter(|l| l.contains("experts.up_proj")).count(), 1, "{table}");
@@ -65,7 +65,7 @@ fn quality_is_the_error_of_each_layer_and_projection() {
     assert!(!said.status.success() && stderr(&said).contains("no tensor"), "{}", stderr(&said));
 }
 
-/// Calibrated layer by layer in runs of their own, as in one run: what the packed layers before do to a layer is found again. With any number of threads.
+/// Calibrating layer by layer in separate runs equals one run: the effect of packed layers on later ones is reproduced, with any number of threads.
 #[test]
 fn a_calibration_goes_on_where_it_was() {
     let Some(demo) = demo() else { return };

@@ -1,4 +1,4 @@
-//! `sluice plan`: what it expects of a model's experts, with recorded routing and without.
+//! `sluice plan`: its estimates for a model's experts, with recorded routing and without.
 
 mod support;
 
@@ -6,16 +6,16 @@ use std::fs;
 
 use support::*;
 
-/// A plan of `model` where nothing is measured of a disk, as JSON.
+/// A plan of `model` as JSON, without measuring a disk.
 fn plan(model: &str, args: &[&str]) -> serde_json::Value {
     json(output(&[&["plan", model, "--disk-bandwidth", "1GB", "--context", "64", "--json"], args].concat()))
 }
 
-/// The memory with which `part` of the experts fit.
+/// The memory that fits the fraction `part` of the experts.
 fn memory(model: &str, part: f64) -> String {
     let all = plan(model, &["--memory", "100GB"]);
     let number = |key: &str| all[key].as_f64().unwrap();
-    // Half an expert more, so that rounding takes none away.
+    // Half an expert more, so that rounding does not lose one.
     let bytes = number("resident") + number("cache") + part * number("experts") + 0.5 * number("per_expert");
     (bytes as u64).to_string()
 }
@@ -32,7 +32,7 @@ fn a_recorded_text_is_served_as_eval_routing_says() {
     // About a byte for each of 8 experts in each of 8 layers.
     assert!((200 * 64..200 * 70).contains(&fs::metadata(path("trace")).unwrap().len()));
 
-    // 1. one tier: the misses of the same number of slots
+    // 1. One tier: the misses with the same number of slots
     let trace = ["--trace", trace_path.as_str()];
     let half = memory(&demo, 0.5);
     let found = plan(&demo, &[&trace[..], &["--memory", &half]].concat());
@@ -44,7 +44,7 @@ fn a_recorded_text_is_served_as_eval_routing_says() {
     let per_expert = found["per_expert"].as_f64().unwrap();
     assert_eq!(whole["bytes_from_disk_per_token"].as_f64().unwrap(), misses / 200.0 * per_expert);
 
-    // 2. once slots are full, and more of a token's experts are there: that is what is expected
+    // 2. Once slots are full, with more of a token's experts in memory: the expected value
     let settled = &found["simulated"]["settled"];
     let (disk, rate) = (settled["disk"].as_f64().unwrap(), found["expected_hit_rate"].as_f64().unwrap());
     assert!(disk < whole["disk"].as_f64().unwrap() && (1.0 - disk - rate).abs() < 1e-9, "{found}");
@@ -52,9 +52,9 @@ fn a_recorded_text_is_served_as_eval_routing_says() {
     let bytes = settled["bytes_from_disk_per_token"].as_f64().unwrap();
     assert!((expected["bytes_from_disk"].as_f64().unwrap() - bytes).abs() < 1.0, "{found}");
 
-    // 3. two tiers: what each serves, as eval routing has it for an eighth above three eighths
+    // 3. Two tiers: each serves what eval routing says for an eighth above three eighths
     let number = |key: &str| found[key].as_f64().unwrap();
-    // Beside what every token reads, and room for a layer's 64 experts to pass.
+    // Besides what every token reads, and space for a layer's 64 experts to pass through.
     let gpu = number("resident") + number("cache") + (64.0 + 64.5) * per_expert;
     let (gpu, below) = ((gpu as u64).to_string(), ((192.5 * per_expert) as u64).to_string());
     let found = plan(&demo, &[&trace[..], &["--memory", &below, "--gpu-memory", &gpu]].concat());
@@ -69,7 +69,7 @@ fn a_recorded_text_is_served_as_eval_routing_says() {
     let copied = found["gpu"]["copied_bytes_per_token"].as_f64().unwrap();
     assert!((copied - 64.0 * per_expert * (1.0 - served)).abs() < 1.0, "{found}");
 
-    // 4. for people
+    // 4. As text
     let args = ["plan", &demo, "--disk-bandwidth", "1GB", "--context", "64", "--memory", &half];
     let out = success(output(&[&args[..], &trace].concat()));
     assert!(out.contains("simulated: policy scan, second half of 200 recorded tokens"), "{out}");
@@ -90,7 +90,7 @@ fn memory_that_holds_all_experts_or_not_one_token_s_needs_no_trace() {
         (found["expected_hit_rate"].as_f64().unwrap(), found["simulated"].is_null())
     };
     assert_eq!(rate(1.0), (1.0, false));
-    // Seven slots, of eight that a token takes at once.
+    // Seven slots, when a token needs eight at once.
     assert_eq!(rate(7.0 / 512.0), (0.0, true));
 }
 

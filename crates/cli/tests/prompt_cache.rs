@@ -1,4 +1,4 @@
-//! The prompt cache on disk, used by the program that ships: each start goes on from what an earlier one has computed, however that one ended.
+//! The prompt cache on disk in the shipped program: each start continues from what an earlier one has computed, however that one ended.
 
 mod support;
 
@@ -26,7 +26,7 @@ fn serve(folder: &Path) -> Option<Server> {
     Server::start(&flags.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// The text, the prompt's tokens, and how many of them were there.
+/// The text, the number of prompt tokens, and how many of them were cached.
 fn ask(server: &Server) -> (String, u64, u64) {
     let answer = server.complete(json!({"prompt": STORY, "max_tokens": 12, "temperature": 0}));
     let usage = &answer["usage"];
@@ -49,16 +49,16 @@ fn a_server_goes_on_where_one_was_stopped_or_killed() {
     let (first, tokens, cached) = ask(&server);
     assert_eq!(cached, 0);
     end(server, "-TERM");
-    // 1. After a clean stop nothing of the prompt is computed but its last token.
+    // 1. After a clean stop, only the last token of the prompt is computed
     let server = serve(&folder).unwrap();
     assert_eq!(ask(&server), (first.clone(), tokens, tokens - 1));
-    // From disk, or read before anybody asked.
+    // From disk, or read ahead of the request.
     let there = |name: &str| server.metric(&format!("sluice:prompt_tokens_{name}_total"));
     assert_eq!((there("disk") + there("memory"), there("computed")), ((tokens - 1) as f64, 1.0));
     assert_eq!(ask(&server), (first.clone(), tokens, tokens - 1));
     assert!(there("memory") >= (tokens - 1) as f64);
     end(server, "-KILL");
-    // 2. Killed: what was written before is right, whatever else is lost.
+    // 2. After a kill, what was written before is correct, whatever else is lost
     let server = serve(&folder).unwrap();
     assert_eq!(ask(&server), (first.clone(), tokens, tokens - 1));
     end(server, "-KILL");
@@ -116,7 +116,7 @@ fn after_a_restart_an_idle_server_has_read_what_was_used_last() {
     assert_eq!(server.metric("sluice:prompt_tokens_disk_total"), 0.0);
 }
 
-/// What comes of `DELETE`.
+/// The answer to `DELETE`.
 fn delete(server: &Server, path: &str) -> u16 {
     support::server::agent().delete(server.url(path)).call().unwrap().status().as_u16()
 }
@@ -143,7 +143,7 @@ fn a_session_of_a_server_goes_on_after_it_was_killed() {
         let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
         (answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned(), cached)
     };
-    // 1. Once it is said to be saved, it is
+    // 1. Once it is reported as saved, it is
     let (status, saved) = server.post("/v1/sessions", &json!({"name": "fish", "messages": said}));
     assert_eq!(status, 200, "{saved}");
     let tokens = saved["tokens"].as_u64().unwrap();
@@ -153,13 +153,13 @@ fn a_session_of_a_server_goes_on_after_it_was_killed() {
     assert_eq!(names(&server), ["fish"]);
     let (status, loaded) = server.post("/v1/sessions/fish/load", &json!({}));
     assert_eq!((status, loaded["prompt"].as_array().unwrap().len()), (200, tokens as usize), "{loaded}");
-    // Who gives another salt knows nothing of it.
+    // Another salt does not see it.
     assert!(server.get("/v1/sessions?cache_salt=other").1.contains("\"data\":[]"));
     assert_eq!(server.post("/v1/sessions/fish/load?cache_salt=other", &json!({})).0, 404);
     assert_eq!(delete(&server, "/v1/sessions/fish?cache_salt=other"), 404);
     let (answer, cached) = goes_on(&server);
     assert!(cached + 16 >= tokens, "{cached} of {tokens}");
-    // 2. Its tokens are a prompt, too
+    // 2. Its tokens also work as a prompt
     let body = json!({"prompt": loaded["prompt"], "max_tokens": 1});
     assert!(server.complete(body)["usage"]["prompt_tokens"] == tokens);
     // 3. Without its name it is a prompt like all others
@@ -169,7 +169,7 @@ fn a_session_of_a_server_goes_on_after_it_was_killed() {
     let server = serve(&folder).unwrap();
     assert!(names(&server).is_empty());
     assert_eq!(goes_on(&server).0, answer);
-    // 4. What is wrong is said
+    // 4. Errors are reported
     for (body, part) in [
         (json!({"name": "a/b", "prompt": STORY}), "a session's name has"),
         (json!({"name": "", "prompt": STORY}), "a session's name has"),
@@ -203,7 +203,7 @@ fn a_session_of_chat_goes_on_where_it_ended() {
     let (first, _) = chat(&cached, &format!("{STORY}\n"));
     assert!(!first.is_empty());
     std::fs::copy(&file, &copy).unwrap();
-    // The next start knows what was said, and computes little of it.
+    // The next start continues the conversation and computes little of it.
     let (second, figures) = chat(&cached, "What did the fish say to the fisherman?\n");
     let prompt = figures.lines().find(|l| l.starts_with("prompt  ")).unwrap();
     let computed: u64 = prompt.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -212,7 +212,7 @@ fn a_session_of_chat_goes_on_where_it_ended() {
     assert_eq!(chat(&[], &load).0, second);
     let said: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     assert_eq!(said.as_array().unwrap().len(), 4, "{said}");
-    // A file of something else is not written to.
+    // A file of something else is not overwritten.
     std::fs::write(&file, "notes").unwrap();
     support::assert_refused(&output(&["chat", &model, "--session", &name]), &["--session", "session.json"]);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "notes");
@@ -260,10 +260,10 @@ fn nothing_is_written_unless_it_is_asked_for() {
     assert!(!run(&[], &[]));
     assert!(!run(&[("SLUICE_PROMPT_CACHE", "no")], &[]));
     assert!(run(&[("SLUICE_PROMPT_CACHE", "1")], &["--prompt-cache-bytes", "100M"]));
-    // Where `sluice cache` looks if nobody says.
+    // The default folder of `sluice cache`.
     let found = sluice(&["cache", "stat", "--json"]).env("HOME", home.path()).output().unwrap();
     assert_eq!(json(found)["folder"], text(&prompts));
-    // A quota that holds nothing is refused.
+    // A quota too small for anything is refused.
     let refused = sluice(&["run", &model, "Hello", "--prompt-cache", "--prompt-cache-bytes", "1M"])
         .env("HOME", home.path())
         .output()

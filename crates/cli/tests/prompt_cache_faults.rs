@@ -1,5 +1,5 @@
-//! Disks that fill up, fail, or go away under the prompt cache of a server that runs: answers are those of a server without one, one line says what happened,
-//! and a figure shows it.
+//! Disks that fill up, fail or go away under the prompt cache of a running server: answers are the same as without a cache, one line reports the problem, and a metric shows
+//! it.
 
 mod support;
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use support::server::Server;
 use support::{demo, shim, sluice, text};
 
-/// Prompts that have nothing in common: with what they leave, more than three megabytes.
+/// Prompts with nothing in common: together they leave more than three megabytes.
 fn prompts() -> Vec<String> {
     let animals = ["fox", "crow", "wolf", "mouse", "lion", "bear", "frog", "hen", "goat", "owl", "cat", "dog"];
     let about = |animal: &str| {
@@ -44,7 +44,7 @@ fn plain() -> Option<Vec<String>> {
     Server::start(&["--no-prefix-cache"]).map(|server| answers(&server))
 }
 
-/// What was said of the prompt cache: one line.
+/// Messages about the prompt cache: one line.
 fn warning(server: &Server) -> String {
     server.wait_until("a warning", |s| s.lines.lock().unwrap().iter().any(|l| l.contains("prompt cache")));
     let lines = server.lines.lock().unwrap().clone();
@@ -53,7 +53,7 @@ fn warning(server: &Server) -> String {
     of_it.into_iter().next().unwrap()
 }
 
-/// Runs what ends in a program's arguments with a disk of three megabytes at `folder`; `None`, said aloud, where this user may mount none.
+/// Runs a program whose arguments end in `end` with a disk of three megabytes at `folder`. `None`, with a note, if this user may not mount one.
 fn on_a_small_disk(folder: &Path) -> Option<Command> {
     let script = format!("mount -t tmpfs -o size=3m none '{}' && exec \"$@\"", text(folder));
     let command = |program: &str| {
@@ -101,13 +101,13 @@ fn a_disk_that_cannot_be_read_costs_what_lay_there() {
         command.env("FAULT_FILE", &broken);
         Server::of(command)
     };
-    // 1. With the reads as they are, what was stored is found
+    // 1. With working reads, what was stored is found
     let server = begin();
     assert_eq!(answers(&server), plain);
     assert!(server.metric("sluice:prompt_cache_read_bytes") > 0.0);
     assert!(server.lines.lock().unwrap().is_empty());
     drop(server);
-    // 2. When they fail it is computed
+    // 2. With failing reads, it is computed
     fs::write(&broken, "").unwrap();
     let server = begin();
     assert_eq!(answers(&server), plain);

@@ -28,7 +28,7 @@ fn the_prompt_comes_by_word_by_flag_or_by_pipe_and_the_answer_is_the_same() {
     let mut command = named(&[]);
     command.env("SLUICE_DEMO", &demo);
     assert_eq!(success(piped(command, "What is 3 + 4?\n")), expected);
-    // Prompt and pipe together: a blank line in between.
+    // Prompt and pipe together, with a blank line in between.
     assert_eq!(pipe(&[&demo, "Tell me:"], "why?\n"), success(run(&[&demo, "Tell me:\n\nwhy?"])));
 }
 
@@ -74,7 +74,7 @@ fn where_memory_and_threads_are_put_is_said_and_changes_no_answer() {
     for how in ["spread", "isolate", "replicate", "distribute", "bind", "mirror"] {
         let with = run(&[&demo, "Hi", "--numa", how]);
         assert_eq!(success(with.clone()), success(plain.clone()), "{how}");
-        // On one node there is nothing to do, and the kernel may refuse.
+        // With one node there is nothing to do, and the kernel may refuse.
         let said = stderr(&with);
         assert!(said.contains("numa: one node") || said.contains("numa: memory"), "{how}: {said}");
     }
@@ -174,7 +174,7 @@ fn ctrl_c_leaves_at_once_with_130() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
-/// An answer with no end but the context's, slowly.
+/// A slow answer that ends only with the context.
 fn endless(args: &[&str]) -> std::process::Command {
     let demo = demo().unwrap();
     let question = ["run", &demo, "Once upon a time", "--raw", "--temp", "0", "--ignore-eos"];
@@ -210,7 +210,7 @@ fn ctrl_c_with_json_prints_the_object_of_what_there_is() {
     if demo().is_none() {
         return;
     }
-    // As long as it is too early, the model is still being loaded, and nothing is there.
+    // If it is too early, the model is still loading and there is nothing yet.
     let mut wait = std::time::Duration::from_millis(50);
     let found: serde_json::Value = loop {
         let child = endless(&["--json"]).spawn().unwrap();
@@ -247,7 +247,7 @@ fn flags_of_other_programs_do_the_same_here() {
     let seed = |json: serde_json::Value| json["stats"]["seed"].as_u64().unwrap();
     let fresh = || seed(ask(&[&demo, "Hi", "-n", "1", "--seed", "-1"]));
     assert_ne!(fresh(), fresh());
-    // Past the model's own end, where there is one.
+    // Beyond the model's own end, if it has one.
     let stops = ask(&[&demo, "What is 3 + 4?", "--temp", "0", "-n", "60"]);
     let goes_on = ask(&[&demo, "What is 3 + 4?", "--temp", "0", "-n", "60", "--ignore-eos"]);
     assert_eq!((&stops["finish_reason"], &goes_on["finish_reason"]), (&"stop".into(), &"length".into()));

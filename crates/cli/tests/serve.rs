@@ -1,4 +1,4 @@
-//! `sluice serve`, asked over real connections by a client as people have it.
+//! `sluice serve` over real connections, with an ordinary client.
 
 mod support;
 
@@ -29,7 +29,7 @@ fn an_answer_is_the_one_that_run_gives() {
     assert_eq!(text_of(&answer).trim_end(), alone.trim_end());
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     assert_eq!(answer["usage"]["completion_tokens"], 24);
-    // Streamed it is the same, and usage comes last where it was asked for.
+    // Streamed, it is the same, with usage at the end if requested.
     let mut body = greedy(prompt, 24);
     body["stream"] = true.into();
     body["stream_options"] = json!({"include_usage": true});
@@ -38,7 +38,7 @@ fn an_answer_is_the_one_that_run_gives() {
     assert_eq!((usage["choices"].as_array().unwrap().len(), &usage["usage"]["completion_tokens"]), (0, &json!(24)));
     let text: String = events.iter().map(text_of).collect();
     assert_eq!(text, text_of(&answer));
-    // What was computed once is there: all but the last token.
+    // What was computed once is cached: all but the last token.
     let prompt_tokens = usage["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(usage["usage"]["prompt_tokens_details"]["cached_tokens"], prompt_tokens - 1);
 }
@@ -84,7 +84,7 @@ fn a_conversation_goes_on_where_it_was() {
     // 1. The same again
     let (again, _, cached) = ask(&messages);
     assert_eq!((&again, cached), (&first, tokens - 1));
-    // 2. Another question behind the same system prompt, which parts say
+    // 2. Another question after the same system prompt, in parts
     messages[1]["content"] = json!([{"type": "text", "text": "What is"}, {"type": "text", "text": " a crow?"}]);
     let (_, other, cached) = ask(&messages);
     assert!(cached > 4 && cached < other, "{cached} of {other}");
@@ -126,7 +126,7 @@ fn logprobs_are_those_of_the_tokens() {
     assert_eq!(tokens, text_of(&answer));
     for (i, token) in found["tokens"].as_array().unwrap().iter().enumerate() {
         let top = found["top_logprobs"][i].as_object().unwrap();
-        // The greedy choice is the likeliest.
+        // The greedy choice is the most likely token.
         assert_eq!((top.len(), &top[token.as_str().unwrap()]), (2, &found["token_logprobs"][i]));
         assert!(top.values().all(|p| p.as_f64().unwrap() <= found["token_logprobs"][i].as_f64().unwrap()));
     }
@@ -158,13 +158,13 @@ fn what_cannot_be_done_is_refused_by_name() {
     refused("/v1/nothing", json!({}), 404, "", "/v1/nothing");
     let (status, text) = server.get("/health");
     assert_eq!((status, text.as_str()), (200, r#"{"status":"ok"}"#));
-    // What is no JSON is said so.
+    // Invalid JSON is reported as such.
     let mut response = agent().post(server.url(completions)).send("{").unwrap();
     assert_eq!(response.status().as_u16(), 400);
     assert!(response.body_mut().read_to_string().unwrap().contains("invalid_request_error"));
 }
 
-/// Begins a streamed answer of many tokens, and reads its first event.
+/// Starts a streamed answer of many tokens, and reads its first event.
 fn begin_long(server: &Server) -> BufReader<TcpStream> {
     let address = server.address.strip_prefix("http://").unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
@@ -193,7 +193,7 @@ fn a_queue_that_is_full_says_when_to_come_again() {
     assert_eq!(response.status().as_u16(), 429);
     assert!(response.headers()["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
     assert!(response.body_mut().read_to_string().unwrap().contains("waiting"));
-    // Who goes away makes room.
+    // A client that goes away makes room.
     drop(running);
     assert_eq!(waiting.join().unwrap(), 200);
     server.wait_until("nothing runs", |s| s.metric("vllm:num_requests_running") == 0.0);
@@ -206,7 +206,7 @@ fn a_server_that_is_told_to_stop_finishes_what_it_began() {
     let mut running = begin_long(&server);
     let pid = server.child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-    // Nobody new comes in.
+    // No new connections are accepted.
     server.wait_until("it takes no more", |s| {
         agent().post(s.url("/v1/completions")).send_json(greedy("A", 1)).map_or(true, |r| r.status().as_u16() == 503)
     });
@@ -222,7 +222,7 @@ fn it_listens_on_a_unix_socket_too() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sluice.sock");
     let flags = ["serve", &demo, "--unix-socket", path.to_str().unwrap(), "--model-name", "mine"];
-    // One that is left over is replaced.
+    // A socket file that is left over is replaced.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let server = Server::of(sluice(&flags));
     assert!(server.address.ends_with("sluice.sock"));
@@ -231,7 +231,7 @@ fn it_listens_on_a_unix_socket_too() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("\"id\":\"mine\""), "{answer}");
-    // A second server does not take it away.
+    // A second server does not take it over.
     let second = sluice(&flags).output().unwrap();
     support::assert_refused(&second, &["sluice.sock"]);
 }

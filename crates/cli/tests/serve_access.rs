@@ -1,4 +1,4 @@
-//! Who may ask `sluice serve`: by key, by the name it is asked by, by the page that asks; and what it writes down of them.
+//! Who may use `sluice serve`, by key, host and origin, and what it logs about requests.
 
 mod support;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use support::server::{Server, agent};
 use support::{assert_refused, demo, sluice};
 
-/// Status line, headers and body of a request as it is written.
+/// Status line, headers and body of the answer to a request given as text.
 fn ask(server: &Server, request: &str) -> String {
     let mut stream = TcpStream::connect(server.address.strip_prefix("http://").unwrap()).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
@@ -53,10 +53,10 @@ fn a_server_with_keys_answers_those_who_have_one() {
         let error: Value = serde_json::from_str(&body).unwrap();
         assert_eq!((status, &error["error"]["code"]), (401, &json!("invalid_api_key")), "{body}");
     }
-    // In Anthropic's words where its clients ask; nothing is computed.
+    // In Anthropic's format for its clients; nothing is computed.
     let (status, error) = server.post("/v1/messages", &json!({"messages": []}));
     assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
-    // The page is there for everybody, who then gives it a key; so is whether the server lives.
+    // The page is open to all, who then enter a key; so is the health check.
     for path in ["/", "/page/main.js"] {
         assert_eq!(ask(path, "x", "y").0, 200);
     }
@@ -84,7 +84,7 @@ fn where_others_can_ask_a_key_is_needed() {
         &with(&["--insecure", "--cors-origin", "example.org"]).output().unwrap(),
         &["--cors-origin", "example.org"],
     );
-    // With a key, or where one says so, it listens; by whatever name it is asked.
+    // With a key, or with --insecure, it listens, and any host is accepted.
     for flags in [&["--api-key", "sk-1"][..], &["--insecure"]] {
         let mut server = Server::of(with(flags));
         server.address = server.address.replace("0.0.0.0", "127.0.0.1");
@@ -127,7 +127,7 @@ fn pages_that_are_named_may_ask_from_a_browser() {
     for part in ["access-control-allow-origin: https://chat.example", "authorization"] {
         assert!(answer.contains(part), "{part} is not in {answer}");
     }
-    // Answers and errors can be read by it, and by no other.
+    // That origin can read answers and errors, and no other can.
     let answer =
         get(&server, "/v1/models", "Host: localhost\r\nOrigin: https://chat.example\r\nAuthorization: Bearer sk-1\r\n");
     assert!(
@@ -149,17 +149,17 @@ fn a_request_that_takes_too_long_is_given_up() {
     let Some(server) = Server::start(&["--request-timeout", "1", "--parallel", "1"]) else { return };
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000, "stream": true});
     let long = json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "n": 16, "stream": true});
-    // 1. One that computes
+    // 1. A request that computes
     let begun = Instant::now();
     let (status, _, text) = server.post_with("/v1/completions", &[], &long);
     let took = begun.elapsed().as_secs_f64();
     if !text.contains("timeout_error") {
-        // A machine that is done within a second has nothing to give up.
+        // A machine that finishes within a second has nothing to time out.
         eprintln!("SKIPPED: it took {took} s");
         return;
     }
     assert_eq!((status, text.ends_with("data: [DONE]\n\n")), (200, true));
-    // 2. Who asks next is answered.
+    // 2. The next client is answered.
     server.wait_until("nothing runs", |s| s.metric("vllm:num_requests_running") == 0.0);
     assert_eq!(server.post_with("/v1/messages", &[], &body).0, 200);
 }
@@ -182,7 +182,7 @@ fn what_is_logged_of_a_request_says_nothing_of_what_was_said() {
     assert!(!all.contains("SECRET") && !all.contains("/health"), "{all}");
     assert_eq!(seen.iter().filter(|l| l.contains("cch=")).count(), 1, "it is said once: {all}");
     let line = seen.iter().find(|l| l.starts_with("sluice: second ")).unwrap();
-    for part in ["POST /v1/messages 200", "tokens of prompt", "3 generated", "no effect: speed"] {
+    for part in ["POST /v1/messages 200", "prompt tokens", "3 generated", "ignored: speed"] {
         assert!(line.contains(part), "{part} is not in {line}");
     }
 }

@@ -1,5 +1,5 @@
-//! Sessions of agents as they were recorded from the real ones (`scripts/agents/run --fixtures`): each of their requests is understood, calls come in the form that
-//! they read, and what they send back begins with what was computed.
+//! Recorded sessions of real agents (`scripts/agents/run --fixtures`): each request is understood, calls have the form that the agents read, and what they send back starts
+//! with what is cached.
 
 mod support;
 
@@ -13,13 +13,13 @@ use support::server::Server;
 struct Session {
     path: String,
     headers: Vec<(String, String)>,
-    /// In their order, one for each step of the script and the last.
+    /// In order: one for each step of the script, and the last.
     requests: Vec<Value>,
-    /// Those beside the session: for a title, say.
+    /// Requests besides the session, such as for a title.
     asides: Vec<Value>,
-    /// What each step calls, and with which arguments.
+    /// The call of each step, with its arguments.
     steps: Vec<(String, Value)>,
-    /// Fields of each request that have no effect here.
+    /// Ignored fields of each request.
     ignored: Vec<Vec<String>>,
 }
 
@@ -47,7 +47,7 @@ impl Session {
         (text, ignored.split(", ").filter(|name| !name.is_empty()).map(str::to_owned).collect())
     }
 
-    /// A request that leaves the model no choice but this step's call: as the dialect says it.
+    /// A request that forces the model to make this step's call, in the dialect's words.
     fn narrowed(&self, step: usize) -> Value {
         let (mut body, (name, arguments)) = (self.requests[step].clone(), &self.steps[step]);
         let values: serde_json::Map<String, Value> = arguments
@@ -82,7 +82,7 @@ impl Session {
         body
     }
 
-    /// Tokens of a request as the agent sent it, and how many of them were there.
+    /// Tokens of a request as the agent sent it, and how many of them were cached.
     fn counted(&self, server: &Server, body: &Value) -> (u64, u64) {
         let mut body = body.clone();
         let fields = body.as_object_mut().unwrap();
@@ -106,7 +106,7 @@ impl Session {
         }
     }
 
-    /// Every step gives its call, whatever has no effect is named, and each request finds all of the one before.
+    /// Every step makes its call, ignored fields are listed, and each request finds all of the one before.
     fn holds(&self, read: impl Fn(&str) -> (String, Value)) {
         let Some(server) = Server::start(&["--max-context", "16384"]) else { return };
         for (step, expected) in self.steps.iter().enumerate() {
@@ -129,7 +129,7 @@ impl Session {
     }
 }
 
-/// The data of a stream's events; each is named by its type where it has a name.
+/// Data of a stream's events; an event with a name is named by its type.
 fn events(text: &str) -> Vec<Value> {
     let mut all = Vec::new();
     for event in text.split("\n\n").filter(|event| !event.is_empty() && *event != "data: [DONE]") {
@@ -143,7 +143,7 @@ fn events(text: &str) -> Vec<Value> {
     all
 }
 
-/// Their types, those that are repeated once.
+/// The events' types, without repetitions.
 fn outline(events: &[Value]) -> Vec<&str> {
     let mut kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     kinds.dedup();

@@ -1,4 +1,4 @@
-//! Clients that do not behave: who read nothing, send slowly or never, come in crowds, send more than there is room for. None of them holds up others, or the end.
+//! Badly behaved clients: they read nothing, send slowly or never, come in crowds, send too much. None of them delays others, or the server's end.
 
 mod support;
 
@@ -17,7 +17,7 @@ use support::server::Server;
 use support::{demo, sluice};
 use tempfile::TempDir;
 
-/// What fails a test that would else wait for ever.
+/// A limit that fails a test which would otherwise wait forever.
 const FOR_EVER: Duration = Duration::from_secs(90);
 
 fn head(line: &str, length: usize) -> String {
@@ -55,7 +55,7 @@ impl OnSocket {
         answer
     }
 
-    /// Asks for an answer of so many tokens, two kilobytes each, and reads nothing of it.
+    /// Requests an answer of this many tokens, two kilobytes each, and reads nothing of it.
     fn stuck(&self, model: &str, tokens: usize) -> UnixStream {
         let body = json!({
             "model": model, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": tokens,
@@ -78,7 +78,7 @@ impl OnSocket {
         }
     }
 
-    /// Whether it ends well once it is told to stop.
+    /// Whether it ends well when it is told to stop.
     fn stops(mut self) -> bool {
         let pid = self.server.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -98,11 +98,11 @@ fn an_answer_that_nobody_reads_is_given_up() {
     let Some(demo) = demo() else { return };
     let server = OnSocket::start(&[&demo, "--write-timeout", "1"]);
     let mut stuck = server.stuck("any", 3900);
-    // Not when all of it was computed: when too much of it waits.
+    // When too much of it waits, not when all of it is computed.
     server.wait_for("vllm:request_success_total{finished_reason=\"abort\"}", 1.0);
     assert_eq!(server.metric("vllm:request_success_total{finished_reason=\"length\"}"), None);
     server.wait_for("vllm:num_requests_running", 0.0);
-    // Nor is the connection kept.
+    // The connection is closed as well.
     server.wait_for("sluice:connections", 1.0);
     let mut read = Vec::new();
     stuck.read_to_end(&mut read).unwrap();
@@ -145,7 +145,7 @@ fn two_models() -> Option<TempDir> {
 fn clients_who_read_nothing_hold_up_neither_another_model_nor_the_end() {
     let Some(models) = two_models() else { return };
     let server = OnSocket::start(&["--models", models.path().to_str().unwrap()]);
-    // More than any buffer takes, and less.
+    // More than any buffer holds, and less.
     let _stuck = [server.stuck("first", 3900), server.stuck("first", 150)];
     server.wait_for("vllm:num_requests_running", 0.0);
     let body = json!({"model": "second", "prompt": "One day", "max_tokens": 3, "temperature": 0});
@@ -186,7 +186,7 @@ fn connect(address: &str, text: &str) -> TcpStream {
     stream
 }
 
-/// All that comes until the other end closes the connection.
+/// Everything until the other end closes the connection.
 fn rest(mut stream: TcpStream) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -201,7 +201,7 @@ fn who_says_nothing_or_never_ends_its_headers_is_not_waited_for() {
     let idle = connect(&address, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
     assert_eq!((rest(silent), rest(half)), (String::new(), String::new()));
     assert!(rest(idle).starts_with("HTTP/1.1 200"));
-    // Headers without an end are too much of them, however fast they come.
+    // Endless headers are refused, however fast they arrive.
     let mut endless = connect(&address, "GET / HTTP/1.1\r\nhost: localhost\r\n");
     let line = format!("x: {}\r\n", "y".repeat(1000));
     let sent = (0..1000).take_while(|_| endless.write_all(line.as_bytes()).is_ok()).count();
@@ -228,10 +228,10 @@ fn connections_beyond_the_limit_are_told_so() {
 #[test]
 fn bodies_have_the_room_that_there_is_before_they_are_read() {
     let Some((server, address)) = on_tcp(&["--body-memory", "100k"]) else { return };
-    // 1. One that could never be held is refused before it comes
+    // 1. A body that can never fit is refused before it arrives
     let answer = rest(connect(&address, &head("POST /v1/completions", 100_001)));
     assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("more than 100000 bytes"), "{answer}");
-    // 2. One that is on its way takes all room
+    // 2. A body on its way takes all the memory
     let slow = connect(&address, &(head("POST /v1/completions", 100_000) + "{"));
     let small = json!({"prompt": "a", "max_tokens": 1}).to_string();
     let ask = || rest(connect(&address, &(head("POST /v1/completions", small.len()) + &small)));
@@ -242,10 +242,10 @@ fn bodies_have_the_room_that_there_is_before_they_are_read() {
         assert!(answer.starts_with("HTTP/1.1 200") && begun.elapsed() < FOR_EVER, "{answer}");
         answer = ask();
     }
-    assert!(answer.contains("retry-after: 1\r\n") && answer.contains("take all room"), "{answer}");
-    // What has no body needs none.
+    assert!(answer.contains("retry-after: 1\r\n") && answer.contains("take all the memory"), "{answer}");
+    // A request without a body needs no memory.
     assert_eq!(server.get("/v1/models").0, 200);
-    // 3. It gives the room back when its client is gone; and a body of unknown length takes no more than it has
+    // 3. The memory is freed when the client is gone; and a body of unknown length takes no more than it has
     drop(slow);
     assert!(ask().starts_with("HTTP/1.1 200"));
     let chunked =

@@ -1,5 +1,5 @@
-//! A thousand requests over 64 connections at once, many of which go away, ask for too much or are no requests at all: each answer that comes is the one that the
-//! request has alone, nobody waits for ever, and afterwards nothing is held.
+//! A thousand requests over 64 connections, many of which go away, ask for too much or are invalid. Each answer is the one that the request has alone, nobody waits forever,
+//! and nothing is held afterwards.
 
 mod support;
 
@@ -21,10 +21,10 @@ const CONNECTIONS: usize = 64;
 const CONTEXT: usize = 400;
 const BUDGET: u64 = 90_000_000;
 
-/// What was answered to each request, which is the same whenever it comes.
+/// The answers that each request has had, which must all be the same.
 type Answers = Mutex<HashMap<String, String>>;
 
-/// A few hundred requests, of which many begin alike.
+/// A few hundred requests, many of which begin alike.
 fn request(random: &mut Rng) -> Value {
     let beginnings = [
         "Once upon a time there was a fox who",
@@ -53,12 +53,12 @@ fn request(random: &mut Rng) -> Value {
     body
 }
 
-/// All texts of a request, as one.
+/// All texts of a request, joined.
 fn ask(server: &Server, body: &Value) -> String {
     loop {
         let (status, answer) = server.post("/v1/completions", body);
         match status {
-            // As it is told to.
+            // As told to.
             429 => thread::sleep(Duration::from_millis(20)),
             200 => {
                 let choices = answer["choices"].as_array().unwrap();
@@ -69,7 +69,7 @@ fn ask(server: &Server, body: &Value) -> String {
     }
 }
 
-/// Begins a request over a connection of its own, reads so many lines of the answer, and goes away.
+/// Starts a request over a connection of its own, reads this many lines of the answer, and goes away.
 fn go_away(server: &Server, body: &Value, lines: usize) {
     let host = server.address.strip_prefix("http://").unwrap();
     let mut stream = TcpStream::connect(host).unwrap();
@@ -78,7 +78,7 @@ fn go_away(server: &Server, body: &Value, lines: usize) {
     let body = body.to_string();
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
-    // A server that has nothing to say yet is not waited for.
+    // Does not wait for a server that has nothing to send yet.
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     BufReader::new(stream).lines().take(lines).for_each(drop);
 }
@@ -127,17 +127,17 @@ fn a_thousand_requests_leave_nothing_behind() {
         }
     });
     assert!(whole.into_inner() > REQUESTS / 3 && gone.into_inner() > REQUESTS / 6);
-    // 1. All is given back, that of clients who went away too
+    // 1. All is freed, including what clients had that went away
     let nobody = |s: &Server| {
         ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "sluice:states_in_use"]
             .iter()
             .all(|name| s.metric(name) == 0.0)
     };
     server.wait_until("nothing is held", nobody);
-    // 2. Nor did it ever take more than it may
+    // 2. It never took more than it may
     let peak = memory_of(server.child.id(), "VmHWM");
     assert!(peak <= BUDGET, "{peak} held, {BUDGET} allowed");
-    // 3. One alone has the answer that it had among the others
+    // 3. A request alone has the same answer as among the others
     for (body, answer) in answers.into_inner().unwrap().iter().take(40) {
         assert_eq!(ask(&server, &serde_json::from_str(body).unwrap()), *answer, "{body}");
     }

@@ -1,4 +1,4 @@
-//! Vectors of texts over HTTP: in OpenAI's words and in Ollama's.
+//! Embeddings over HTTP, in OpenAI's and Ollama's dialects.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn embeddings(server: &Server, body: Value) -> Value {
     answer
 }
 
-/// Of an answer's input number `at`.
+/// The vector of input number `at`.
 fn vector(answer: &Value, at: usize) -> Vec<f32> {
     assert_eq!(answer["data"][at]["index"], at);
     answer["data"][at]["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
@@ -28,7 +28,7 @@ fn length(vector: &[f32]) -> f64 {
     vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
 }
 
-/// The value of Base64's digits.
+/// Decodes Base64.
 fn decoded(text: &str) -> Vec<f32> {
     let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bits = text.trim_end_matches('=').bytes().map(|c| digits.iter().position(|d| *d == c).unwrap() as u32);
@@ -51,7 +51,7 @@ fn vectors_are_the_same_in_every_way_of_asking() {
     assert!((length(&wanted) - 1.0).abs() < 1e-5);
     let (_, tokens) = server.post("/tokenize", &json!({"prompt": TEXT}));
     assert_eq!(alone["usage"], json!({"prompt_tokens": tokens["count"], "total_tokens": tokens["count"]}));
-    // In a batch, larger than what is computed at once; by its tokens; in Base64
+    // In a batch, larger than what is computed at once; as tokens; in Base64
     let others: Vec<String> = (0..11).map(|i| format!("{} {i}", "Once upon a time. ".repeat(i))).collect();
     let batch: Vec<&str> = others.iter().map(String::as_str).chain([TEXT]).collect();
     let answer = embeddings(&server, json!({"input": batch}));
@@ -64,13 +64,13 @@ fn vectors_are_the_same_in_every_way_of_asking() {
     assert_eq!(vector(&embeddings(&server, json!({"input": [tokens, [5]]})), 0), wanted);
     let answer = embeddings(&server, json!({"input": TEXT, "encoding_format": "base64", "user": "me"}));
     assert_eq!(decoded(answer["data"][0]["embedding"].as_str().unwrap()), wanted);
-    // The first of its elements, scaled again
+    // The first elements, scaled again
     let short = vector(&embeddings(&server, json!({"input": TEXT, "dimensions": 8})), 0);
     assert_eq!(short.len(), 8);
     assert!((length(&short) - 1.0).abs() < 1e-5);
     let scale = f64::from(wanted[0]) / f64::from(short[0]);
     assert!(short.iter().zip(&wanted).all(|(a, b)| (f64::from(*a) * scale - f64::from(*b)).abs() < 1e-6));
-    // In Ollama's words
+    // In Ollama's dialect
     let (status, answer) = server.post("/api/embed", &json!({"model": "any:latest", "input": [TEXT, others[3]]}));
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["embeddings"], json!([wanted, first]));
@@ -99,7 +99,7 @@ fn what_cannot_be_made_a_vector_of_is_refused() {
         assert_eq!((status, &answer["error"]["code"]), (400, &code), "{answer}");
         assert!(message.contains(part), "{message}");
     }
-    // All of the context may be used, and Ollama's clients have what is longer cut off.
+    // The whole context may be used; for Ollama's clients, longer inputs are truncated.
     let ids = vec![7; 128];
     assert_eq!(server.post("/v1/embeddings", &json!({"input": ids})).0, 200);
     assert_eq!(server.post("/api/embed", &json!({"input": long})).1["prompt_eval_count"], 128);
@@ -133,7 +133,7 @@ fn the_models_folder_says_which_states_are_taken() {
     assert!((length(&scaled) - 1.0).abs() < 1e-5 && (length(&plain) - 1.0).abs() > 1e-3);
     let by = length(&plain);
     assert!(scaled.iter().zip(&plain).all(|(a, b)| (f64::from(*a) * by - f64::from(*b)).abs() < 1e-4 * by));
-    // A model whose vectors cannot be made still answers; who asks for one is told why.
+    // A model without supported embeddings still answers; a request for one gets the reason.
     let (status, answer) = vectors(Some(r#"{"pooling_mode_cls_token": true}"#), None).unwrap();
     let message = answer["error"]["message"].as_str().unwrap();
     assert!(status == 400 && message.contains("1_Pooling/config.json") && message.contains("cls_token"), "{message}");

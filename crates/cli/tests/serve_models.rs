@@ -1,4 +1,4 @@
-//! Several models behind one server, of which one is in memory.
+//! Several models behind one server, with one in memory at a time.
 
 mod support;
 
@@ -12,8 +12,8 @@ use support::server::Server;
 use support::{assert_refused, demo, root, sluice, stderr};
 use tempfile::TempDir;
 
-/// A folder of models: `long` and `short`, which has another context and another vision of what is a small number, so that it says other things;
-/// `broken`, without weights; and what is no model.
+/// A folder of models: `long`; `short`, which has another context and another epsilon, so that it answers differently; `broken`, without weights; and something that is not
+/// a model.
 fn models() -> Option<TempDir> {
     let demo = demo()?;
     let folder = tempfile::tempdir().unwrap();
@@ -52,13 +52,13 @@ fn asking(model: &str) -> Value {
     json!({"model": model, "prompt": "One day a crow", "max_tokens": 20, "temperature": 0, "ignore_eos": true})
 }
 
-/// Who answered, and what.
+/// The model that answered, and its text.
 fn said(answer: &Value) -> (String, String) {
     let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{answer}")).to_owned();
     (text(&answer["model"]), text(&answer["choices"][0]["text"]))
 }
 
-/// Of each model: name, status and context.
+/// Name, status and context of each model.
 fn listed(server: &Server) -> Vec<(String, String, u64)> {
     let list: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -75,7 +75,7 @@ fn the_model_that_a_request_names_is_loaded_in_place_of_the_other() {
     assert_eq!(listed(&server), [entry("long", "loaded", 4096), entry("short", "unloaded", 256), broken()]);
     let (name, long) = said(&server.complete(asking("long")));
     assert_eq!(name, "long");
-    // A name that nobody has is answered by the one that is there.
+    // An unknown name means the model in memory.
     assert_eq!(said(&server.complete(asking("gpt-5"))), ("long".to_owned(), long.clone()));
     let (name, short) = said(&server.complete(asking("someone/Short")));
     assert_eq!((name.as_str(), short != long), ("short", true), "{short}");
@@ -89,7 +89,7 @@ fn the_model_that_a_request_names_is_loaded_in_place_of_the_other() {
         assert_eq!(server.post(path, &body("short")).0, 400, "{path}");
         assert_eq!(server.post(path, &body("long")).0, 200, "{path}");
     }
-    // One that cannot be loaded is an error of those who ask for it.
+    // A model that cannot be loaded is an error for those who request it.
     let (status, error) = server.post("/v1/completions", &asking("zz-broken"));
     assert_eq!((status, error.to_string().contains("zz-broken cannot be loaded")), (500, true), "{error}");
     assert_eq!(server.get("/health").0, 200);
@@ -138,12 +138,12 @@ fn an_idle_model_gives_its_memory_back_until_it_is_asked_for() {
     let loaded = resident();
     server.wait_until("unloaded", |server| !is_loaded(server));
     server.wait_until("memory given back", |_| resident() < loaded - 20_000);
-    // Who looks at it does not load it.
+    // Listing models does not load one.
     assert_eq!(server.get("/health").0, 200);
     assert_eq!(server.get("/metrics").0, 200);
     assert!(!is_loaded(&server));
     assert_eq!(said(&server.complete(asking("long"))), before);
-    // A request that takes longer than that is not idle.
+    // A model is not idle during a request that takes longer.
     let mut body = asking("long");
     body["max_tokens"] = 3000.into();
     assert_eq!(server.complete(body)["usage"]["completion_tokens"], 3000);

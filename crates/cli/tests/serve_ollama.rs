@@ -1,4 +1,4 @@
-//! What Ollama's clients (Home Assistant, Open WebUI, editors) send to `sluice serve`, and what they are told.
+//! What Ollama's clients (Home Assistant, Open WebUI, editors) send to `sluice serve`, and what they get.
 
 mod support;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use support::server::{Server, agent};
 use support::{demo_with, sluice};
 
-/// What a chat completion says to these messages, greedily.
+/// The greedy answer of a chat completion to these messages.
 fn chat_says(server: &Server, messages: Value) -> String {
     let body = json!({"messages": messages, "max_tokens": 12, "temperature": 0});
     let (status, answer) = server.post("/v1/chat/completions", &body);
@@ -43,7 +43,7 @@ fn a_conversation_is_answered_in_lines_or_as_one_object() {
     body["options"]["stop"] = json!([said.chars().nth(4).unwrap().to_string()]);
     let (_, stopped) = server.post("/api/chat", &body);
     assert_eq!(stopped["done_reason"], "stop", "{stopped}");
-    // Nobody says anything: the model is loaded.
+    // Without messages, the request only loads the model.
     let (status, loaded) = server.post("/api/chat", &json!({"model": "any", "messages": []}));
     assert_eq!((status, &loaded["done_reason"]), (200, &json!("load")));
 }
@@ -76,7 +76,7 @@ fn forms_are_kept_to() {
     assert!(said["age"].is_u64() && said.as_object().unwrap().len() == 1, "{said}");
 }
 
-/// As Qwen3's: thinks, and writes calls itself.
+/// Like Qwen3's template: with thoughts, and with calls that it renders itself.
 const TEMPLATE: &str = "{%- if tools %}<|im_start|>tools\n<tool_call>\n{{ tools | tojson }}\n</tool_call><|im_end|>\n{%- endif %}\
     {%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
     {%- for call in m.tool_calls or [] %}<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{%- endfor %}<|im_end|>\n{% endfor %}\
@@ -128,7 +128,7 @@ fn clients_find_the_models_and_what_they_are() {
     let family = shown["model_info"]["general.architecture"].as_str().unwrap();
     let length = &shown["model_info"][format!("{family}.context_length")];
     assert_eq!(*length, running["models"][0]["context_length"]);
-    // Whoever looks whether somebody is there
+    // Clients that check for a server
     for path in ["/", "/api/version", "/api/tags"] {
         let mut response = agent().head(server.url(path)).call().unwrap();
         assert_eq!((response.status().as_u16(), response.body_mut().read_to_string().unwrap()), (200, String::new()));
@@ -153,7 +153,7 @@ fn errors_are_in_ollamas_shape() {
         ("/api/generate", json!({"prompt": "a", "suffix": "b"}), 400, "suffix is not supported"),
         ("/api/chat", json!({"messages": [{"role": "user", "content": "a"}], "options": {"top_p": 7}}), 400, "top_p"),
         ("/api/pull", json!({"model": "x"}), 404, "/api/pull: no such path"),
-        ("/api/tags", json!({}), 405, "/api/tags cannot be asked with POST"),
+        ("/api/tags", json!({}), 405, "/api/tags does not support POST"),
     ] {
         let (found, error) = asked(path, &key, body);
         assert_eq!((found, error.contains(part)), (status, true), "{path}: {error}");

@@ -1,4 +1,4 @@
-//! `/openapi.json` is what the server does: what it answers is of the schemas that are written there, in every dialect, whole and streamed.
+//! `/openapi.json` describes what the server does: its answers follow the schemas, in every dialect, whole and streamed.
 
 mod support;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use support::demo;
 use support::server::{Server, agent};
 
-/// The document of a server, and the same where nothing is allowed that is not described.
+/// A server's document, and the same with undescribed fields forbidden.
 struct Document {
     open: Value,
     closed: Value,
@@ -18,13 +18,13 @@ impl Document {
         let (status, text) = server.get("/openapi.json");
         assert_eq!(status, 200);
         let open: Value = serde_json::from_str(&text).unwrap();
-        // Clients are to put up with fields that they do not know; here a field that is not described is a mistake.
+        // Clients must accept unknown fields; in these tests a field that is not described is an error.
         let mut closed = open.clone();
         closed["components"]["schemas"].as_object_mut().unwrap().values_mut().for_each(close);
         Document { open, closed }
     }
 
-    /// Holds that `answer` is what `path` answers with this status.
+    /// Checks that the answer of `path` with this status follows its schema.
     fn holds(&self, method: &str, path: &str, status: u16, answer: &Value) {
         let response = &self.closed["paths"][path][method]["responses"][status.to_string()];
         self.check(&response["content"]["application/json"]["schema"], path, answer);
@@ -59,7 +59,7 @@ fn validator(document: &Value, schema: &Value) -> Validator {
     jsonschema::draft202012::new(&schema).unwrap()
 }
 
-/// Nothing but what is listed, where anything is.
+/// Forbids unknown properties wherever properties are listed.
 fn close(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
@@ -81,7 +81,7 @@ fn function() -> Value {
     json!({"name": "read", "parameters": parameters})
 }
 
-/// Bodies that make answers of all kinds.
+/// Requests with all kinds of answers.
 fn bodies() -> Vec<(&'static str, Value)> {
     let said = json!([{"role": "user", "content": "Tell me a story."}]);
     let tool = json!({"type": "function", "function": function()});
@@ -205,7 +205,7 @@ fn errors_are_of_their_schemas_and_what_is_sent_is_described() {
     }
 }
 
-/// Names of an object's fields, and which of them must be there.
+/// Names of an object's fields, and which of them are required.
 fn fields<'a>(document: &'a Value, schema: &'a Value, all: &mut Vec<(&'a str, bool)>) {
     if let Some(reference) = schema["$ref"].as_str() {
         fields(document, document.pointer(&reference[1..]).unwrap(), all);
@@ -263,7 +263,7 @@ fn a_field_that_may_be_left_out_may_be_null() {
         let (_, headers, _) = server.post_with(path, &[], &nothing);
         assert!(!headers.contains_key("sluice-ignored"), "{path}: {headers:?}");
     }
-    // Within a field, too
+    // Also inside a field
     for (path, field, value) in [
         ("/v1/chat/completions", "stream_options", json!({"include_usage": null})),
         ("/v1/chat/completions", "chat_template_kwargs", json!({"enable_thinking": null})),
@@ -295,7 +295,7 @@ fn sessions_are_of_their_schemas() {
     let (status, loaded) = server.post("/v1/sessions/a/load", &json!({}));
     assert_eq!(status, 200, "{loaded}");
     document.holds("post", "/v1/sessions/{name}/load", 200, &loaded);
-    // What is asked with unknown words, or with one twice, is told in the same way.
+    // Unknown and repeated query parameters are reported in the same way.
     for query in ["%C2%A7%28=%3F", "=&=t", "cache_salt=&%C3%92k%7C=%0E", "cache_salt=a&cache_salt=b", "model=%ff&x"] {
         let mut deleted = agent().delete(server.url(&format!("/v1/sessions/%40%26?{query}"))).call().unwrap();
         let deleted = (deleted.status().as_u16(), deleted.body_mut().read_json::<Value>().unwrap());

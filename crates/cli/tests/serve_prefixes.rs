@@ -1,4 +1,4 @@
-//! A conversation with tools through each dialect, as a client has it that sends back what it was told: every request finds what was computed for the ones before it.
+//! A conversation with tools in each dialect, by a client that sends back what it was given: every request finds what was computed for the ones before it.
 
 mod support;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use support::server::Server;
 use support::{demo_with, sluice};
 
-/// In Qwen3.5's manner: calls in XML, and thoughts, which are dropped up to the user's last message where `preserve_thinking` does not say otherwise.
+/// Like Qwen3.5's template: calls in XML, and thoughts, which are dropped up to the user's last message unless `preserve_thinking` is set.
 const TEMPLATE: &str = "{%- set ns = namespace(last=-1) %}\
     {%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}\
     {%- if tools %}{{- '<|im_start|>system\\n' ~ (tools | tojson) ~ '<|im_end|>\\n' }}{%- endif %}\
@@ -19,24 +19,24 @@ const TEMPLATE: &str = "{%- set ns = namespace(last=-1) %}\
     {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{{- '<think>\\n' if thinks else '<think>\\n\\n</think>\\n\\n' }}{%- endif %}";
 const SPECIAL: [&str; 4] = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
 
-/// What a dialect calls things.
+/// Names and forms of a dialect.
 struct Dialect {
     path: &'static str,
     /// The field with the conversation.
     said: &'static str,
     tools: Value,
-    /// The model must call a tool, or must not.
+    /// Forces the model to call a tool, or not to.
     must: [Value; 2],
     most: &'static str,
-    /// Fields that bound a thought.
+    /// Fields that limit a thought.
     budget: Value,
-    /// What a thought is called.
+    /// The field of a thought.
     thought: &'static str,
     user: fn(&str) -> Value,
-    /// Of an answer: what the client sends back of it, and the id of its call.
+    /// What the client sends back of an answer, and the id of its call.
     echo: fn(&Value) -> (Vec<Value>, Option<Value>),
     result: fn(&Value, &str) -> Value,
-    /// Tokens of the prompt, and those of them that were there.
+    /// Prompt tokens, and how many of them were cached.
     usage: fn(&Value) -> (u64, u64),
 }
 
@@ -118,7 +118,7 @@ fn messages() -> Dialect {
     }
 }
 
-/// How a conversation thinks.
+/// What happens to thoughts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Thoughts {
     None,
@@ -134,7 +134,7 @@ fn converse(dialect: &Dialect, thoughts: Thoughts) {
     let server = Server::of(sluice(&["serve", folder.path().to_str().unwrap(), "--port", "0"]));
     let thinks = thoughts != Thoughts::None;
     let mut said: Vec<Value> = Vec::new();
-    // Tokens of the last prompt, and of the one right behind the user's last message.
+    // Tokens of the last prompt, and of the one right after the user's last message.
     let (mut before, mut asked) = (0, 0);
     for turn in 0..3 {
         said.push((dialect.user)(&format!("What does part {turn} say?")));
@@ -154,7 +154,7 @@ fn converse(dialect: &Dialect, thoughts: Thoughts) {
             let (prompt, cached) = (dialect.usage)(&answer);
             let what = format!("{} {thoughts:?}, question {turn}, step {step}: {cached} of {prompt}", dialect.path);
             if thoughts == Thoughts::Stripped && step == 0 {
-                // Where the conversations part: behind the user's last message, which the beginning of an answer followed.
+                // Where the conversations diverge: after the user's last message, which the start of an answer followed.
                 assert!(cached + 8 >= asked, "{what} were there, and {asked} at the last question");
             } else {
                 assert!(cached + 1 >= before, "{what} were there, and {before} at the last request");

@@ -1,4 +1,4 @@
-//! Tools, thoughts and answers of a given form, over the API that agents speak.
+//! Tools, thoughts and structured answers, over the APIs that agents use.
 
 mod support;
 
@@ -69,7 +69,7 @@ fn a_call_by_name_is_one_of_its_schema() {
         assert!(["text", "bytes"].contains(&arguments["mode"].as_str().unwrap()), "{arguments}");
         assert_eq!(arguments.as_object().unwrap().len(), 3, "{arguments}");
     }
-    // Whichever, and several choices, each by itself.
+    // Any tool, with several choices, each by itself.
     let mut required = body(&messages);
     required["tool_choice"] = "required".into();
     required["parallel_tool_calls"] = false.into();
@@ -132,21 +132,21 @@ fn only_allowed_tools_are_called() {
         body["tool_choice"] = allowed("required", json!([named(name)]));
         assert_eq!(call_of(&ask(&server, &body)["choices"][0]).0, name);
     }
-    // 2. None must: the prompt is the same, and so is what a model says that calls none.
+    // 2. None must: the prompt is the same, and so is an answer without calls.
     body["tool_choice"] = "auto".into();
     let free = ask(&server, &body);
     body["tool_choice"] = allowed("auto", json!([named("stop")]));
     let only = ask(&server, &body);
     assert_eq!(free["usage"]["prompt_tokens"], only["usage"]["prompt_tokens"]);
     assert_eq!(free["choices"][0]["message"]["content"], only["choices"][0]["message"]["content"]);
-    // 3. The same in the words of Responses
+    // 3. The same in Responses
     let tool = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object", "properties": {}, "additionalProperties": false}});
     let choice = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "b"}]});
     let asked = json!({"input": "Do it.", "tools": [tool("a"), tool("b")], "tool_choice": choice, "max_output_tokens": 60, "parallel_tool_calls": false});
     let (status, answer) = server.post("/v1/responses", &asked);
     let call = answer["output"].as_array().unwrap().last().unwrap();
     assert_eq!((status, &call["name"]), (200, &json!("b")), "{answer}");
-    // 4. What is not there cannot be allowed.
+    // 4. Tools that do not exist cannot be allowed.
     for choice in [
         allowed("auto", json!([named("other")])),
         allowed("auto", json!([])),
@@ -164,7 +164,7 @@ fn a_strict_tool_is_compiled_also_where_it_need_not_be_called() {
     let Some(server) = Server::start(&[]) else { return };
     let tool = |strict: bool, schema: Value| json!({"type": "function", "function": {"name": "read", "strict": strict, "parameters": schema}});
     let mut body = json!({"messages": [{"role": "user", "content": "Read."}], "max_tokens": 8, "temperature": 0});
-    // What cannot be held is refused where it is asked for.
+    // A schema that cannot be enforced is refused if it is strict.
     let bad = json!({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]});
     for (strict, expected) in [(true, 400), (false, 200)] {
         body["tools"] = json!([tool(strict, bad.clone())]);
@@ -172,7 +172,7 @@ fn a_strict_tool_is_compiled_also_where_it_need_not_be_called() {
         assert_eq!(status, expected, "{answer}");
         assert!(status == 200 || answer["error"]["message"].as_str().unwrap().contains("\"read\""), "{answer}");
     }
-    // Text is as free as it was, in every dialect.
+    // Text stays unconstrained, in every dialect.
     let good = json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"], "additionalProperties": false});
     body["tools"] = json!([tool(true, good.clone())]);
     let (status, headers, text) = server.post_with(CHAT, &[], &body);
@@ -234,7 +234,7 @@ fn a_conversation_with_tools_finds_its_prefix_again() {
         let usage = &answer["usage"];
         let of = |name: &str| usage[name].as_u64().unwrap();
         let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
-        // All that was there at the last turn: its prompt, but for the token that is computed in any case.
+        // Everything of the last turn's prompt is cached, except the token that is always computed.
         assert!(cached + 1 >= known, "turn {turn}: {cached} of {known}");
         known = of("prompt_tokens");
         let message = answer["choices"][0]["message"].clone();
@@ -263,7 +263,7 @@ fn answers_are_of_the_form_that_is_asked_for() {
         json!({"structured_outputs": {"json": schema}}),
         json!({"json_schema": schema}),
         json!({"response_format": {"type": "json_object", "schema": schema}}),
-        // Tools may be called, and need not be.
+        // Tools may be called, but need not be.
         json!({"response_format": openai, "tools": [], "tool_choice": "auto"}),
     ] {
         let found: Value = serde_json::from_str(&ask_for(fields)).unwrap();
@@ -303,7 +303,7 @@ fn what_cannot_be_demanded_is_refused_by_name() {
     refused(json!({"messages": echo}), "messages[1].tool_calls", "arguments");
 }
 
-/// In Qwen3.5's manner: the prompt begins a thought, calls are in XML.
+/// Like Qwen3.5's template: the prompt starts a thought, and calls are in XML.
 const THINKS: &str = "{%- for m in messages %}{{- '<|im_start|>' ~ m.role ~ '\\n' }}\
     {%- if m.role == 'assistant' %}{{- '<think>\\n' ~ (m.reasoning_content or '') ~ '\\n</think>\\n\\n' }}{%- endif %}{{- m.content }}\
     {%- for c in m.tool_calls or [] %}{{- '<tool_call>\\n<function=' ~ c.function.name ~ '>\\n' }}\
@@ -325,14 +325,14 @@ fn thoughts_end_with_their_budget_and_calls_come_in_the_familys_way() {
     assert!(!thought.is_empty() && !thought.contains("</think>") && message["reasoning"] == thought, "{message}");
     let (name, arguments) = call_of(&answer["choices"][0]);
     assert!(name == "read_file" && arguments["lines"].is_i64() && arguments["path"].is_string(), "{arguments}");
-    // Sent back, it is the text that was generated: what is cached goes beyond the prompt where its state was kept.
+    // Sent back, it is the generated text: what is cached goes beyond the prompt to where a state was kept.
     let known = answer["usage"]["prompt_tokens"].as_u64().unwrap();
     messages.as_array_mut().unwrap().extend([message, json!({"role": "tool", "content": "Once."})]);
     let mut next = by_name(self::body(&messages));
     next["reasoning_budget"] = 3.into();
     let cached = ask(&server, &next)["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(cached + 1 >= known, "{cached} of {known}");
-    // Without tools a thought alone is bounded.
+    // Without tools, only a thought is limited.
     let free = json!({"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 60, "ignore_eos": true, "thinking_budget": 4});
     let answer = ask(&server, &free);
     let message = &answer["choices"][0]["message"];

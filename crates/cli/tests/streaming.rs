@@ -1,5 +1,5 @@
-//! Experts that are read from disk when tokens want them, tried on the program that ships: the same bits as mapped ones, and whatever the system
-//! refuses or breaks on the way ends in another way of reading that is named, or in an error that names the file.
+//! Experts that are read from disk when needed, in the shipped program: the same bits as mapped ones. Whatever the system refuses or breaks leads to another way of reading,
+//! which is reported, or to an error that names the file.
 
 mod support;
 
@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use support::*;
 
-/// Logits of a model whose experts live where these flags say.
+/// Logits of a model whose experts are placed by these flags.
 fn logits(folder: &str, flags: &[&str], fault: Option<(&str, &str)>, no_ring: bool) -> Output {
     command(folder, flags, fault, no_ring).output().unwrap()
 }
@@ -33,7 +33,7 @@ const SLOTS: &[&str] = &["--experts", "slots", "--load", "mmap"];
 
 #[test]
 fn experts_come_from_disk_with_the_same_bits_however_it_answers() {
-    // On a disk, since golden files may lie where direct reads are refused.
+    // On a disk, since golden files may be where direct reads are refused.
     let dir = copy_of("mlx_qwen3_moe");
     let folder = text(dir.path());
     let expected = success(logits(&folder, &["--experts", "mapped"], None, false));
@@ -53,7 +53,7 @@ fn experts_come_from_disk_with_the_same_bits_however_it_answers() {
         ("short", true, "no io_uring"),
         ("eintr", true, "no io_uring"),
     ] {
-        // With two under way at once the others are linked behind them.
+        // With two in flight at once, the others are linked behind them.
         for flags in [SLOTS, &[SLOTS, &["--expert-depth", "2"]].concat()] {
             let found = logits(&folder, flags, Some((fault, "0")), no_ring);
             assert!(stderr(&found).contains(said), "{fault}: {}", stderr(&found));
@@ -91,12 +91,12 @@ fn a_disk_that_fails_ends_the_request_with_file_tensor_and_offset() {
 fn where_direct_reads_are_refused_the_page_cache_is_the_cache() {
     let dir = copy_of("mlx_qwen3_moe");
     let folder = text(dir.path());
-    // Less memory than there are weights in the folder, most of them of nobody's: `auto` streams.
+    // Less memory than the folder has weights, most of which no model uses: `auto` streams.
     let others = fs::File::create(dir.path().join("others.safetensors")).unwrap();
     others.set_len(400 << 20).unwrap();
     let flags = ["--memory-budget", "256M", "--experts", "auto"];
     let expected = success(logits(&folder, &["--experts", "mapped"], None, false));
-    // A disk that nothing is remembered of, until the first run. What that chooses hangs on the disk's speed; a refusal does not.
+    // A disk without recorded speeds, until the first run. That run's choice depends on the disk's speed; a refusal does not.
     let memory = tempfile::tempdir().unwrap();
     for (fault, said) in [(None, "experts: "), (Some(("open-einval", "0")), "experts: pagecache: ")] {
         let found = command(&folder, &flags, fault, false).env("XDG_CACHE_HOME", memory.path()).output().unwrap();

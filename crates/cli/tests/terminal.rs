@@ -1,5 +1,5 @@
-//! `sluice chat` on a terminal: a pseudo-terminal, at whose other end the test types and reads. It never announces a paste (no bracketed paste), as serial
-//! lines, old multiplexers and scripts do not.
+//! `sluice chat` on a pseudo-terminal, at whose other end the test types and reads. It never announces a paste (no bracketed paste), like serial lines, old multiplexers and
+//! scripts.
 
 mod support;
 
@@ -16,20 +16,20 @@ use pty_process::blocking::{Command, Pty, open};
 use rustix::termios::{LocalModes, tcgetattr};
 use support::*;
 
-/// Nothing takes as long; a test that hangs ends with what it saw.
+/// A limit; a test that hangs ends with what it saw.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A terminal with a conversation on it.
+/// A terminal with a chat on it.
 struct Terminal {
     pty: Arc<Pty>,
     child: Child,
     screen: Arc<(Mutex<Vec<u8>>, Condvar)>,
-    /// What was waited for lies before this.
+    /// Everything before this has been waited for already.
     seen: usize,
 }
 
 impl Terminal {
-    /// Begins a conversation with the demo model, and waits for its prompt.
+    /// Starts a chat with the demo model, and waits for its prompt.
     fn chat(demo: &str, args: &[&str]) -> Terminal {
         let (pty, pts) = open().unwrap();
         pty.resize(pty_process::Size::new(50, 200)).unwrap();
@@ -44,7 +44,7 @@ impl Terminal {
             let (pty, screen) = (Arc::clone(&pty), Arc::clone(&screen));
             move || {
                 let mut bytes = [0; 4096];
-                // An error, when the program has gone.
+                // An error when the program is gone.
                 while let Ok(n @ 1..) = (&*pty).read(&mut bytes) {
                     screen.0.lock().unwrap().extend_from_slice(&bytes[..n]);
                     screen.1.notify_all();
@@ -56,13 +56,13 @@ impl Terminal {
         terminal
     }
 
-    /// Types all at once, as a paste comes. From a thread of its own: who types more than the terminal takes has to wait.
+    /// Types everything at once, like a paste, from a thread of its own: the terminal may accept only a part at a time.
     fn types(&self, text: impl Into<Vec<u8>>) {
         let (pty, text) = (Arc::clone(&self.pty), text.into());
         thread::spawn(move || (&*pty).write_all(&text));
     }
 
-    /// Until this is on the screen, behind all that was waited for before.
+    /// Waits until this is on the screen, after everything waited for before.
     #[track_caller]
     fn waits_for(&mut self, text: &str) {
         let (begun, (lock, changed)) = (Instant::now(), &*self.screen);
@@ -78,7 +78,7 @@ impl Terminal {
         }
     }
 
-    /// Until the line is accepted and some of its answer is there.
+    /// Waits until the line is accepted and some of its answer is there.
     #[track_caller]
     fn waits_for_an_answer(&mut self) {
         self.waits_for("\x1b[?2004l\r\n");
@@ -109,7 +109,7 @@ impl Drop for Terminal {
     }
 }
 
-/// What the user said in a saved conversation.
+/// The user's messages in a saved conversation.
 fn said(path: &Path) -> Vec<String> {
     let list: serde_json::Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let of_user = list.as_array().unwrap().iter().filter(|m| m["role"] == "user");
@@ -117,7 +117,7 @@ fn said(path: &Path) -> Vec<String> {
 }
 
 const SHORT: &[&str] = &["--temperature", "0", "-n", "1"];
-/// No end but the context's.
+/// The answer ends only with the context.
 const LONG: &[&str] = &["--raw", "--temperature", "0", "--repetition-penalty", "1.3"];
 
 #[test]
@@ -126,7 +126,7 @@ fn every_line_of_a_paste_is_a_message() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("chat.json");
     let mut terminal = Terminal::chat(&demo, SHORT);
-    // More than a terminal's own editor holds, and than one read takes.
+    // More than the terminal's own editor holds, and more than one read returns.
     let lines: Vec<String> = (0..60).map(|i| format!("line {i} {}", "is very long ".repeat(12).trim_end())).collect();
     assert!(lines.concat().len() > 9000);
     terminal.types(format!("{}\r/save {}\r/exit\r", lines.join("\r"), text(&file)));
@@ -171,7 +171,7 @@ fn ctrl_c_at_an_empty_prompt_leaves_the_second_time() {
     let mut terminal = Terminal::chat(&demo, SHORT);
     terminal.types("\x03");
     terminal.waits_for("Ctrl-C again");
-    // Whatever is typed in between takes it back; a line is taken away first.
+    // Any key in between cancels it; a line is cleared first.
     terminal.types("Hello\r");
     terminal.waits_for("> ");
     terminal.waits_for("> ");

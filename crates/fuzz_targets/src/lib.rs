@@ -289,7 +289,7 @@ fn answer(bytes: &[u8]) {
 fn request(bytes: &[u8]) {
     let Some(line) = bytes.iter().position(|b| *b == b'\n') else { return };
     let Ok(path) = std::str::from_utf8(&bytes[..line]) else { return };
-    match sluice_server::read(demo(), path, &bytes[line + 1..], 4096) {
+    match sluice_server::check_request(demo(), path, &bytes[line + 1..], 4096) {
         Ok(tokens) => assert!(tokens < 4096),
         Err((status, why)) => assert!((400..500).contains(&status) && !why.is_empty(), "{status}: {why}"),
     }

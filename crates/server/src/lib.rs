@@ -1,44 +1,30 @@
-//! A model behind HTTP, in the dialects that people's tools speak. The engine runs on a thread of its own; a request is a submission to it and a stream of
-//! what comes of it.
+//! A server for language models. It speaks the dialects of OpenAI's, Anthropic's and Ollama's clients. The engine runs on a thread of its own; a request is a
+//! submission to it and a stream of updates from it.
+//!
+//! - [`http`]: connections, access, routes, and what every request carries with it.
+//! - [`models`]: which model is in memory, and the thread of its engine.
+//! - [`api`]: requests and answers independent of dialects.
+//! - [`openai`], [`anthropic`], [`ollama`]: one folder per dialect, with its endpoints, its requests and the encoding of its answers.
 #![forbid(unsafe_code)]
-// Schemas that are written down are long.
+// Schemas are long macro arguments.
 #![recursion_limit = "512"]
 
-mod access;
-mod answer;
 mod anthropic;
-mod app;
-mod blocks;
-mod bodies;
-mod context;
-mod embeddings;
-mod error;
-mod facts;
-mod given;
-mod listen;
+mod api;
+mod clock;
+mod http;
+mod log;
 mod metrics;
-mod model_manager;
 mod models;
 mod ollama;
 mod openai;
-mod openapi;
-mod outbox;
-mod output_spec;
-mod page;
-mod reply;
-mod request;
-mod runtime;
-mod tokenize;
+mod request_check;
 
-pub use access::{Access, Keys};
-pub use app::{Bound, LoadedModel, Server, Settings, memory};
-pub use bodies::read;
-pub use facts::Facts;
-pub use model_manager::Offer;
-pub use runtime::Limits;
-
-/// One line on standard error.
-fn note(line: &str) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "sluice: {line}");
-}
+pub use http::access::{Access, Keys};
+pub use http::listen::Bound;
+pub use http::server::Server;
+pub use http::settings::{Limits, Settings, memory};
+pub use models::facts::ModelFacts;
+pub use models::loaded::LoadedModel;
+pub use models::manager::Offer;
+pub use request_check::check_request;

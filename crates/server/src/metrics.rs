@@ -1,4 +1,4 @@
-//! What there is to measure, in the text format of Prometheus. Names are vLLM's where the meaning is the same, so that dashboards work.
+//! Metrics in Prometheus's text format. Where the meaning is the same as in vLLM, the name is vLLM's, so that dashboards work.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,20 +13,21 @@ use prometheus_client::registry::Registry;
 use sluice_engine::{Engine, Finish, MemoryClass};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
+struct ReasonLabel {
     finished_reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Class {
+struct ClassLabel {
     class: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Named {
+struct ModelLabel {
     model_name: String,
 }
 
+/// All metrics.
 pub struct Metrics {
     registry: Registry,
     running: Gauge<i64, AtomicI64>,
@@ -41,7 +42,7 @@ pub struct Metrics {
     computed: Counter,
     disk: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 10],
     spilled: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 4],
-    finished: Family<Reason, Counter>,
+    finished: Family<ReasonLabel, Counter>,
     first_token: Histogram,
     between_tokens: Histogram,
     whole: Histogram,
@@ -59,51 +60,46 @@ pub struct Metrics {
     experts_read_bytes: Counter,
     experts_device_hit: Counter,
     experts_uploaded_bytes: Counter,
-    memory: Family<Class, Gauge<i64, AtomicI64>>,
-    model: Family<Named, Gauge<i64, AtomicI64>>,
+    memory: Family<ClassLabel, Gauge<i64, AtomicI64>>,
+    model: Family<ModelLabel, Gauge<i64, AtomicI64>>,
     loads: Counter,
 }
 
-/// A connection that is counted.
-pub struct Connected(Gauge<i64, AtomicI64>);
+/// Counts a connection until it is dropped.
+pub struct ConnectionGuard(Gauge<i64, AtomicI64>);
 
-impl Drop for Connected {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
-/// Of the prompt cache on disk; zero where there is none.
+/// The prompt cache on disk; zero without one.
 const DISK: [(&str, &str); 10] = [
     ("sluice:prompt_cache_bytes", "Bytes of the prompt cache on disk"),
     ("sluice:prompt_cache_blocks", "Blocks of tokens in it"),
     ("sluice:prompt_cache_written_bytes", "Bytes written to it since the start"),
     ("sluice:prompt_cache_read_bytes", "Bytes read from it since the start"),
-    ("sluice:prompt_cache_prefetched", "Tokens of prompts read from it before anybody asked"),
-    ("sluice:prompt_cache_dropped", "Blocks that were not written, since too much was waiting"),
-    (
-        "sluice:prompt_cache_wrong",
-        "Blocks that could not be read or were not what had been written, and were computed instead",
-    ),
-    ("sluice:prompt_cache_too_dear", "Prompts that were computed since reading would have taken longer"),
-    ("sluice:prompt_cache_broken", "1 where an error has ended its use"),
-    ("sluice:prompt_cache_unsummed_bytes", "Bytes of the model that are to be summed before it is read or written"),
+    ("sluice:prompt_cache_prefetched", "Prompt tokens read from it ahead of requests"),
+    ("sluice:prompt_cache_dropped", "Blocks not written because too many writes were waiting"),
+    ("sluice:prompt_cache_wrong", "Blocks that were unreadable or corrupt, and were computed instead"),
+    ("sluice:prompt_cache_too_dear", "Prompts computed because reading them would have taken longer"),
+    ("sluice:prompt_cache_broken", "1 if an error has ended its use"),
+    ("sluice:prompt_cache_unsummed_bytes", "Bytes of the model still to be checksummed before it is used"),
 ];
 
-/// Of what a device's caches had no room for; zero where nothing may be kept of it.
+/// Keys, values and states moved from a device to host memory; zero without a device.
 const SPILLED: [(&str, &str); 4] = [
-    (
-        "sluice:kv_spilled_bytes",
-        "Bytes of keys, values and states in this machine's memory that a device had no room for",
-    ),
-    ("sluice:kv_spilled_blocks", "Blocks of tokens that came there since the start"),
-    ("sluice:kv_spilled_lost", "Those that found no room there, or had to go again"),
-    ("sluice:kv_returned_tokens", "Tokens of prompts that went back from there"),
+    ("sluice:kv_spilled_bytes", "Bytes of keys, values and states that moved from a device to host memory"),
+    ("sluice:kv_spilled_blocks", "Blocks of tokens moved there since the start"),
+    ("sluice:kv_spilled_lost", "Blocks that found no room there or were evicted from there"),
+    ("sluice:kv_returned_tokens", "Prompt tokens moved back from there"),
 ];
 
 impl Metrics {
+    /// All zero.
     pub fn new() -> Metrics {
-        // Seconds, as vLLM divides them.
+        // Bucket bounds in seconds, the same as vLLM's.
         let long = || Histogram::new([0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0]);
         let short = || Histogram::new([0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5]);
         let mut m = Metrics {
@@ -143,56 +139,65 @@ impl Metrics {
             loads: Counter::default(),
         };
         let r = &mut m.registry;
-        r.register("vllm:num_requests_running", "Requests that are being computed", m.running.clone());
-        r.register("vllm:num_requests_waiting", "Requests that wait for their turn", m.waiting.clone());
-        r.register("vllm:kv_cache_usage_perc", "Share of the blocks that sequences hold, 0 to 1", m.kv_usage.clone());
-        r.register("vllm:prompt_tokens", "Tokens of prompts", m.prompt_tokens.clone());
-        r.register("vllm:generation_tokens", "Tokens that were generated", m.generation_tokens.clone());
-        r.register("vllm:prefix_cache_queries", "Tokens of prompts that were looked for", m.prefix_queries.clone());
-        r.register("vllm:prefix_cache_hits", "Tokens of prompts that were there", m.prefix_hits.clone());
-        r.register("sluice:prompt_tokens_memory", "Tokens of prompts that were in memory", m.from_memory.clone());
-        r.register("sluice:prompt_tokens_disk", "Those that were in the prompt cache on disk", m.from_disk.clone());
-        r.register("sluice:prompt_tokens_computed", "Those that were computed", m.computed.clone());
+        r.register("vllm:num_requests_running", "Requests being computed", m.running.clone());
+        r.register("vllm:num_requests_waiting", "Requests waiting in the queue", m.waiting.clone());
+        r.register("vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1", m.kv_usage.clone());
+        r.register("vllm:prompt_tokens", "Prompt tokens", m.prompt_tokens.clone());
+        r.register("vllm:generation_tokens", "Generated tokens", m.generation_tokens.clone());
+        r.register(
+            "vllm:prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache",
+            m.prefix_queries.clone(),
+        );
+        r.register("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", m.prefix_hits.clone());
+        r.register("sluice:prompt_tokens_memory", "Prompt tokens found in memory", m.from_memory.clone());
+        r.register(
+            "sluice:prompt_tokens_disk",
+            "Prompt tokens read from the prompt cache on disk",
+            m.from_disk.clone(),
+        );
+        r.register("sluice:prompt_tokens_computed", "Prompt tokens computed", m.computed.clone());
         m.disk.iter().chain(&m.spilled).for_each(|(name, help, gauge)| r.register(*name, *help, gauge.clone()));
-        r.register("vllm:request_success", "Choices that came to an end, by reason", m.finished.clone());
-        r.register("vllm:time_to_first_token_seconds", "From a request's arrival", m.first_token.clone());
+        r.register("vllm:request_success", "Finished choices by reason", m.finished.clone());
+        r.register("vllm:time_to_first_token_seconds", "From arrival to the first token", m.first_token.clone());
         r.register("vllm:inter_token_latency_seconds", "Between tokens of a choice", m.between_tokens.clone());
-        r.register("vllm:e2e_request_latency_seconds", "From arrival to end", m.whole.clone());
-        r.register("vllm:request_queue_time_seconds", "From arrival to its first step", m.queue.clone());
-        r.register("sluice:step_seconds", "Time of a step", m.step.clone());
-        r.register("sluice:states_in_use", "Recurrent states that sequences hold", m.states.clone());
-        r.register("sluice:state_snapshots", "Recurrent states kept for prompts to come", m.snapshots.clone());
-        r.register("sluice:prefix_bytes", "Keys and values kept for prompts to come", m.prefix_bytes.clone());
-        r.register("sluice:prefix_blocks_evicted", "Blocks that the prefix cache gave up", m.evicted_blocks.clone());
+        r.register("vllm:e2e_request_latency_seconds", "From arrival to the end", m.whole.clone());
+        r.register("vllm:request_queue_time_seconds", "From arrival to the first step", m.queue.clone());
+        r.register("sluice:step_seconds", "Duration of a step", m.step.clone());
+        r.register("sluice:states_in_use", "Recurrent states in use by sequences", m.states.clone());
+        r.register("sluice:state_snapshots", "Recurrent states kept for later prompts", m.snapshots.clone());
+        r.register("sluice:prefix_bytes", "Bytes of keys and values kept for later prompts", m.prefix_bytes.clone());
+        r.register("sluice:prefix_blocks_evicted", "Blocks evicted from the prefix cache", m.evicted_blocks.clone());
         r.register(
             "sluice:state_snapshots_evicted",
-            "States that the prefix cache gave up",
+            "Recurrent states evicted from the prefix cache",
             m.evicted_snapshots.clone(),
         );
-        r.register("sluice:requests_refused", "Requests that found the queue full", m.refused.clone());
-        r.register("sluice:connections", "Connections that are open", m.connections.clone());
-        // Where experts are read from disk; zero where all are in memory.
-        r.register("sluice:experts_wanted", "Streamed experts that steps used, each once", m.experts_wanted.clone());
-        r.register("sluice:experts_hit", "Those of them that were in memory", m.experts_hit.clone());
-        r.register("sluice:experts_read_bytes", "Bytes of experts read", m.experts_read_bytes.clone());
-        let hit = "Those of them that were in a GPU's memory";
+        r.register("sluice:requests_refused", "Requests refused because the queue was full", m.refused.clone());
+        r.register("sluice:connections", "Open connections", m.connections.clone());
+        // Experts read from disk; zero if all are in memory.
+        r.register("sluice:experts_wanted", "Streamed experts used, counted once per step", m.experts_wanted.clone());
+        r.register("sluice:experts_hit", "Streamed experts found in memory", m.experts_hit.clone());
+        r.register("sluice:experts_read_bytes", "Bytes of experts read from disk", m.experts_read_bytes.clone());
+        let hit = "Streamed experts found in GPU memory";
         r.register("sluice:experts_device_hit", hit, m.experts_device_hit.clone());
-        let uploaded = "Bytes of experts copied to a GPU's memory";
+        let uploaded = "Bytes of experts copied to GPU memory";
         r.register("sluice:experts_uploaded_bytes", uploaded, m.experts_uploaded_bytes.clone());
         r.register("sluice:memory_bytes", "Memory by class", m.memory.clone());
-        r.register("sluice:model_loaded", "1 for the model that is in memory", m.model.clone());
-        r.register("sluice:model_loads", "How often a model was loaded", m.loads.clone());
+        r.register("sluice:model_loaded", "1 for the model in memory", m.model.clone());
+        r.register("sluice:model_loads", "Number of model loads", m.loads.clone());
         m
     }
 
-    /// All of it, as text.
+    /// All metrics in the OpenMetrics text format.
     pub fn text(&self) -> String {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a string");
         text
     }
 
-    pub fn begun(&self, prompt: usize, cached: usize, restored: usize, waited: Duration) {
+    /// A request has left the queue. `prompt`, `cached`, `restored`: its tokens, those found in the cache, and those of them read from disk.
+    pub fn prompt_started(&self, prompt: usize, cached: usize, restored: usize, waited: Duration) {
         self.prompt_tokens.inc_by(prompt as u64);
         self.prefix_queries.inc_by(prompt as u64);
         self.prefix_hits.inc_by(cached as u64);
@@ -202,16 +207,19 @@ impl Metrics {
         self.queue.observe(waited.as_secs_f64());
     }
 
+    /// A choice has its first token, this long after its request's arrival.
     pub fn first_token(&self, since: Duration) {
         self.generation_tokens.inc();
         self.first_token.observe(since.as_secs_f64());
     }
 
+    /// A choice has another token, this long after the one before.
     pub fn next_token(&self, since: Duration) {
         self.generation_tokens.inc();
         self.between_tokens.observe(since.as_secs_f64());
     }
 
+    /// A choice is complete.
     pub fn finished(&self, reason: Finish) {
         let finished_reason = match reason {
             Finish::Stop => "stop",
@@ -219,38 +227,43 @@ impl Metrics {
             Finish::Cancelled => "abort",
             Finish::Failed => "error",
         };
-        self.finished.get_or_create(&Reason { finished_reason }).inc();
+        self.finished.get_or_create(&ReasonLabel { finished_reason }).inc();
     }
 
-    pub fn ended(&self, since: Duration) {
+    /// A request is over, this long after its arrival.
+    pub fn request_ended(&self, since: Duration) {
         self.whole.observe(since.as_secs_f64());
     }
 
+    /// A step has taken this long.
     pub fn step(&self, time: Duration) {
         self.step.observe(time.as_secs_f64());
     }
 
+    /// A request found the queue full.
     pub fn refused(&self) {
         self.refused.inc();
     }
 
-    /// A connection more, until the result is dropped.
-    pub fn connected(&self) -> Connected {
+    /// Counts one more connection until the result is dropped.
+    pub fn connected(&self) -> ConnectionGuard {
         self.connections.inc();
-        Connected(self.connections.clone())
+        ConnectionGuard(self.connections.clone())
     }
 
+    /// The number of waiting and running requests.
     pub fn requests(&self, waiting: usize, running: usize) {
         self.waiting.set(waiting as i64);
         self.running.set(running as i64);
     }
 
+    /// Reads the engine's cache counters.
     pub fn caches(&self, engine: &mut Engine) {
         self.kv_usage.set(engine.kv_usage());
         self.states.set(engine.states_in_use() as i64);
         self.snapshots.set(engine.snapshots() as i64);
         self.prefix_bytes.set(engine.kv_cached() as i64);
-        // The engine counts these itself.
+        // The engine keeps these totals itself.
         let evicted = engine.evicted();
         self.evicted_blocks.inner().store(evicted.blocks, Ordering::Relaxed);
         self.evicted_snapshots.inner().store(evicted.snapshots, Ordering::Relaxed);
@@ -284,23 +297,23 @@ impl Metrics {
         }
     }
 
-    /// Which model is in memory now.
+    /// Which model is in memory now; `None` if none is.
     pub fn loaded(&self, name: Option<&str>) {
         self.model.clear();
         match name {
             Some(name) => {
                 self.loads.inc();
-                self.model.get_or_create(&Named { model_name: name.to_owned() }).set(1);
+                self.model.get_or_create(&ModelLabel { model_name: name.to_owned() }).set(1);
             }
             None => self.memory.clear(),
         }
     }
 
-    /// Bytes by class, asked of the engine once it is set up.
+    /// Reads the engine's memory use by class.
     pub fn memory(&self, engine: &mut Engine) {
         for class in MemoryClass::ALL {
             let bytes = engine.memory(class) as i64;
-            self.memory.get_or_create(&Class { class: class.name() }).set(bytes);
+            self.memory.get_or_create(&ClassLabel { class: class.name() }).set(bytes);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! An engine that ends before it is told to: here by a panic in the middle of a step, as of a device that is gone.
+//! An engine that fails: here by a panic in the middle of a step, as if its device were gone.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use sluice_conformance::{Checker, Spoilt};
 use sluice_engine::text::ModelText;
 use sluice_engine::{Cpu, Engine, Options};
-use sluice_server::{Access, Bound, Facts, Limits, Offer, Server, Settings};
+use sluice_server::{Access, Bound, Limits, ModelFacts, Offer, Server, Settings};
 
 const WHY: &str = "the device is gone";
 
@@ -33,7 +33,7 @@ fn load(panics: &Arc<AtomicBool>) -> anyhow::Result<(Engine, ModelText)> {
 
 fn send(address: &str, head: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
-    // Who is never answered fails instead of waiting for ever.
+    // A client that is never answered fails instead of waiting forever.
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let length = body.len();
     let head = format!("{head} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
@@ -82,7 +82,7 @@ fn an_engine_that_panics_is_told_to_all_who_wait_and_ends_the_server() {
         name: "demo".into(),
         context: 4096,
         style: None,
-        facts: Facts::default(),
+        facts: ModelFacts::default(),
         load: Box::new(move || load(&own)),
     };
     let server = thread::spawn(move || {
@@ -90,7 +90,7 @@ fn an_engine_that_panics_is_told_to_all_who_wait_and_ends_the_server() {
         runtime.block_on(server.run(std::future::pending()))
     });
     wait_until(&address, "/health", |status, _| status == 200);
-    // 1. One is being answered, and two wait
+    // 1. One request is being answered, and two wait
     let mut running = complete(&address, true);
     let mut begun = [0; 4096];
     while !String::from_utf8_lossy(&begun).contains("data:") {
@@ -99,7 +99,7 @@ fn an_engine_that_panics_is_told_to_all_who_wait_and_ends_the_server() {
     let waiting = [complete(&address, true), complete(&address, false)];
     wait_until(&address, "/metrics", |_, text| text.contains("vllm:num_requests_waiting 2\n"));
     assert_eq!(answer(complete(&address, false)).0, 429);
-    // 2. Whoever asks whether it lives is told at once, and so are those who come later
+    // 2. The health check reports the failure at once, and so do later requests
     panics.store(true, Ordering::SeqCst);
     wait_until(&address, "/health", |status, body| {
         assert!(status == 200 || body.contains(WHY), "{status}: {body}");
@@ -110,14 +110,14 @@ fn an_engine_that_panics_is_told_to_all_who_wait_and_ends_the_server() {
         assert_eq!((status, body.contains(WHY)), (503, true), "{body}");
     }
     wait_until(&address, "/metrics", |_, text| text.contains("vllm:num_requests_waiting 0\n"));
-    // 3. Nobody waits for ever
+    // 3. Nobody waits forever
     let mut rest = String::new();
     running.read_to_string(&mut rest).unwrap();
     assert!(rest.contains(WHY) && !rest.contains("\"finish_reason\":\"length\""), "{rest}");
     let [streamed, whole] = waiting.map(answer);
     assert!(streamed.0 == 200 && streamed.1.contains(WHY), "{streamed:?}");
     assert!(whole.0 == 500 && whole.1.contains(WHY), "{whole:?}");
-    // 4. And it does not stay
+    // 4. The server ends
     let error = server.join().unwrap().unwrap_err();
     assert!(error.to_string().contains(WHY), "{error}");
 }

@@ -1,11 +1,11 @@
-//! What a server says before its model is there, and when it never will be.
+//! What a server answers before its model is loaded, and if it can never be.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 
-use sluice_server::{Access, Bound, Facts, Limits, Offer, Server, Settings};
+use sluice_server::{Access, Bound, Limits, ModelFacts, Offer, Server, Settings};
 
 /// Status and body.
 fn get(address: &str, path: &str) -> (u16, String) {
@@ -40,8 +40,13 @@ fn a_server_answers_while_its_model_is_loaded_and_ends_where_there_is_none() {
             wait.lock().unwrap().recv().unwrap();
             anyhow::bail!("the weights are gone")
         };
-        let offer =
-            Offer { name: "model".into(), context: 10, style: None, facts: Facts::default(), load: Box::new(load) };
+        let offer = Offer {
+            name: "model".into(),
+            context: 10,
+            style: None,
+            facts: ModelFacts::default(),
+            load: Box::new(load),
+        };
         let server = Server::new(bound, settings, vec![offer], |_| panic!("it is not ready"));
         runtime.block_on(server.run(std::future::pending()))
     });
@@ -50,7 +55,7 @@ fn a_server_answers_while_its_model_is_loaded_and_ends_where_there_is_none() {
     assert_eq!(get(&address, "/v1/models").0, 503);
     assert_eq!(get(&address, "/metrics").0, 200);
     assert_eq!(get(&address, "/nowhere").0, 404);
-    // Anthropic's clients are told so in their words.
+    // Anthropic's clients get it in their own format.
     let (status, body) = ask(
         &address,
         "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nanthropic-version: 2023-06-01\r\nconnection: close\r\n\r\n",

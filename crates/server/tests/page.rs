@@ -1,4 +1,4 @@
-//! The page at `/` and its files: what they are served as, and that they need nobody but this server.
+//! The page at `/` and its files: their headers, and that they need no other server.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, mpsc};
 use std::thread;
 
-use sluice_server::{Access, Bound, Facts, Limits, Offer, Server, Settings};
+use sluice_server::{Access, Bound, Limits, ModelFacts, Offer, Server, Settings};
 
 struct Answer {
     status: u16,
@@ -29,7 +29,7 @@ fn ask(address: &str, path: &str, more: &str) -> Answer {
     Answer { status, headers: lines.map(header).collect(), body: answer[end + 4..].to_vec() }
 }
 
-/// Asks a server whose model is not there yet: a page that waits can say so.
+/// Requests from a server whose model is not loaded: the page can say so meanwhile.
 fn with_server(test: impl FnOnce(&str)) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let bound = runtime.block_on(Bound::tcp("127.0.0.1", 0)).unwrap();
@@ -48,8 +48,13 @@ fn with_server(test: impl FnOnce(&str)) {
             wait.lock().unwrap().recv().unwrap();
             anyhow::bail!("no model here")
         };
-        let offer =
-            Offer { name: "model".into(), context: 10, style: None, facts: Facts::default(), load: Box::new(load) };
+        let offer = Offer {
+            name: "model".into(),
+            context: 10,
+            style: None,
+            facts: ModelFacts::default(),
+            load: Box::new(load),
+        };
         runtime.block_on(Server::new(bound, settings, vec![offer], |_| ()).run(std::future::pending()))
     });
     test(&address);
@@ -61,7 +66,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("page")
 }
 
-/// Names of the page's files, without those of its tests and of the script that fetches libraries.
+/// Names of the page's files, without tests and the script that fetches libraries.
 fn files() -> Vec<String> {
     let here = fs::read_dir(folder()).unwrap();
     let vendored = fs::read_dir(folder().join("vendor")).unwrap();
@@ -145,12 +150,12 @@ fn the_page_refers_to_nothing_elsewhere_and_has_no_script_or_style_in_its_html()
     for name in files().iter().filter(|name| !name.ends_with(".txt")) {
         let text = read(name);
         if name.starts_with("vendor/") {
-            // Addresses in their comments are read by nobody.
+            // Addresses in their comments are never requested.
             for way_out in ["fetch(", "XMLHttpRequest", "import(", "importScripts", "sourceMappingURL"] {
                 assert!(!text.contains(way_out), "{name}: {way_out}");
             }
         } else {
-            // The name of XML's vocabulary is no address.
+            // An XML namespace is not an address.
             assert!(!text.replace("http://www.w3.org/2000/svg", "").contains("://"), "{name}");
         }
     }

@@ -1,4 +1,4 @@
-//! Whose a Unix socket is.
+//! Who owns a Unix socket.
 
 use std::fs;
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -13,24 +13,24 @@ fn bind(path: &std::path::Path) -> anyhow::Result<Bound> {
 #[test]
 fn only_a_socket_that_nobody_listens_on_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    // 1. One that cannot be connected to, but lives
+    // 1. A live one that refuses connections
     let path = folder.path().join("alive");
     let alive = UnixDatagram::bind(&path).unwrap();
     let error = format!("{:#}", bind(&path).err().unwrap());
     assert!(error.contains("alive") && error.contains("remove it"), "{error}");
     UnixDatagram::unbound().unwrap().send_to(b"hello", &path).unwrap();
     assert_eq!(alive.recv(&mut [0; 16]).unwrap(), 5);
-    // 2. One that is listened on
+    // 2. One with a listening server
     let path = folder.path().join("listening");
     let listening = UnixListener::bind(&path).unwrap();
     let error = format!("{:#}", bind(&path).err().unwrap());
     assert!(error.contains("a server listens there already"), "{error}");
-    // 3. The same when its server is gone; the new one takes it away again
+    // 3. The same when its server is gone; the new server removes it in the end
     drop(listening);
     let bound = bind(&path).unwrap();
     drop(bound);
     assert!(!path.exists());
-    // 4. What is no socket stays
+    // 4. A file that is not a socket stays
     fs::write(&path, "mine").unwrap();
     assert!(bind(&path).is_err());
     assert_eq!(fs::read_to_string(&path).unwrap(), "mine");

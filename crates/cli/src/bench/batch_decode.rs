@@ -1,5 +1,5 @@
-//! `sluice bench decode --sequences N`: steps of several sequences, a token each, beside what the machine could do at best: weights read once,
-//! each sequence's keys, values and states read once (those in common once for all), and all multiply-adds with weights at the arithmetic's peak.
+//! `sluice bench decode --sequences N`: steps with one token for each of several sequences, next to the machine's limits: weights read once, each sequence's keys,
+//! values and states read once (shared ones once for all), and all multiply-adds with weights at peak arithmetic.
 
 use std::time::Instant;
 
@@ -9,25 +9,25 @@ use sluice_backend::NUMERICS_VERSION;
 use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{Engine, Event, Finish, Generation, Phase, Profile, SequenceId};
 
-use super::decode::{DecodeArgs, print_subject};
+use super::decode_args::{DecodeArgs, print_subject};
 use super::figures::Figures;
 use super::roofline::{Memory, peak};
-use super::{Subject, token};
+use super::subject::{Subject, token};
 use crate::engine_args::activations_name;
 use crate::{machine, stats, units};
 
-/// Tokens before each measurement, which do not count.
+/// Tokens before each measurement that do not count.
 const WARM: usize = 4;
-/// Tokens that each sequence has room for beyond those: it generates while others start, and the prefix cache keeps blocks beside its own.
+/// Extra context of each sequence: it generates while others start, and the prefix cache keeps blocks besides its own.
 const SLACK: usize = 256;
 
-struct Measured {
+struct BatchResult {
     /// Seconds of a step.
     step: Figures,
-    /// Bytes per second that the machine reads at best, and operations per second.
+    /// Limits of the machine: bytes per second, and operations per second.
     read: Figures,
     peak: Figures,
-    /// Of a step: bytes of weights, each read once, and of keys, values and states, in the middle of the measurement.
+    /// Bytes that a step reads: weights, each once, and keys, values and states in the middle of the measurement.
     weight_bytes: f64,
     cache_bytes: f64,
     /// Multiply-adds of a step with weights.
@@ -36,8 +36,8 @@ struct Measured {
     steps: usize,
 }
 
-impl Measured {
-    /// Seconds that a step takes at best: by what it reads, and by its products.
+impl BatchResult {
+    /// Lower bounds for a step in seconds: for what it reads, and for its products.
     fn bounds(&self) -> [Figures; 2] {
         [
             self.read.map(|read| (self.weight_bytes + self.cache_bytes) / read),
@@ -45,17 +45,18 @@ impl Measured {
         ]
     }
 
-    /// Of what is possible: the longer of the two over the time of the step.
+    /// The larger of the two bounds, as a fraction of the step's time.
     fn fraction(&self) -> Figures {
         let [bytes, products] = self.bounds().map(|b| if b.is_empty() { 0.0 } else { b.median() });
         if bytes == 0.0 { Figures::default() } else { self.step.map(|step| bytes.max(products) / step) }
     }
 }
 
+/// Runs the benchmark and prints a row for each number of sequences and context.
 pub fn run(args: &DecodeArgs) -> Result<()> {
     let most = args.context.iter().max().expect("clap wants one") + args.tokens * (args.model.rounds + 1) + WARM;
     let sequences = *args.sequences.iter().max().expect("clap wants one");
-    // The first ones go on while the prompts of the others are read.
+    // The first sequences generate while the prompts of the others are computed.
     let most = most + 2 * sequences;
     ensure!(args.sequences.iter().all(|n| *n > 0), "--sequences must be at least 1");
     ensure!(args.context.iter().all(|c| *c > args.shared), "--shared must be less than --context");
@@ -99,11 +100,11 @@ fn measure(
     n: usize,
     context: usize,
     memory: &mut Option<Memory>,
-) -> Result<Measured> {
+) -> Result<BatchResult> {
     let Subject { engine, arithmetic, profile_apart, .. } = subject;
     engine.profile(!*profile_apart);
     let vocabulary = engine.model().vocabulary;
-    // 1. Each prompt by itself, behind those that it may have something in common with; then all of them, which are there but for a token
+    // 1. Compute each prompt by itself, after those that it may share tokens with. Then all of them again, which are cached but for one token
     let prompts: Vec<Vec<u32>> = (0..n)
         .map(|i| {
             let own = |p: usize| if p < args.shared { p } else { (i + 1) << 24 | p };
@@ -125,7 +126,7 @@ fn measure(
     while begun < n {
         begun = begun.max(tokens_of(engine.step()?));
     }
-    // 2. Steps of all of them
+    // 2. Steps with all sequences
     for _ in 0..WARM {
         step(engine, n)?;
     }
@@ -143,7 +144,7 @@ fn measure(
             step(engine, n)?;
             times.push(begun.elapsed().as_secs_f64());
         }
-        // The middle one: a step that others held up is not the rule.
+        // The median: a step that others delayed is not typical.
         seconds.push(times.median());
         profile = engine.take_profile();
     }
@@ -164,7 +165,7 @@ fn measure(
         engine.remove_sequence(id);
     }
     let steps = args.tokens;
-    Ok(Measured {
+    Ok(BatchResult {
         step: seconds,
         read,
         peak: best,
@@ -176,7 +177,7 @@ fn measure(
     })
 }
 
-/// A sequence that generates `tokens` tokens behind `prompt`.
+/// Starts a sequence that generates `tokens` tokens after `prompt`.
 fn start(engine: &mut Engine, prompt: &[u32], tokens: usize, args: &DecodeArgs, seed: u64) -> Result<SequenceId> {
     let mut generation =
         Generation { max_tokens: tokens, snapshot_points: vec![prompt.len() - 1], ..Generation::default() };
@@ -190,7 +191,7 @@ fn start(engine: &mut Engine, prompt: &[u32], tokens: usize, args: &DecodeArgs, 
     Ok(id)
 }
 
-/// One step, in which every sequence has a token.
+/// One step, in which every sequence gets a token.
 fn step(engine: &mut Engine, n: usize) -> Result<()> {
     let tokens = tokens_of(engine.step()?);
     ensure!(tokens == n, "a step gave {tokens} tokens instead of {n}");
@@ -207,7 +208,7 @@ fn finished_well(events: &[Event]) -> Result<()> {
     Ok(())
 }
 
-fn to_json(subject: &Subject, args: &DecodeArgs, n: usize, context: usize, m: &Measured) -> serde_json::Value {
+fn to_json(subject: &Subject, args: &DecodeArgs, n: usize, context: usize, m: &BatchResult) -> serde_json::Value {
     let options = subject.engine.options();
     let [by_bytes, by_products] = m.bounds();
     json!({
@@ -238,7 +239,7 @@ fn to_json(subject: &Subject, args: &DecodeArgs, n: usize, context: usize, m: &M
     })
 }
 
-fn print_row(args: &DecodeArgs, n: usize, context: usize, m: &Measured) {
+fn print_row(args: &DecodeArgs, n: usize, context: usize, m: &BatchResult) {
     let [by_bytes, by_products] = m.bounds();
     let ms = |f: &Figures, digits| f.map(|s| 1e3 * s).to_text(digits);
     let middle = |f: &Figures| if f.is_empty() { "-".into() } else { format!("{:.2}", 1e3 * f.median()) };

@@ -1,4 +1,4 @@
-//! Files cold and warm: taken out of the page cache or brought into it, and looked at to be sure.
+//! Puts files into the page cache or drops them from it, and checks the result.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use sluice_store::{Buffer, drop_cached, resident_bytes};
 
-/// Which of the two.
+/// Whether files are in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
 pub enum State {
     Cold,
@@ -15,6 +15,7 @@ pub enum State {
 }
 
 impl State {
+    /// As tables print it.
     pub fn name(self) -> &'static str {
         match self {
             State::Cold => "cold",
@@ -22,20 +23,20 @@ impl State {
         }
     }
 
-    /// Brings the files into this state, and says how much of them is in the page cache then, of 1: what a caller should print, since
-    /// others may hold pages that cannot be dropped. As much free memory as loading will take is taken and given back, so that what
-    /// follows does not depend on how much of it a hypervisor had reclaimed.
+    /// Brings files into this state. Returns the fraction that is in the page cache then; callers should print it, since other programs may hold pages that cannot be
+    /// dropped. Also takes as much free memory as loading will need, and gives it back, so that results do not depend on how much of it a hypervisor has
+    /// reclaimed.
     pub fn prepare(self, files: &[PathBuf]) -> Result<f64> {
         match self {
             State::Cold => {
                 for path in files {
                     let file = open(path)?;
-                    // Pages that were just written are dropped only when they are on the disk.
+                    // Dirty pages are dropped only after they are written to disk.
                     let _ = file.sync_all();
                     let _ = drop_cached(&file, 0, 0);
                 }
                 if resident(files)? > 0.0 {
-                    // What the polite way left (pages on their way between lists), if we may.
+                    // What is left (pages that move between lists) needs privileges to drop.
                     let _ = fs::write("/proc/sys/vm/drop_caches", "1");
                 }
             }
@@ -58,10 +59,10 @@ impl State {
     }
 }
 
-/// Models below this many bytes take too little memory for it to matter where it comes from.
+/// Below this size in bytes, a model takes too little memory for reclaimed memory to matter.
 const SMALL: u64 = 256 << 20;
 
-/// Takes free memory for a model of so many bytes, and for keys, values and scratch, and gives it back.
+/// Takes free memory for a model of this many bytes, with keys, values and scratch, and gives it back.
 fn touch_memory(bytes: u64) -> Result<()> {
     let free = crate::machine::free().unwrap_or(0);
     let wanted = (bytes + bytes / 4 + SMALL).min(free / 4 * 3);
@@ -74,7 +75,7 @@ fn open(path: &PathBuf) -> Result<File> {
     File::open(path).with_context(|| path.display().to_string())
 }
 
-/// Of all bytes, how many are in the page cache, of 1.
+/// The fraction of all bytes that is in the page cache.
 fn resident(files: &[PathBuf]) -> Result<f64> {
     let (mut cached, mut all) = (0, 0);
     for path in files {

@@ -1,49 +1,21 @@
-//! `sluice bench decode`: one token at a time, behind a context of a given length.
+//! `sluice bench decode`: single tokens after a context of a given length.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use clap::Args;
 use serde_json::json;
 use sluice_backend::NUMERICS_VERSION;
 use sluice_engine::{Engine, MemoryClass, Phase, Profile, SequenceId, Streamed};
 
+use super::batch_decode;
+use super::decode_args::{DecodeArgs, print_subject};
 use super::figures::Figures;
 use super::roofline::Memory;
-use super::{ModelArgs, Subject, batch_decode, token, tokens};
+use super::subject::{Subject, token, tokens};
 use crate::engine_args::activations_name;
 use crate::{machine, stats, streamed, units};
 
-#[derive(Args, Debug)]
-pub struct DecodeArgs {
-    #[command(flatten)]
-    pub(super) model: ModelArgs,
-    /// Tokens in front, one number or several
-    #[arg(long, value_delimiter = ',', default_value = "128", value_name = "N,..")]
-    pub(super) context: Vec<usize>,
-    /// Tokens in each measurement
-    #[arg(long, default_value_t = 64, value_name = "N")]
-    pub(super) tokens: usize,
-    /// Steps of so many sequences, a token each, one number or several; sampled at temperature 1
-    #[arg(long, value_delimiter = ',', value_name = "N,..")]
-    pub(super) sequences: Vec<usize>,
-    /// Tokens that the contexts of these sequences begin with in common
-    #[arg(long, default_value_t = 0, value_name = "N", requires = "sequences")]
-    pub(super) shared: usize,
-    /// With --sequences: choose among the K most likely tokens; 0: among all
-    #[arg(long, default_value_t = 0, value_name = "K", requires = "sequences")]
-    pub(super) top_k: u32,
-    /// With --sequences: choose among the most likely tokens whose probabilities add up to P
-    #[arg(long, default_value_t = 1.0, value_name = "P", requires = "sequences")]
-    pub(super) top_p: f32,
-    /// First read experts that are streamed for which there is memory: nothing of that is measured
-    #[arg(long)]
-    pub(super) fill_experts: bool,
-    /// With --sequences: also where the time of the last measurement went
-    #[arg(long, requires = "sequences")]
-    pub(super) phases: bool,
-}
-
+/// Runs the benchmark and prints a row for each context.
 pub fn run(args: &DecodeArgs) -> Result<()> {
     ensure!(args.tokens > 0, "--tokens must be at least 1");
     ensure!(args.context.iter().all(|c| *c > 0), "--context must be at least 1");
@@ -51,7 +23,7 @@ pub fn run(args: &DecodeArgs) -> Result<()> {
         return batch_decode::run(args);
     }
     let longest = args.context.iter().max().expect("clap wants one");
-    // Where experts are read, each round goes on behind the one before: the same tokens again would find theirs in memory.
+    // If experts are read from disk, each round continues where the last one ended: the same tokens again would find their experts in memory.
     let mut subject = Subject::load(&args.model, longest + args.tokens * (args.model.rounds + 2), 1)?;
     let mut memory = None;
     if !args.model.json {
@@ -72,34 +44,39 @@ pub fn run(args: &DecodeArgs) -> Result<()> {
     Ok(())
 }
 
-struct Measured {
+struct DecodeResult {
     context: usize,
     tokens_per_second: Figures,
-    /// Bytes per second that the machine reads at best.
+    /// The machine's memory bandwidth in bytes per second.
     read: Figures,
-    /// Weights that a token uses: all resident ones, and those of its experts.
+    /// Bytes of weights that a token uses: all resident ones, and its experts.
     weight_bytes: f64,
-    /// Keys, values and recurrent state that a token reads, in the middle of the measurement.
+    /// Bytes of keys, values and recurrent state that a token reads in the middle of the measurement.
     cache_bytes: f64,
-    /// Highest resident set so far, without the buffer of the roofline.
+    /// Highest resident set so far, without the roofline's buffer.
     peak_memory: Option<u64>,
     profile: Profile,
     streamed: Option<Streamed>,
-    /// Of all rounds.
+    /// Seconds of all rounds.
     seconds: f64,
-    /// Of the logits behind the context and of the tokens that warm up: equal where every bit of them is.
+    /// Hash of the logits of context and warm-up: equal only if every bit is.
     logits: u64,
 }
 
-impl Measured {
-    /// Of the read bandwidth, with the weights alone and with everything that is read.
+impl DecodeResult {
+    /// Fractions of memory bandwidth: for the weights alone, and for everything that is read.
     fn fractions(&self) -> [Figures; 2] {
         [self.weight_bytes, self.weight_bytes + self.cache_bytes]
             .map(|bytes| self.tokens_per_second.map(|t| t * bytes).over(&self.read))
     }
 }
 
-fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mut Option<Memory>) -> Result<Measured> {
+fn measure(
+    subject: &mut Subject,
+    args: &DecodeArgs,
+    context: usize,
+    memory: &mut Option<Memory>,
+) -> Result<DecodeResult> {
     let Subject { engine, profile_apart, .. } = subject;
     engine.profile(!*profile_apart);
     if args.fill_experts {
@@ -115,7 +92,7 @@ fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mu
     })?;
     let mut tokens_per_second = Figures::default();
     let mut read = Figures::default();
-    // Pages that were never touched, and threads that sleep, are not what is measured.
+    // Warm-up touches new pages and wakes threads, neither of which is to be measured.
     for i in context..context + args.tokens.min(8) {
         engine.feed(id, &[token(i, vocabulary)], false, |_, row| {
             add(row);
@@ -135,7 +112,7 @@ fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mu
             let memory = memory.as_mut().expect("made above");
             read.push(memory.read(engine.options().isa, engine.options().threads));
         }
-        // What comes before may take long: a recurrent state is computed again from the start.
+        // Rewinding may take long, since a recurrent state is computed again from the start.
         if !streams {
             rewind(engine, id, context)?;
             at = context;
@@ -170,7 +147,7 @@ fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mu
     let cache_bytes = (engine.kv_in_use() + engine.kv_cached() + engine.memory(MemoryClass::State)) as f64;
     engine.remove_sequence(id);
     let weight_bytes = weights as f64 / args.tokens as f64;
-    Ok(Measured {
+    Ok(DecodeResult {
         context,
         tokens_per_second,
         read,
@@ -184,10 +161,10 @@ fn measure(subject: &mut Subject, args: &DecodeArgs, context: usize, memory: &mu
     })
 }
 
-/// Where FNV-1a begins.
+/// FNV-1a's initial value.
 const FNV: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// FNV-1a of four bytes more.
+/// FNV-1a of four more bytes.
 fn hashed(hash: u64, bits: u32) -> u64 {
     bits.to_le_bytes().iter().fold(hash, |h, byte| (h ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
@@ -201,14 +178,14 @@ fn generate(engine: &mut Engine, id: SequenceId, context: usize, n: usize) -> Re
     Ok(())
 }
 
-/// Leaves the sequence with exactly the `context` tokens that it began with, all of them computed.
+/// Cuts the sequence back to its first `context` tokens, all of them computed.
 fn rewind(engine: &mut Engine, id: SequenceId, context: usize) -> Result<()> {
     engine.truncate(id, context - 1)?;
     let vocabulary = engine.model().vocabulary;
     engine.feed(id, &[token(context - 1, vocabulary)], false, |_, _| Ok(()))
 }
 
-fn to_json(subject: &mut Subject, args: &DecodeArgs, m: &Measured) -> serde_json::Value {
+fn to_json(subject: &mut Subject, args: &DecodeArgs, m: &DecodeResult) -> serde_json::Value {
     let [of_weights, of_all] = m.fractions();
     let options = subject.engine.options();
     json!({
@@ -236,18 +213,6 @@ fn to_json(subject: &mut Subject, args: &DecodeArgs, m: &Measured) -> serde_json
     })
 }
 
-/// The line above a table: the model, and how it is computed.
-pub fn print_subject(subject: &Subject) {
-    let options = subject.engine.options();
-    println!(
-        "{}: {} threads, {}, activations {}",
-        subject.name,
-        options.threads,
-        options.isa,
-        activations_name(options.activations)
-    );
-}
-
 fn print_head(subject: &Subject) {
     print_subject(subject);
     println!(
@@ -256,7 +221,7 @@ fn print_head(subject: &Subject) {
     );
 }
 
-fn print_row(m: &Measured) {
+fn print_row(m: &DecodeResult) {
     let [of_weights, of_all] = m.fractions();
     let percent = |f: &Figures| f.map(|x| 100.0 * x).to_text(0) + "%";
     println!(

@@ -1,4 +1,4 @@
-//! `sluice bench disk`: bytes per second past the page cache, by size of a request, requests in flight, order and alignment. A bound for streaming experts.
+//! `sluice bench disk`: bytes per second past the page cache, by request size, requests in flight, order and alignment. These are upper bounds for streaming experts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,29 +16,30 @@ pub struct DiskArgs {
     /// Files to read from, or folders of safetensors
     #[arg(required = true)]
     paths: Vec<PathBuf>,
-    /// Bytes that one request reads, one number or several; rounded up to whole pages
+    /// Bytes per request, one number or several; rounded up to whole pages
     #[arg(long, value_delimiter = ',', default_value = "4194304", value_name = "BYTES,..")]
     request: Vec<u64>,
     /// Requests in flight at once, one number or several
     #[arg(long, value_delimiter = ',', default_value = "8", value_name = "N,..")]
     depth: Vec<usize>,
-    /// Where one request begins after another
+    /// Order of requests
     #[arg(long, value_enum, default_value = "random")]
     order: Order,
-    /// Requests in random order begin at multiples of so many bytes, one number or several
+    /// In random order, requests start at multiples of this many bytes; one number or several
     #[arg(long, value_delimiter = ',', default_value = "4096", value_name = "BYTES,..")]
     align: Vec<u64>,
     /// Time of each measurement
     #[arg(long, default_value_t = 1.5, value_name = "SECONDS")]
     seconds: f64,
-    /// Measurements, of which the median counts
+    /// Number of measurements; the median counts
     #[arg(long, default_value_t = 3, value_name = "N")]
     rounds: usize,
-    /// One line of JSON for each combination
+    /// Print one line of JSON for each combination
     #[arg(long)]
     json: bool,
 }
 
+/// Runs the benchmark and prints a row for each combination.
 pub fn run(args: &DiskArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
     ensure!(args.seconds.is_finite() && args.seconds > 0.0, "--seconds must be above 0");
@@ -58,7 +59,7 @@ pub fn run(args: &DiskArgs) -> Result<()> {
     let mut figures = vec![Figures::default(); cases.len()];
     for round in 0..args.rounds {
         for (i, case) in cases.iter().enumerate() {
-            // Other places each time: what a layer below has kept should not be met again.
+            // Other places each time, so that caches below the kernel do not help.
             figures[i].push(measure(&files, *case, span, (round * cases.len() + i) as u64)?);
         }
     }
@@ -84,7 +85,7 @@ pub fn run(args: &DiskArgs) -> Result<()> {
     Ok(())
 }
 
-/// (Path, bytes) of each file to read.
+/// Path and length in bytes of each file to read.
 fn files(paths: &[PathBuf]) -> Result<Vec<(PathBuf, u64)>> {
     let mut files = Vec::new();
     for path in paths {

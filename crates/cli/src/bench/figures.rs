@@ -1,16 +1,18 @@
-//! Several measurements of one thing: their median and range.
+//! Repeated measurements of one quantity: their median and range.
 
 use serde_json::{Value, json};
 
-/// Measurements of one thing, at least one.
+/// Measurements of one quantity.
 #[derive(Clone, Debug, Default)]
 pub struct Figures(Vec<f64>);
 
 impl Figures {
+    /// Adds a measurement.
     pub fn push(&mut self, x: f64) {
         self.0.push(x);
     }
 
+    /// Whether nothing was measured.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -21,27 +23,29 @@ impl Figures {
         all
     }
 
-    /// The middle one, or the mean of the two in the middle.
+    /// The median.
     pub fn median(&self) -> f64 {
         let all = self.sorted();
         let n = all.len();
         (all[(n - 1) / 2] + all[n / 2]) / 2.0
     }
 
+    /// The smallest measurement; there must be one.
     pub fn low(&self) -> f64 {
         self.sorted()[0]
     }
 
+    /// The largest measurement; there must be one.
     pub fn high(&self) -> f64 {
         self.sorted()[self.0.len() - 1]
     }
 
-    /// `NaN` where nothing was measured.
+    /// The mean; `NaN` without measurements.
     pub fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / self.0.len() as f64
     }
 
-    /// What so many percent of them are below, between the two nearest.
+    /// The given percentile, interpolated.
     pub fn percentile(&self, percent: f64) -> f64 {
         let all = self.sorted();
         let at = percent / 100.0 * (all.len() - 1) as f64;
@@ -49,16 +53,17 @@ impl Figures {
         below + (above - below) * at.fract()
     }
 
-    /// Each measurement over the one of `other` that was made beside it.
+    /// Each measurement divided by the one of `other` from the same round.
     pub fn over(&self, other: &Figures) -> Figures {
         Figures(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
     }
 
+    /// Applies a function to each measurement.
     pub fn map(&self, f: impl Fn(f64) -> f64) -> Figures {
         Figures(self.0.iter().map(|x| f(*x)).collect())
     }
 
-    /// Median, range and all of them in order; `null` where nothing was measured.
+    /// Median, range and all values in order; `null` without measurements.
     pub fn to_json(&self) -> Value {
         if self.is_empty() {
             return Value::Null;
@@ -66,7 +71,7 @@ impl Figures {
         json!({"median": self.median(), "low": self.low(), "high": self.high(), "all": self.0})
     }
 
-    /// `75.6 (74.1-76.0)`, or `-` where nothing was measured.
+    /// `75.6 (74.1-76.0)`, or `-` without measurements.
     pub fn to_text(&self, digits: usize) -> String {
         if self.is_empty() {
             return "-".into();

@@ -1,5 +1,5 @@
-//! `sluice bench kv`: memory of keys and values committed as it is needed, beside memory that is resident from the start. Every case is a
-//! process of its own, so that its peak of memory is its own.
+//! `sluice bench kv`: memory of keys and values committed as needed, compared with memory that is resident from the start. Every case is a process of its own, so that
+//! its peak of memory is its own.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use sluice_engine::MemoryClass;
 
 use super::case::{self, figure};
 use super::figures::Figures;
-use super::{token, tokens};
+use super::subject::{token, tokens};
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::{load, machine};
 
@@ -19,19 +19,19 @@ use crate::{load, machine};
 pub struct KvArgs {
     /// Folder of the model (config.json and safetensors) [default: the demo model]
     model: Option<PathBuf>,
-    /// Tokens to reserve, one number or several; dynamic allocation is measured beside them
+    /// Tokens to reserve, one number or several; dynamic allocation is measured as well
     #[arg(long, value_delimiter = ',', default_value = "2048,4096", value_name = "N,..")]
     reserve: Vec<usize>,
-    /// Measurements, of which the median counts
+    /// Number of measurements; the median counts
     #[arg(long, default_value_t = 5, value_name = "N")]
     rounds: usize,
     /// Tokens of the prompt
     #[arg(long, default_value_t = 34, value_name = "N")]
     prompt: usize,
-    /// Tokens generated
+    /// Tokens to generate
     #[arg(long, default_value_t = 200, value_name = "N")]
     tokens: usize,
-    /// One line of JSON for each way
+    /// Print one line of JSON for each case
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -40,6 +40,7 @@ pub struct KvArgs {
     case: Option<String>,
 }
 
+/// Runs the benchmark and prints a row for each case.
 pub fn run(args: &KvArgs) -> Result<()> {
     if let Some(case) = &args.case {
         return run_case(args, case);
@@ -48,7 +49,7 @@ pub fn run(args: &KvArgs) -> Result<()> {
     let cases: Vec<usize> = std::iter::once(0).chain(args.reserve.iter().copied()).collect();
     let mut rows: Vec<Vec<Value>> = vec![Vec::new(); cases.len()];
     for round in 0..args.rounds {
-        // Each is first in some round: what the one before leaves behind should not always meet the same.
+        // The order rotates, so that no case always follows the same other one.
         for i in (0..cases.len()).map(|i| (i + round) % cases.len()) {
             rows[i].push(case::run(&cases[i].to_string())?.0);
         }
@@ -109,7 +110,7 @@ pub fn run(args: &KvArgs) -> Result<()> {
     Ok(())
 }
 
-/// One case: the number of tokens to reserve, 0 for none.
+/// One case: the number of tokens to reserve; 0 for none.
 fn run_case(args: &KvArgs, case: &str) -> Result<()> {
     let folder = model_or_demo(args.model.as_deref())?;
     let mut options = args.engine.options()?;
@@ -121,7 +122,7 @@ fn run_case(args: &KvArgs, case: &str) -> Result<()> {
     let mut engine = load::engine(&folder, &args.engine, options)?;
     load::finish(&mut engine)?;
     let vocabulary = engine.model().vocabulary;
-    // Weights and scratch are touched once before anything is measured, in a sequence that leaves its one block behind.
+    // Touch weights and scratch before measuring, in a sequence that leaves one block.
     let id = engine.add_sequence();
     engine.feed(id, &tokens(0, args.prompt.min(8), vocabulary), false, |_, _| Ok(()))?;
     engine.remove_sequence(id);

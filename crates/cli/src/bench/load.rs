@@ -1,5 +1,5 @@
-//! `sluice bench load`: each way of reading a model, cold and warm, beside the disk's own speed. Every case is a process of its own;
-//! load times are of loading alone, first tokens of a start that computes while it loads.
+//! `sluice bench load`: each way of reading a model, cold and warm, compared with the disk's own speed. Every case is a process of its own. Load times are of loading
+//! alone; first tokens are of a start that computes while it loads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use sluice_store::load::measure_disk;
 use super::case::{self, figure};
 use super::cold::State;
 use super::figures::Figures;
-use super::{token, tokens};
+use super::subject::{token, tokens};
 use crate::engine_args::{EngineArgs, model_or_demo};
 use crate::{load, machine};
 
@@ -29,31 +29,31 @@ pub struct LoadArgs {
     /// States of the page cache
     #[arg(long, value_enum, value_delimiter = ',', default_value = "cold,warm", value_name = "STATE,..")]
     states: Vec<State>,
-    /// Measurements, of which the median counts
+    /// Number of measurements; the median counts
     #[arg(long, default_value_t = 3, value_name = "N")]
     rounds: usize,
-    /// Tokens of the prompt before the first token
+    /// Tokens of the prompt
     #[arg(long, default_value_t = 34, value_name = "N")]
     prompt: usize,
-    /// Tokens generated; 0 measures loading alone
+    /// Tokens to generate; 0 measures only loading
     #[arg(long, default_value_t = 200, value_name = "N")]
     tokens: usize,
-    /// Bytes per request [default: what measured best]
+    /// Bytes per request [default: the fastest measured]
     #[arg(long, value_name = "BYTES")]
     request: Option<usize>,
-    /// Requests in flight at once with io_uring [default: what measured best]
+    /// Requests in flight at once with io_uring [default: the fastest measured]
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
-    /// Threads with an io_uring each [default: what measured best]
+    /// Threads with an io_uring each [default: the fastest measured]
     #[arg(long, value_name = "N")]
     rings: Option<usize>,
-    /// Threads that read without it [default: what measured best]
+    /// Threads that read without io_uring [default: the fastest measured]
     #[arg(long, value_name = "N")]
     readers: Option<usize>,
-    /// Copies of files in small pages
+    /// Copy files with small pages
     #[arg(long)]
     small_pages: bool,
-    /// One line of JSON for each way and state
+    /// Print one line of JSON for each way and state
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -67,6 +67,7 @@ fn mode_arg(name: &str) -> Result<LoadMode, String> {
     all.into_iter().find(|m| m.name() == name).ok_or("expected mmap, pread, direct or auto".into())
 }
 
+/// Runs the benchmark and prints a row for each way and state. `start`: when the program started.
 pub fn run(args: &LoadArgs, start: Instant) -> Result<()> {
     if let Some(case) = &args.case {
         return run_case(args, case, start);
@@ -101,30 +102,30 @@ pub fn run(args: &LoadArgs, start: Instant) -> Result<()> {
     Ok(())
 }
 
-/// A way of reading in a state, and what was measured of it. Figures of the same round stand at the same place.
+/// Measurements of one way of reading in one state. Entries with the same index are from the same round.
 struct Row {
     state: State,
     mode: LoadMode,
-    /// Of the files in the page cache before, of 1.
+    /// Fraction of the files that was in the page cache before.
     cached: Figures,
-    /// From the start of the program until all weights are there, nothing else being done.
+    /// From the start of the program until all weights are loaded, without any computation.
     load_seconds: Figures,
-    /// Highest resident set of it.
+    /// Highest resident set of that.
     load_peak: Figures,
-    /// Of it, until headers were read and vectors were there, before any matrix; and what its reading took.
+    /// Part of it before any matrix: reading headers and vectors. And the time for reading matrices.
     open_seconds: Figures,
     read_seconds: Figures,
-    /// What the disk gave just before and just after, the mean of both; cold only.
+    /// The disk's speed, the mean of measurements just before and just after; only if cold.
     disk: Figures,
-    /// From the start of the program.
+    /// From the start of the program to the first token.
     first_token_seconds: Figures,
     /// The same prompt again, with everything in memory.
     prompt_seconds: Figures,
     prompt_speed: Figures,
     generation_speed: Figures,
-    /// Highest resident set: anonymous and mapped.
+    /// Highest resident set, anonymous and mapped.
     peak: Figures,
-    /// Start to end, by the clock of who started it.
+    /// Wall time from start to end, as the parent process sees it.
     process_seconds: Figures,
     chosen: Vec<String>,
     reasons: Vec<String>,
@@ -164,7 +165,7 @@ impl Row {
             ensure!(notes.is_empty(), "{}", notes.join("; "));
             Ok(read as f64 / time.as_secs_f64())
         };
-        // 1. loading alone, between two measurements of the disk where it is read
+        // 1. Loading alone, between two measurements of the disk if it is read
         let before = (self.state == State::Cold).then(disk).transpose()?;
         let cached = self.state.prepare(files)?;
         let (found, _) = case::run(&format!("{}:load", self.mode.name()))?;
@@ -178,7 +179,7 @@ impl Row {
         self.read_seconds.push(figure(&found, "read_seconds"));
         self.load_peak.push(figure(&found, "peak_memory"));
         self.keep_words(&found);
-        // 2. a start that answers
+        // 2. A start that answers a prompt
         if args.tokens > 0 {
             self.state.prepare(files)?;
             let (found, time) = case::run(&format!("{}:answer", self.mode.name()))?;
@@ -206,12 +207,12 @@ impl Row {
         add(&mut self.notes, "fallbacks");
     }
 
-    /// The highest resident set of all that was measured.
+    /// The highest resident set of all measurements.
     fn peak(&self) -> &Figures {
         if self.peak.is_empty() { &self.load_peak } else { &self.peak }
     }
 
-    /// Bytes per second of the load over the disk's.
+    /// The load's bytes per second over the disk's.
     fn of_disk(&self, bytes: u64) -> Figures {
         self.load_seconds.map(|t| bytes as f64 / t).over(&self.disk)
     }
@@ -243,9 +244,9 @@ impl Row {
     }
 }
 
-/// Times that the prompt is computed once more, of which the median counts.
+/// How often the prompt is computed again; the median counts.
 const AGAIN: usize = 3;
-/// Bytes of the disk's own measurement, at most; of a large model half of its own, since a disk may be quicker for a few seconds than it stays.
+/// Most bytes of a disk measurement. For a large model it is half of the model, since a disk may be faster for a few seconds than it stays.
 const DISK_SAMPLE: u64 = 2 << 30;
 
 impl LoadArgs {
@@ -258,7 +259,7 @@ impl LoadArgs {
     }
 }
 
-/// One case, `MODE:load` or `MODE:answer`: what it took, as JSON.
+/// One case, `MODE:load` or `MODE:answer`; prints its measurements as JSON.
 fn run_case(args: &LoadArgs, case: &str, start: Instant) -> Result<()> {
     let (mode, kind) = case.split_once(':').unwrap_or((case, "load"));
     let folder = model_or_demo(args.model.as_deref())?;
@@ -266,7 +267,7 @@ fn run_case(args: &LoadArgs, case: &str, start: Instant) -> Result<()> {
     options.load.mode = mode_arg(mode).map_err(anyhow::Error::msg)?;
     options.max_context.get_or_insert(args.prompt + args.tokens + 1);
     args.set(&mut options.load);
-    // As a start does: the tokenizer beside the weights, where there is one.
+    // As in a normal start, the tokenizer loads at the same time, if there is one.
     let text_folder = folder.clone();
     let text = thread::spawn(move || {
         let there = fs::exists(text_folder.join("tokenizer.json")).unwrap_or(false);

@@ -11,7 +11,7 @@ use sluice_kernels::roofline::Arithmetic;
 
 use super::figures::Figures;
 use super::roofline::{has_tiles, peak, peak_of_tiles};
-use super::{ModelArgs, Subject, tokens};
+use super::subject::{ModelArgs, Subject, tokens};
 use crate::engine_args::activations_name;
 use crate::{machine, stats, streamed, units};
 
@@ -22,11 +22,12 @@ pub struct PrefillArgs {
     /// Tokens of the prompt, one number or several
     #[arg(long, value_delimiter = ',', default_value = "512", value_name = "N,..")]
     tokens: Vec<usize>,
-    /// First read experts that are streamed for which there is memory: nothing of that is measured
+    /// Before measuring, read streamed experts into all the memory there is for them
     #[arg(long)]
     fill_experts: bool,
 }
 
+/// Runs the benchmark and prints a row for each length.
 pub fn run(args: &PrefillArgs) -> Result<()> {
     ensure!(args.tokens.iter().all(|n| *n > 0), "--tokens must be at least 1");
     let longest = args.tokens.iter().max().expect("clap wants one");
@@ -93,30 +94,30 @@ pub fn run(args: &PrefillArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whether there is a second peak: products of integers would go to tiles if that were quicker.
+/// Whether there is a second peak, of AMX: integer products would use tiles if that were faster.
 fn shows_tiles(subject: &Subject) -> bool {
     subject.arithmetic == Arithmetic::Int8 && has_tiles(subject.engine.options().isa)
 }
 
-struct Measured {
+struct PrefillResult {
     tokens_per_second: Figures,
-    /// Operations per second that the machine does at best, in the model's arithmetic.
+    /// The machine's peak operations per second in the model's arithmetic.
     peak: Figures,
-    /// The same in AMX's tiles; nothing where there are none, or for other arithmetic.
+    /// The same with AMX tiles; empty without AMX, or for other arithmetic.
     tiles: Figures,
-    /// Multiply-adds with weights, of the whole prompt.
+    /// Multiply-adds of the whole prompt with weights.
     macs: u64,
     profile: Profile,
-    /// Of the last round, and its time.
+    /// Profile of the last round, and its time.
     streamed: Option<Streamed>,
     time: Duration,
 }
 
-fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measured> {
+fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<PrefillResult> {
     let shows_tiles = shows_tiles(subject);
     let Subject { engine, arithmetic, profile_apart, .. } = subject;
     engine.profile(!*profile_apart);
-    // Where experts are read, or copied to a device, each round has a prompt of its own: the same one again would find there what it wants.
+    // If experts are read from disk or copied to a device, each round has a different prompt: the same one would find its experts in place.
     let (streams, vocabulary) = (engine.take_streamed().is_some(), engine.model().vocabulary);
     let prompt = |round: usize| tokens(if streams { round * n } else { 0 }, n, vocabulary);
     if args.fill_experts {
@@ -150,10 +151,10 @@ fn measure(subject: &mut Subject, args: &PrefillArgs, n: usize) -> Result<Measur
         profile = engine.take_profile();
     }
     let macs = Phase::ALL.iter().map(|p| profile.row(*p).macs).sum();
-    Ok(Measured { tokens_per_second, peak: best, tiles, macs, profile, streamed, time })
+    Ok(PrefillResult { tokens_per_second, peak: best, tiles, macs, profile, streamed, time })
 }
 
-/// The prompt as a sequence of its own.
+/// Computes the prompt in a sequence of its own.
 fn read_prompt(engine: &mut Engine, prompt: &[u32]) -> Result<()> {
     engine.score(prompt, false, |_, _| Ok(()))
 }

@@ -1,4 +1,4 @@
-//! The messages of a conversation, and how a new prompt relates to what the engine has computed already.
+//! The messages of a conversation, and how a new prompt continues what the engine has computed.
 
 use std::fs;
 use std::path::Path;
@@ -10,27 +10,29 @@ use sluice_store::{AtomicFile, read_small};
 
 /// A conversation under way.
 pub struct Conversation {
+    /// All messages, the system message first.
     pub messages: Vec<Message>,
-    /// What the engine's sequence holds, exactly: the last prompt, and the answer to it. `None` where that is not known.
+    /// What the engine's sequence holds, exactly: the last prompt and its answer. `None` if that is not known.
     pub fed: Option<(Prompt, String)>,
 }
 
-/// How the engine's sequence goes on to a new prompt.
+/// How to get from the engine's sequence to a new prompt.
 #[derive(Debug, PartialEq)]
 pub struct Continuation {
-    /// So many of its tokens stay.
+    /// How many of its tokens stay.
     pub keep: usize,
-    /// These follow; at least one.
+    /// The tokens to append; at least one.
     pub new: Vec<u32>,
 }
 
 impl Conversation {
+    /// An empty conversation with this system message.
     pub fn new(system: Option<String>) -> Conversation {
         let messages = system.into_iter().map(|text| Message::new("system", text)).collect();
         Conversation { messages, fed: None }
     }
 
-    /// Replaces the system message, or takes it away.
+    /// Replaces or removes the system message.
     pub fn set_system(&mut self, text: Option<String>) {
         self.messages.retain(|m| m.role != "system");
         if let Some(text) = text {
@@ -38,14 +40,14 @@ impl Conversation {
         }
     }
 
-    /// Takes the last message of the user and all after it back, and returns its text.
+    /// Removes the user's last message and everything after it, and returns its text.
     pub fn undo(&mut self) -> Option<String> {
         let at = self.messages.iter().rposition(|m| m.role == "user")?;
         self.messages.drain(at..).next().map(|m| m.content)
     }
 
-    /// How the engine gets from its `known` tokens to those of the prompt `rendered`. Where the prompt goes on from the text fed so far,
-    /// only the rest is encoded: the tokens of an answer stay the ones that were generated, which encoding its text again may not give. Else the
+    /// How to get from the engine's `known` tokens to the prompt `rendered`. If the prompt continues the text fed so far, only the rest is encoded, so an answer keeps
+    /// its generated tokens, which encoding its text might not give. Otherwise the longest common prefix stays. `encode(prompt, at_start)` encodes a piece.
     /// longest common beginning stays. `encode(prompt, at_start)` gives the tokens of a piece.
     pub fn continuation(
         &self,
@@ -62,7 +64,7 @@ impl Conversation {
             }
         }
         let mut new = encode(rendered, true)?;
-        // The last token has to be computed in any case: what comes next is read off it.
+        // The last token is always computed, since the next one comes from its logits.
         let common = new.iter().zip(known).take_while(|(a, b)| a == b).count().min(new.len().saturating_sub(1));
         new.drain(..common);
         if new.is_empty() {
@@ -72,7 +74,7 @@ impl Conversation {
     }
 }
 
-/// Writes messages as a JSON list of `{"role": .., "content": ..}`; the file appears complete or not at all.
+/// Writes messages as a JSON list of `{"role": .., "content": ..}`. The file appears complete or not at all.
 pub fn save(messages: &[Message], path: &Path) -> Result<()> {
     let list = Value::Array(messages.iter().map(Message::to_json).collect());
     let mut file = AtomicFile::create(path)?;
@@ -80,18 +82,18 @@ pub fn save(messages: &[Message], path: &Path) -> Result<()> {
     Ok(file.commit()?)
 }
 
-/// Whether saving to `path` would take the place of a file that somebody else wrote: one with something in it that is no conversation.
+/// Whether saving to `path` would replace a file that is not a conversation and not empty.
 pub fn is_foreign(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0) && load(path).is_err()
 }
 
-/// Bytes that a saved conversation may have: some ten million tokens.
+/// Most bytes of a saved conversation: some ten million tokens.
 const MAX_CHAT: u64 = 64 << 20;
 
-/// Reads what [`save`] wrote, or anybody's list of such messages.
+/// Reads what [`save`] has written, or any list of such messages.
 ///
 /// # Errors
-/// What is no such list; what is no regular file, since a pipe may never come to its end; more than 64 MiB.
+/// Not such a list; not a regular file, since a pipe may never end; more than 64 MiB.
 pub fn load(path: &Path) -> Result<Vec<Message>> {
     parse_messages(&read_small(path, MAX_CHAT)?).with_context(|| path.display().to_string())
 }
@@ -101,7 +103,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A token for each character.
+    /// One token per character.
     fn encode(prompt: &Prompt, _: bool) -> Result<Vec<u32>> {
         Ok(tokens(prompt.text()))
     }
@@ -131,7 +133,7 @@ mod tests {
         let known = tokens("abcdef");
         let found = conversation("abc", "def").continuation(&text("abcxyz"), &known, encode).unwrap();
         assert_eq!(found, Continuation { keep: 3, new: tokens("xyz") });
-        // Nothing is known of the text fed: tokens decide.
+        // The fed text is not known, so tokens decide.
         assert_eq!(Conversation::new(None).continuation(&text("abcxyz"), &known, encode).unwrap().keep, 3);
     }
 
@@ -170,7 +172,7 @@ mod tests {
         assert!(!is_foreign(&path) && !is_foreign(&dir.path().join("none")));
         fs::write(&path, "notes").unwrap();
         assert!(is_foreign(&path));
-        // Reading a pipe would wait for a writer, for ever; a device may never end.
+        // Reading a pipe would wait for a writer forever, and a device may never end.
         let pipe = dir.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         for other in [&pipe, dir.path(), Path::new("/dev/zero")] {

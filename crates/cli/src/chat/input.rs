@@ -1,7 +1,7 @@
-//! Where a conversation's lines come from: an editor with history on a terminal, plain lines otherwise.
+//! Reads the lines of a chat: with an editor and history on a terminal, as plain lines otherwise.
 //!
-//! What is typed or pasted while an answer is given is kept for the lines that follow. On a terminal that means that its own line editing is off as long
-//! as the conversation lasts: it holds 4 KiB of a line, and when the editor takes over in the middle of one, it drops what does not fit.
+//! What is typed or pasted during an answer is kept for the lines after it. So on a terminal, its own line editing stays off during the whole chat: it holds only 4 KiB
+//! of a line, and when the editor takes over in the middle of one, it drops the rest.
 
 use std::cell::RefCell;
 use std::env;
@@ -32,23 +32,24 @@ use crate::interrupt::{self, Hold};
 use crate::{folders, terminal};
 
 const PROMPT: &str = "> ";
-/// Terminals that the editor does not know how to draw on.
+/// Terminals that the editor cannot draw on.
 const PLAIN: [&str; 3] = ["dumb", "cons25", "emacs"];
 const LEAVING: &str = "[Ctrl-C again or Ctrl-D leaves]";
 
+/// A source of lines.
 pub enum Input {
     Terminal(Box<Terminal>),
-    /// Read as they come, behind this prompt.
+    /// Lines are read as they come, after this prompt.
     Lines(&'static str),
 }
 
 impl Input {
-    /// The terminal, where both ends are one.
+    /// The terminal, if input and output are the same one.
     pub fn open() -> Input {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
             return Input::Lines("");
         }
-        // The editor leaves these to edit their lines themselves.
+        // The editor leaves editing to these themselves.
         if env::var("TERM").is_ok_and(|term| PLAIN.iter().any(|plain| plain.eq_ignore_ascii_case(&term))) {
             return Input::Lines(PROMPT);
         }
@@ -61,7 +62,7 @@ impl Input {
         }
     }
 
-    /// The mode that the terminal had before; `None` where there is no terminal.
+    /// The terminal's mode from before; `None` without a terminal.
     pub fn mode_before(&self) -> Option<Mode> {
         match self {
             Input::Terminal(terminal) => Some(terminal.mode.before.clone()),
@@ -69,11 +70,12 @@ impl Input {
         }
     }
 
+    /// Whether a user types the lines.
     pub fn is_terminal(&self) -> bool {
         matches!(self, Input::Terminal(_))
     }
 
-    /// The next line; `None` where the user leaves.
+    /// The next line; `None` if the user leaves.
     pub fn next(&mut self) -> Result<Option<String>> {
         match self {
             Input::Terminal(terminal) => {
@@ -109,7 +111,7 @@ fn plain_line() -> Result<Option<String>> {
     Ok((read > 0).then(|| String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned()))
 }
 
-/// The editor, and the terminal as it keeps it. From its beginning to its end Ctrl-C does not leave: at the prompt it is a key, elsewhere it is
+/// The editor, with its terminal mode. As long as it exists, Ctrl-C does not end the program: at the prompt it is a key, and otherwise it sets
 /// [`interrupt::pressed`].
 pub struct Terminal {
     editor: Editor<Typed, FileHistory>,
@@ -128,7 +130,7 @@ impl Terminal {
         editor.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(Box::new(clear_or_leave)));
         let history = folders::chat_history();
         if let Some(path) = &history {
-            // The first time there is none.
+            // There is no history the first time.
             let _ = editor.load_history(path);
         }
         let hold = interrupt::hold();
@@ -166,7 +168,7 @@ impl Terminal {
                 Err(ReadlineError::Interrupted | ReadlineError::Eof) => return Ok(None),
                 Err(ReadlineError::Io(e)) if e.kind() == ErrorKind::InvalidData => {
                     terminal::note(
-                        "a byte that is no UTF-8 was left out, with what came in the same moment (is the terminal set to UTF-8?)",
+                        "a byte that is not UTF-8 was dropped, with what came at the same moment (is the terminal set to UTF-8?)",
                     );
                     begun = self.editor.helper().map(|typed| typed.0.take()).unwrap_or_default();
                 }
@@ -184,7 +186,7 @@ impl Terminal {
     }
 }
 
-/// The line as it stands, before and behind the cursor: the editor drops it when it gives up on a byte.
+/// The current line before and after the cursor. The editor drops it when it fails on an invalid byte.
 #[derive(Default)]
 struct Typed(RefCell<(String, String)>);
 
@@ -199,7 +201,7 @@ impl Completer for Typed {
 impl Hinter for Typed {
     type Hint = String;
 
-    /// Called at every change of the line; it never hints.
+    /// Called at every change of the line; never gives a hint.
     fn hint(&self, line: &str, at: usize, _: &rustyline::Context<'_>) -> Option<String> {
         let (before, behind) = line.split_at_checked(at).unwrap_or((line, ""));
         *self.0.borrow_mut() = (before.to_owned(), behind.to_owned());
@@ -209,19 +211,19 @@ impl Hinter for Typed {
 
 #[derive(Default)]
 struct CtrlC {
-    /// It came on an empty line.
+    /// Ctrl-C came on an empty line.
     on_empty: AtomicBool,
-    /// The last thing typed was Ctrl-C on an empty line.
+    /// The last key was Ctrl-C on an empty line.
     asked: AtomicBool,
 }
 
-/// Ctrl-C while typing takes the line away; on an empty line it leaves, the second time.
+/// Ctrl-C clears the line; on an empty line, a second one leaves.
 struct ClearOrLeave(Arc<CtrlC>);
 
 impl ConditionalEventHandler for ClearOrLeave {
     fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext) -> Option<Cmd> {
         if context.line().is_empty() {
-            // As an entered line, since the editor forgets what it has read beyond one that is broken off.
+            // Ends the line as if entered, since the editor forgets what it has read ahead when a line is aborted.
             self.0.on_empty.store(true, Ordering::Relaxed);
             return Some(Cmd::AcceptLine);
         }
@@ -235,15 +237,16 @@ impl ConditionalEventHandler for ClearOrLeave {
 pub struct Mode(Termios);
 
 impl Mode {
+    /// Sets the terminal to this mode.
     pub fn set(&self) -> io::Result<()> {
         Ok(tcsetattr(io::stdin(), OptionalActions::Drain, &self.0)?)
     }
 }
 
-/// What ends the program without asking it first.
+/// Signals that end the program.
 const ENDS: [i32; 3] = [SIGTERM, SIGHUP, SIGQUIT];
 
-/// From here on these signals end the program as they always do, and leave the terminal as it was before.
+/// Makes these signals restore the terminal before they end the program as usual.
 fn restore_at_the_end(before: Mode) -> io::Result<()> {
     let (mut told, tell) = UnixStream::pair()?;
     let which = Arc::<AtomicUsize>::default();
@@ -254,7 +257,7 @@ fn restore_at_the_end(before: Mode) -> io::Result<()> {
     let work = move || {
         let mut one = [0];
         if told.read_exact(&mut one).is_ok() {
-            // Where there is no terminal any more, there is nothing to leave as it was.
+            // If there is no terminal any more, there is nothing to restore.
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before.0);
             let _ = emulate_default_handler(which.load(Ordering::SeqCst) as i32);
         }
@@ -263,13 +266,13 @@ fn restore_at_the_end(before: Mode) -> io::Result<()> {
     Ok(())
 }
 
-/// Between two lines the terminal neither edits nor shows what is typed.
+/// Between lines, the terminal neither edits nor echoes what is typed.
 struct Quiet {
-    /// How it was, and is again at the end.
+    /// The original mode, restored at the end.
     before: Mode,
-    /// Ctrl-C is a key, which waits for the editor: from the end of an answer on, so that none falls between that and the editor's own mode.
+    /// Ctrl-C is a key for the editor. Used from the end of an answer on, so that no Ctrl-C is lost before the editor sets its own mode.
     keys: Mode,
-    /// Ctrl-C is a signal: while an answer is given.
+    /// Ctrl-C is a signal. Used during an answer.
     signals: Mode,
 }
 

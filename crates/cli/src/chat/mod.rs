@@ -1,4 +1,4 @@
-//! `sluice chat [MODEL]`: a conversation. Only what is new in a turn is computed; the state of all before it is kept.
+//! `sluice chat [MODEL]`: a conversation. Each turn computes only what is new; everything before it stays in the engine.
 
 mod command;
 mod conversation;
@@ -25,9 +25,9 @@ use crate::progress::Progress;
 use crate::prompt::PromptArgs;
 use crate::prompt_cache_args::{self, PromptCacheArgs};
 use crate::sampling_args::SamplingArgs;
-use crate::stats::{self, Measured};
+use crate::stats::{self, RunMeasurements};
 use crate::{interrupt, terminal};
-use command::Command;
+use command::ChatCommand;
 use conversation::Conversation;
 use input::{Input, Mode};
 
@@ -39,10 +39,10 @@ pub struct ChatArgs {
     /// The model's folder
     #[arg(short, long, value_name = "MODEL", conflicts_with = "folder")]
     model: Option<PathBuf>,
-    /// Print figures after each answer
+    /// Print statistics after each answer
     #[arg(long)]
     stats: bool,
-    /// Go on with the conversation in this file, if it is there, and write it back after each answer; with --prompt-cache it is not computed again
+    /// Continue the conversation in this file, if it exists, and save it after each answer; with --prompt-cache it is not computed again
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     #[command(flatten)]
@@ -55,13 +55,13 @@ pub struct ChatArgs {
     engine: EngineArgs,
 }
 
-/// Recurrent states that are kept, where the model has some: at the ends of the last answers and prompts, for `/undo` and `/regenerate`.
+/// Recurrent states kept, if the model has any: at the ends of the last answers and prompts, for `/undo` and `/regenerate`.
 const SNAPSHOTS: usize = 4;
 
-/// Writing to the prompt cache after an answer takes so long at most.
+/// Most time that writing to the prompt cache may take after an answer.
 const KEEPING: Duration = Duration::from_millis(200);
 
-/// Talks until the input ends.
+/// Runs a chat until its input ends.
 pub fn run(args: ChatArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
     let before = args.session.as_deref().map_or(Ok(None), session)?;
@@ -71,7 +71,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let (mut engine, text) = (loaded.engine, loaded.text);
     let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
     let sequence = engine.add_sequence();
-    let measured = Measured {
+    let measured = RunMeasurements {
         model: folder.display().to_string(),
         weights_time: loaded.weights_time,
         text_time: loaded.text_time,
@@ -110,8 +110,8 @@ pub fn run(args: ChatArgs) -> Result<()> {
     while let Some(line) = next {
         next = match command::parse(&line) {
             None => input.next()?,
-            Some(Command::Exit) => break,
-            Some(Command::Save(path)) => match chat.save(&path, &mut input)? {
+            Some(ChatCommand::Exit) => break,
+            Some(ChatCommand::Save(path)) => match chat.save(&path, &mut input)? {
                 None => input.next()?,
                 line => line,
             },
@@ -122,16 +122,16 @@ pub fn run(args: ChatArgs) -> Result<()> {
             }
         };
     }
-    // A step has said what failed for good.
+    // The step that failed has reported it.
     let _ = chat.engine.save();
     prompt_cache_args::say_notes(&mut chat.engine);
     Ok(())
 }
 
-/// The messages of a session so far; `None` where its file is to be made.
+/// The messages of a saved session; `None` if the file does not exist yet.
 ///
 /// # Errors
-/// A file of something else.
+/// The file is something else.
 fn session(path: &Path) -> Result<Option<Vec<Message>>> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() || found.len() > 0 => conversation::load(path).map(Some).context("--session"),
@@ -148,19 +148,18 @@ struct Chat<'a> {
     engine: Engine,
     sequence: SequenceId,
     generation: Generation,
-    measured: Measured,
+    measured: RunMeasurements,
     last: Option<Answer>,
-    /// Print figures after each answer.
+    /// Print statistics after each answer.
     with_stats: bool,
-    /// The file in which the conversation is kept.
+    /// The file of the session.
     session: Option<PathBuf>,
-    /// How the terminal is to be left, where there is one.
+    /// The mode to restore the terminal to, if there is one.
     mode_before: Option<Mode>,
 }
 
 impl Chat<'_> {
-    /// One message and its answer, and whether there is one. What goes wrong with it is said, and the message taken back; only an output that is gone
-    /// is an error.
+    /// Answers one message. Returns whether there is an answer. Errors are reported and the message is taken back; only a closed output is returned as an error.
     fn turn(&mut self, message: &str) -> Result<bool> {
         self.conversation.messages.push(Message::new("user", message));
         match self.answer() {
@@ -191,7 +190,7 @@ impl Chat<'_> {
         }
     }
 
-    /// Writes the conversation to the file of its session.
+    /// Saves the conversation to the session's file.
     fn write_session(&self) {
         if let Some(path) = &self.session
             && let Err(e) = conversation::save(&self.conversation.messages, path)
@@ -200,7 +199,7 @@ impl Chat<'_> {
         }
     }
 
-    /// Writes what is new of the conversation to the prompt cache, as far as it takes no time that anybody notices; the rest is written at the end.
+    /// Writes what is new to the prompt cache for a short time; the rest is written at the end.
     fn keep(&mut self) {
         let begun = Instant::now();
         while begun.elapsed() < KEEPING && self.engine.flush_idle().unwrap_or(false) {}
@@ -217,13 +216,13 @@ impl Chat<'_> {
                 terminal::say(&format!("[the context of {} tokens is full: {WAYS_OUT}]", self.engine.max_context()));
             }
             End::Engine(Finish::Length) => terminal::say("[as many tokens as --max-tokens allows]"),
-            // A failure is an error, and was said.
+            // A failure is an error, and has been reported.
             End::Engine(Finish::Stop | Finish::Failed) | End::StopString(_) => {}
         }
     }
 
     fn answer(&mut self) -> Result<Answer> {
-        // 1. what of the conversation is new to the engine
+        // 1. Find what is new to the engine
         let request = Instant::now();
         let tokenizer = &self.text.tokenizer;
         let rendering = self.prompt.rendering(self.text, &self.conversation.messages);
@@ -244,14 +243,14 @@ impl Chat<'_> {
 
         // The ends of answers are kept anyway.
         let all: Vec<u32> = known[..next.keep].iter().chain(&next.new).copied().collect();
-        let marks = if self.engine.model().state_len() > 0 { rendering.partings(&all) } else { Vec::new() };
+        let marks = if self.engine.model().state_len() > 0 { rendering.snapshot_points(&all) } else { Vec::new() };
 
-        // 2. the engine gives up what no longer holds, and goes on from there
+        // 2. Drop what no longer applies, and generate
         if next.keep < known.len() {
             self.engine.truncate(self.sequence, next.keep)?;
         }
         self.conversation.fed = None;
-        // A step that waits for weights cannot be stopped: as long as they are loaded, Ctrl-C leaves.
+        // A step that waits for weights cannot be stopped, so while they load, Ctrl-C ends the program.
         let load = self.engine.loading().map(Loading::progress);
         let is_loaded = load.as_ref().is_none_or(LoadProgress::is_over);
         let mut hold = is_loaded.then(interrupt::hold);
@@ -282,7 +281,7 @@ impl Chat<'_> {
             put(&mut out, "\n")?;
         }
 
-        // 3. what the engine holds now, as text
+        // 3. Remember what the engine holds now, as text
         self.conversation.fed = Some((rendered, self.text.tokenizer.decode(&answer.tokens, false)?));
         let m = &mut self.measured;
         m.first_from_request = answer.first_token.map(|t| t - request);
@@ -290,32 +289,32 @@ impl Chat<'_> {
         Ok(answer)
     }
 
-    fn obey(&mut self, command: Command) -> Result<()> {
+    fn obey(&mut self, command: ChatCommand) -> Result<()> {
         let messages = &mut self.conversation.messages;
         match command {
-            Command::Say(message) => {
+            ChatCommand::Say(message) => {
                 self.turn(message)?;
             }
-            // Whoever reads the lines knows about these.
-            Command::Exit | Command::Save(_) => {}
-            Command::Help => terminal::say(command::HELP),
-            Command::Reset => {
+            // The caller handles these.
+            ChatCommand::Exit | ChatCommand::Save(_) => {}
+            ChatCommand::Help => terminal::say(command::HELP),
+            ChatCommand::Reset => {
                 messages.retain(|m| m.role == "system");
                 self.forget();
                 terminal::say("[a new conversation]");
             }
-            // The engine learns of it in the next turn, from what that turn's prompt has in common with this one's.
-            Command::Undo => match self.conversation.undo() {
+            // The engine notices in the next turn, by comparing prompts.
+            ChatCommand::Undo => match self.conversation.undo() {
                 Some(message) => terminal::say(&format!("[taken back: {}]", first_line(&message))),
                 None => terminal::note("there is nothing to take back"),
             },
-            Command::Regenerate => self.regenerate()?,
-            Command::Stats => self.print_stats(),
-            Command::System(text) => {
+            ChatCommand::Regenerate => self.regenerate()?,
+            ChatCommand::Stats => self.print_stats(),
+            ChatCommand::System(text) => {
                 self.conversation.set_system(text);
                 terminal::say("[the system message holds from the next turn on]");
             }
-            Command::Load(path) => match conversation::load(&path) {
+            ChatCommand::Load(path) => match conversation::load(&path) {
                 Ok(loaded) => {
                     terminal::say(&format!("[{} messages loaded from {}]", loaded.len(), path.display()));
                     *messages = loaded;
@@ -323,12 +322,12 @@ impl Chat<'_> {
                 }
                 Err(e) => terminal::note(&format!("{e:#}")),
             },
-            Command::Wrong(why) => terminal::note(&why),
+            ChatCommand::Wrong(why) => terminal::note(&why),
         }
         Ok(())
     }
 
-    /// Writes the conversation to a file, after a question where that would cost somebody else's. Gives back a line that was no answer to it.
+    /// Saves the conversation to a file. Asks before it replaces a file that is not a conversation; returns the line if it was not an answer to that.
     fn save(&mut self, path: &Path, input: &mut Input) -> Result<Option<String>> {
         let messages = &self.conversation.messages;
         if conversation::is_foreign(path) {
@@ -337,7 +336,7 @@ impl Chat<'_> {
             let answer = line.as_deref().unwrap_or("").trim().to_lowercase();
             if !["y", "yes"].contains(&answer.as_str()) {
                 terminal::say("[not saved]");
-                // What was typed ahead or piped in was not meant as an answer.
+                // Text typed ahead or piped in is not an answer.
                 return Ok(line.filter(|_| !["", "n", "no"].contains(&answer.as_str())));
             }
         }
@@ -348,12 +347,12 @@ impl Chat<'_> {
         Ok(None)
     }
 
-    /// Answers the last message again. With the same seed the answer would be the same, so the conversation goes on with the next one. Without a new answer the
-    /// old one stays.
+    /// Answers the last message again. The same seed would give the same answer, so the next one is used from here on. Without a new answer the old one
+    /// stays.
     fn regenerate(&mut self) -> Result<()> {
         let before = self.conversation.messages.clone();
         let Some(message) = self.conversation.undo() else {
-            terminal::note("there is no answer yet to give again");
+            terminal::note("there is no answer yet");
             return Ok(());
         };
         let seed = &mut self.generation.sampling.seed;
@@ -377,12 +376,12 @@ impl Chat<'_> {
     fn print_stats(&mut self) {
         match &self.last {
             Some(answer) => terminal::say(&stats::to_text(&mut self.engine, answer, &self.measured)),
-            None => terminal::note("there is no answer yet to give figures of"),
+            None => terminal::note("there is no answer yet"),
         }
     }
 }
 
-/// On a terminal Ctrl-C does not leave by itself. While weights are loaded this leaves for it, and puts the terminal back first.
+/// On a terminal, Ctrl-C does not end the program by itself. While weights load, this does so, after restoring the terminal.
 struct LeaveWhileLoading(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl LeaveWhileLoading {
@@ -411,7 +410,7 @@ impl Drop for LeaveWhileLoading {
     }
 }
 
-/// Nobody reads the answers any more: the one thing that ends a conversation.
+/// The output is closed: the only error that ends a chat.
 #[derive(Debug)]
 struct OutputGone;
 

@@ -1,7 +1,7 @@
 //! Whether a model fits this machine's memory, and what happens where it does not.
 
 use crate::inspect::breakdown::{Anatomy, Component};
-use crate::machine::{self, Limit};
+use crate::machine::{self, MemoryLimit};
 use crate::units;
 
 /// How much of the model fits.
@@ -30,8 +30,8 @@ impl Verdict {
 /// Need and room, in bytes. Keys and values are counted in bf16; what a step needs besides is small and not counted.
 pub struct Fit {
     pub available: Option<u64>,
-    pub cgroup: Option<Limit>,
-    /// Bytes that may be used: the lesser of the two.
+    pub cgroup: Option<MemoryLimit>,
+    /// What may be taken: the lesser of the two.
     pub room: Option<u64>,
     /// Needed for everything, with keys and values of the whole context.
     pub full_context: u64,

@@ -1,4 +1,4 @@
-//! Programs in memory control groups of their own (version 1's controller, to which page cache is charged as well).
+//! Runs programs in memory control groups of their own (version 1's controller, which also charges page cache).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ const CONTROLLER: &str = "/sys/fs/cgroup/memory";
 pub struct Group(PathBuf);
 
 impl Group {
-    /// A group of so many bytes, or without a limit. `None`, said aloud, where groups cannot be made.
+    /// A group with a limit in bytes, or without one. `None`, with a note, if groups cannot be created.
     pub fn new(limit: Option<u64>) -> Option<Group> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -29,7 +29,7 @@ impl Group {
         Some(group)
     }
 
-    /// Runs a program in it to its end; nothing of it is charged elsewhere. One at a time: how fast pages come back is a part of what is tested.
+    /// Runs a program in the group to its end; nothing of it is charged elsewhere. One at a time, since how fast pages come back is part of the test.
     pub fn run(&self, command: &Command) -> Output {
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
@@ -45,7 +45,7 @@ impl Group {
         inside.stdin(Stdio::null()).output().unwrap()
     }
 
-    /// The most that was charged to it at once, in bytes.
+    /// The most bytes that were charged to it at once.
     pub fn peak(&self) -> u64 {
         fs::read_to_string(self.0.join("memory.max_usage_in_bytes")).unwrap().trim().parse().unwrap()
     }

@@ -1,6 +1,7 @@
-//! Running the program that ships, and making the folders that it is tried on.
+//! Runs the shipped program, and makes folders for it.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod dialects;
 pub mod group;
 pub mod packing;
 pub mod server;
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// The program, in a home of its own, without a demo model unless the test names one.
+/// The program with a home of its own, and without a demo model unless the test names one.
 pub fn sluice(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
     command.args(args).stdin(Stdio::null()).env("HOME", env!("CARGO_TARGET_TMPDIR"));
@@ -21,12 +22,12 @@ pub fn sluice(args: &[&str]) -> Command {
     command
 }
 
-/// Runs to the end.
+/// Runs it to the end.
 pub fn output(args: &[&str]) -> Output {
     sluice(args).output().unwrap()
 }
 
-/// Runs to the end with `input` piped in.
+/// Runs it to the end with `input` piped in.
 pub fn piped(mut command: Command, input: &str) -> Output {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.unwrap();
@@ -42,18 +43,18 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// What it printed, after making sure that it went well.
+/// Its output, after checking that it succeeded.
 pub fn success(output: Output) -> String {
     assert!(output.status.success(), "{:?}: {}", output.status, stderr(&output));
     stdout(&output)
 }
 
-/// The one JSON object that it printed.
+/// The JSON object that it printed.
 pub fn json(output: Output) -> serde_json::Value {
     serde_json::from_str(&success(output)).unwrap()
 }
 
-/// Exit code 2 and one line on standard error, which begins with `sluice: ` and has all of `parts` in it.
+/// Checks for exit code 2 and one line on standard error that begins with `sluice: ` and contains all of `parts`.
 #[track_caller]
 pub fn assert_refused(output: &Output, parts: &[&str]) {
     let line = stderr(output);
@@ -65,7 +66,7 @@ pub fn assert_refused(output: &Output, parts: &[&str]) {
     }
 }
 
-/// Prose with some variety, where no held-out text is at hand.
+/// Prose with some variety, in case there is no held-out text.
 pub fn prose() -> String {
     let names = ["the cat", "a small boat", "my brother", "the old king", "nobody"];
     let deeds =
@@ -82,7 +83,7 @@ pub fn golden(name: &str) -> String {
     root().join("tests/golden").join(name).display().to_string()
 }
 
-/// The demo model: the one that ships, or the checkpoint that it is packed from. `None`, said aloud, where there is neither.
+/// The demo model: the one that ships, or the checkpoint that it is packed from. `None`, with a note, if both are missing.
 pub fn demo() -> Option<String> {
     let places = [root().join("models/demo"), root().join("../shared/demo-model")];
     let found = places.into_iter().find(|p| p.join("config.json").is_file());
@@ -92,7 +93,7 @@ pub fn demo() -> Option<String> {
     found.map(|p| p.canonicalize().unwrap().display().to_string())
 }
 
-/// The demo model with another chat template, and with these special tokens in the place of some that it has to spare.
+/// The demo model with another chat template, and with these special tokens instead of unused ones.
 pub fn demo_with(template: &str, special: &[&str]) -> Option<tempfile::TempDir> {
     let (demo, folder) = (PathBuf::from(demo()?), tempfile::tempdir().unwrap());
     for entry in fs::read_dir(&demo).unwrap() {
@@ -110,7 +111,7 @@ pub fn demo_with(template: &str, special: &[&str]) -> Option<tempfile::TempDir> 
     Some(folder)
 }
 
-/// A safetensors file: this header, and this many zero bytes.
+/// Writes a safetensors file with this header and this many zero bytes.
 pub fn write_safetensors(path: &Path, header: &str, data: usize) {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
@@ -132,12 +133,12 @@ pub fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// `faults.c`, compiled once: stands between a program and the system.
+/// `faults.c`, compiled once; it is preloaded between a program and the system.
 pub fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        // Others may compile it at the same time: whole, then in its place.
+        // Another process may compile it at the same time: write it completely, then rename it.
         let begun = tempfile::NamedTempFile::new_in(folder).unwrap().into_temp_path();
         let library = folder.join("faults.so");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/faults.c");

@@ -1,4 +1,4 @@
-//! A tiny mixture to pack, and packing it.
+//! A tiny mixture, and packing it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,11 +14,11 @@ pub const WIDTH: usize = 64;
 pub const EXPERTS: usize = 3;
 pub const VOCABULARY: usize = 96;
 
-/// A Qwen3.5-MoE of two layers with rows long enough to quantise: its tensors by name, random bf16. `single`: a tensor for each expert.
+/// A Qwen3.5-MoE of two layers with rows long enough to quantise: tensors by name, random bf16. `single`: one tensor per expert.
 pub fn tensors(single: bool) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let mut all = BTreeMap::new();
     let mut add = |name: String, shape: &[usize]| {
-        // The values depend on the name alone.
+        // The values depend only on the name.
         let mut state = name.bytes().fold(99u64, |h, b| (h ^ b as u64).wrapping_mul(0x100000001b3));
         let mut next = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

@@ -1,4 +1,4 @@
-//! A server that is asked over real connections, by a client as people have it.
+//! Starts a server, and sends it requests over real connections.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -11,16 +11,16 @@ use ureq::http::{HeaderMap, HeaderValue};
 
 use super::{demo, sluice};
 
-/// A server that runs, and where.
+/// A running server and its address.
 pub struct Server {
     pub child: Child,
     pub address: String,
-    /// What it has said since it was ready.
+    /// Its messages since it was ready.
     pub lines: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
-    /// `None`, said aloud, where there is no demo model.
+    /// `None`, with a note, without a demo model.
     pub fn start(flags: &[&str]) -> Option<Server> {
         let mut command = sluice(&["serve", &demo()?, "--port", "0"]);
         command.args(flags);
@@ -66,7 +66,7 @@ impl Server {
         answer
     }
 
-    /// The events of a streamed answer, but the last, which is `[DONE]`.
+    /// The events of a streamed answer, except the last, which is `[DONE]`.
     pub fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
         let mut response = agent().post(self.url(path)).send_json(body).unwrap();
         assert_eq!(response.headers()["content-type"], "text/event-stream");
@@ -76,7 +76,7 @@ impl Server {
         events.iter().map(|e| serde_json::from_str(e.strip_prefix("data: ").unwrap()).unwrap()).collect()
     }
 
-    /// Status, headers and body of an answer to a request with headers of its own.
+    /// Status, headers and body of the answer to a request with more headers.
     pub fn post_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> (u16, HeaderMap, String) {
         let mut request = agent().post(self.url(path));
         for (name, value) in headers {
@@ -87,7 +87,7 @@ impl Server {
         (response.status().as_u16(), response.headers().clone(), text)
     }
 
-    /// The events of a streamed answer whose events have names: each is named by its type.
+    /// The events of a streamed answer with named events; each is named by its type.
     pub fn named_events(&self, path: &str, body: &Value) -> Vec<Value> {
         let (status, headers, text) = self.post_with(path, &[], body);
         assert_eq!((status, &headers["content-type"]), (200, &HeaderValue::from_static("text/event-stream")), "{text}");
@@ -100,7 +100,7 @@ impl Server {
         text.split("\n\n").filter(|e| !e.is_empty()).map(one).collect()
     }
 
-    /// The lines of an answer that is streamed as JSON, one a line.
+    /// The lines of an answer that is streamed as lines of JSON.
     pub fn lines(&self, path: &str, body: &Value) -> Vec<Value> {
         let (status, headers, text) = self.post_with(path, &[], body);
         let media = HeaderValue::from_static("application/x-ndjson");
@@ -109,7 +109,7 @@ impl Server {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// A figure of `/metrics`.
+    /// A metric of `/metrics`.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
         let line = text.lines().find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
@@ -132,7 +132,7 @@ impl Drop for Server {
     }
 }
 
-/// A client to whom an error is an answer like any other.
+/// A client that treats error statuses like any other.
 pub fn agent() -> ureq::Agent {
     ureq::Agent::config_builder().http_status_as_error(false).build().into()
 }

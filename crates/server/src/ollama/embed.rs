@@ -1,4 +1,4 @@
-//! `/api/embed`, and `/api/embeddings`, which is older and takes one text.
+//! `/api/embed`, and the older `/api/embeddings`, which takes one text.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,53 +9,56 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::options::common;
-use super::{tagged, wanted};
-use crate::app::{App, Body};
-use crate::context::ignore;
-use crate::embeddings::{Input, Wish, vectors};
-use crate::error::ApiError;
-use crate::openapi::{OllamaComputing, written};
+use crate::api::embeddings::{self, EmbeddingInput, EmbeddingOptions};
+use crate::http::context::note_ignored;
+use crate::http::error::ApiError;
+use crate::http::extract::JsonBody;
+use crate::http::openapi::{OllamaComputeErrors, json_schema};
+use crate::http::state::AppState;
+use crate::ollama::names::{requested, tagged};
+use crate::ollama::options::{OllamaOptions, sampling_fields};
 
+/// A request for embeddings.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = OllamaEmbedRequest)]
 pub struct EmbedRequest {
-    /// Any name.
+    /// Ignored unless it names one of several models that the server offers.
     #[serde(default)]
     model: Option<String>,
-    /// Without any the model is loaded, and that is all.
+    /// Without it, the request only loads the model.
     #[serde(default)]
-    input: Option<Input>,
-    /// What does not fit the context is cut off: unless this says no.
+    input: Option<EmbeddingInput>,
+    /// Whether to truncate inputs that do not fit the context; by default they are truncated.
     #[serde(default)]
     truncate: Option<bool>,
-    /// So many elements, the first: they are scaled to length 1 again.
+    /// Keep only this many elements, and scale the vectors to length 1 again.
     #[serde(default)]
     dimensions: Option<usize>,
     #[serde(default)]
-    #[schema(value_type = Option<super::options::OllamaOptions>)]
+    #[schema(value_type = Option<OllamaOptions>)]
     options: Option<Map<String, Value>>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
 
+/// A request for one embedding.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = OllamaEmbeddingRequest)]
-pub struct Older {
-    /// Any name.
+pub struct EmbedOneRequest {
+    /// Ignored unless it names one of several models that the server offers.
     #[serde(default)]
     model: Option<String>,
-    /// Without one the model is loaded, and that is all.
+    /// Without it, the request only loads the model.
     #[serde(default)]
     prompt: Option<String>,
     #[serde(default)]
-    #[schema(value_type = Option<super::options::OllamaOptions>)]
+    #[schema(value_type = Option<OllamaOptions>)]
     options: Option<Map<String, Value>>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
 
-written! {
+json_schema! {
     /// Durations are in nanoseconds.
     OllamaEmbeddings, uses [], {
         "type": "object",
@@ -70,7 +73,7 @@ written! {
     }
 }
 
-written! {
+json_schema! {
     OllamaEmbedding, uses [], {
         "type": "object",
         "required": ["embedding"],
@@ -78,44 +81,51 @@ written! {
     }
 }
 
-/// What has no effect is named; options are read for what is wrong with them.
-fn check(options: Option<Map<String, Value>>, others: &Map<String, Value>) -> Result<(), ApiError> {
-    others.iter().filter(|(_, value)| !value.is_null()).for_each(|(field, _)| ignore(field));
-    common(options.unwrap_or_default()).map(|_| ())
+/// Records unknown fields as ignored, and checks options.
+fn check_fields(options: Option<Map<String, Value>>, others: &Map<String, Value>) -> Result<(), ApiError> {
+    others.iter().filter(|(_, value)| !value.is_null()).for_each(|(field, _)| note_ignored(field));
+    sampling_fields(options.unwrap_or_default()).map(|_| ())
 }
 
-/// Vectors of texts, of length 1.
+/// Computes embeddings of length 1.
 #[utoipa::path(post, path = "/api/embed", tag = "ollama", request_body = EmbedRequest, responses(
-    (status = 200, description = "A vector for each input.", body = OllamaEmbeddings), OllamaComputing,
+    (status = 200, description = "A vector for each input.", body = OllamaEmbeddings), OllamaComputeErrors,
 ))]
-pub async fn embed(State(app): State<Arc<App>>, Body(request): Body<EmbedRequest>) -> Result<Json<Value>, ApiError> {
+pub async fn embed(
+    State(app): State<Arc<AppState>>,
+    JsonBody(request): JsonBody<EmbedRequest>,
+) -> Result<Json<Value>, ApiError> {
     let arrived = Instant::now();
-    let ready = app.model(wanted(&app, request.model.as_deref())).await?;
-    let (model, load) = (tagged(&ready.name), arrived.elapsed());
-    check(request.options, &request.others)?;
+    let model = app.model(requested(&app, request.model.as_deref())).await?;
+    let (name, load) = (tagged(&model.name), arrived.elapsed());
+    check_fields(request.options, &request.others)?;
     let Some(input) = request.input.filter(|input| !input.is_empty()) else {
-        return Ok(Json(json!({"model": model, "embeddings": []})));
+        return Ok(Json(json!({"model": name, "embeddings": []})));
     };
-    let (truncates, dimensions) = (request.truncate.unwrap_or(true), request.dimensions.filter(|d| *d > 0));
-    let vectors = vectors(&ready, input, Wish { dimensions, truncates, normalised: true }).await?;
+    let (truncate, dimensions) = (request.truncate.unwrap_or(true), request.dimensions.filter(|d| *d > 0));
+    let options = EmbeddingOptions { dimensions, truncate, normalise: true };
+    let embeddings = embeddings::embed(&model, input, options).await?;
     let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     Ok(Json(json!({
-        "model": model, "embeddings": vectors.all, "total_duration": nanoseconds(arrived.elapsed()), "load_duration": nanoseconds(load),
-        "prompt_eval_count": vectors.tokens,
+        "model": name, "embeddings": embeddings.vectors, "total_duration": nanoseconds(arrived.elapsed()), "load_duration": nanoseconds(load),
+        "prompt_eval_count": embeddings.tokens,
     })))
 }
 
-/// The vector of one text, as it is made.
-#[utoipa::path(post, path = "/api/embeddings", tag = "ollama", request_body = Older, responses(
-    (status = 200, description = "Its vector.", body = OllamaEmbedding), OllamaComputing,
+/// Computes the embedding of one text, not scaled.
+#[utoipa::path(post, path = "/api/embeddings", tag = "ollama", request_body = EmbedOneRequest, responses(
+    (status = 200, description = "The embedding.", body = OllamaEmbedding), OllamaComputeErrors,
 ))]
-pub async fn older(State(app): State<Arc<App>>, Body(request): Body<Older>) -> Result<Json<Value>, ApiError> {
-    let ready = app.model(wanted(&app, request.model.as_deref())).await?;
-    check(request.options, &request.others)?;
+pub async fn embed_one(
+    State(app): State<Arc<AppState>>,
+    JsonBody(request): JsonBody<EmbedOneRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.model(requested(&app, request.model.as_deref())).await?;
+    check_fields(request.options, &request.others)?;
     let Some(prompt) = request.prompt.filter(|prompt| !prompt.is_empty()) else {
         return Ok(Json(json!({"embedding": []})));
     };
-    let wish = Wish { truncates: true, ..Wish::default() };
-    let vectors = vectors(&ready, Input::Text(prompt), wish).await?;
-    Ok(Json(json!({"embedding": vectors.all.into_iter().next().unwrap_or_default()})))
+    let options = EmbeddingOptions { truncate: true, ..EmbeddingOptions::default() };
+    let embeddings = embeddings::embed(&model, EmbeddingInput::Text(prompt), options).await?;
+    Ok(Json(json!({"embedding": embeddings.vectors.into_iter().next().unwrap_or_default()})))
 }

@@ -1,23 +1,24 @@
-//! What Ollama's clients ask to be answered.
+//! Requests of `/api/chat` and `/api/generate`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sluice_engine::GrammarFormat;
 use utoipa::ToSchema;
 
-use super::options::{OllamaOptions, common};
-use crate::context::ignore;
-use crate::error::ApiError;
-use crate::openai::SamplingFields;
-use crate::openapi::written;
-use crate::output_spec::{Format, OutputSpec, ToolChoice};
-use crate::request::{ChatRequest, Thinking, tool_call};
+use crate::api::chat::{ChatRequest, Thinking};
+use crate::api::messages::tool_call;
+use crate::api::output_spec::{OutputSpec, TextFormat, ToolChoice};
+use crate::api::sampling::SamplingFields;
+use crate::http::context::note_ignored;
+use crate::http::error::ApiError;
+use crate::http::openapi::json_schema;
+use crate::ollama::options::{OllamaOptions, sampling_fields};
 
 /// A conversation to be answered.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = OllamaChatRequest)]
-pub struct Chat {
-    /// Without any the model is loaded, and that is all.
+pub struct OllamaChat {
+    /// Without messages, the request only loads the model.
     #[serde(default)]
     #[schema(value_type = Option<Vec<OllamaMessage>>)]
     messages: Option<Vec<Map<String, Value>>>,
@@ -25,35 +26,36 @@ pub struct Chat {
     #[schema(value_type = Option<Vec<OllamaTool>>)]
     tools: Option<Vec<Value>>,
     #[serde(flatten)]
-    shared: Shared,
+    pub shared: SharedFields,
 }
 
 /// A prompt to be answered.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = OllamaGenerateRequest)]
-pub struct Generate {
-    /// Without one the model is loaded, and that is all.
+pub struct OllamaGenerate {
+    /// Without a prompt, the request only loads the model.
     #[serde(default)]
     prompt: Option<String>,
     #[serde(default)]
     system: Option<String>,
-    /// The prompt is gone on with as it is, without the model's template.
+    /// Continue the prompt as it is, without the chat template.
     #[serde(default)]
     raw: Option<bool>,
     #[serde(flatten)]
-    shared: Shared,
+    pub shared: SharedFields,
 }
 
+/// Fields of both requests.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = OllamaShared)]
-struct Shared {
-    /// Any name.
+pub struct SharedFields {
+    /// Ignored unless it names one of several models that the server offers.
     #[serde(default)]
     model: Option<String>,
-    /// Lines as they come: unless this says no.
+    /// Whether to stream lines of JSON; the default is true.
     #[serde(default)]
     stream: Option<bool>,
-    /// `json`, or a schema.
+    /// `json`, or a JSON schema.
     #[serde(default)]
     #[schema(value_type = Option<OllamaFormat>)]
     format: Option<Value>,
@@ -67,7 +69,7 @@ struct Shared {
     others: Map<String, Value>,
 }
 
-written! {
+json_schema! {
     /// A message.
     OllamaMessage, uses [], {
         "type": "object",
@@ -92,7 +94,7 @@ written! {
     }
 }
 
-written! {
+json_schema! {
     /// A function that may be called.
     OllamaTool, uses [], {
         "type": "object",
@@ -112,104 +114,101 @@ written! {
     }
 }
 
-written! {
-    /// What the text of the answer is: `json`, or a JSON schema.
+json_schema! {
+    /// The format of the answer's text: `json`, or a JSON schema.
     OllamaFormat, uses [], {"anyOf": [{"type": "string", "enum": ["json", ""]}, {"type": ["object", "null"]}]}
 }
 
-written! {
+json_schema! {
     /// Whether the model thinks before it answers.
     OllamaThink, uses [], {"anyOf": [{"type": ["boolean", "null"]}, {"type": "string", "enum": ["low", "medium", "high", "max", ""]}]}
 }
 
-/// Fields that would change the answer and are not obeyed.
+/// Fields that would change the answer but are not supported.
 const REFUSED: [&str; 6] = ["template", "suffix", "images", "context", "logprobs", "top_logprobs"];
 
-/// What is asked of a prompt.
-pub enum Prompted {
+/// How a prompt is answered.
+pub enum OllamaPrompt {
+    /// As a conversation, through the chat template.
     Conversation(Box<ChatRequest>),
-    /// To be gone on with as it is.
+    /// As a text to continue.
     Text(String, Box<SamplingFields>),
 }
 
-impl Chat {
-    pub fn model(&self) -> Option<&str> {
-        self.shared.model.as_deref()
-    }
-
-    pub fn asks_nothing(&self) -> bool {
+impl OllamaChat {
+    /// Whether the request only loads the model.
+    pub fn is_empty(&self) -> bool {
         self.messages.as_ref().is_none_or(Vec::is_empty)
     }
 
-    pub fn is_streamed(&self) -> bool {
-        self.shared.stream.unwrap_or(true)
-    }
-
-    /// `thinks`: the model can.
+    /// Converts it. `can_think`: whether the model has thoughts.
     ///
     /// # Errors
-    /// What cannot be what it is, and what cannot be obeyed, by name.
-    pub fn asked(self, thinks: bool) -> Result<ChatRequest, ApiError> {
+    /// A field that is invalid or not supported, by name.
+    pub fn into_chat(self, can_think: bool) -> Result<ChatRequest, ApiError> {
         let messages = self.messages.unwrap_or_default();
-        let messages = messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
-        self.shared.asked(messages, self.tools.unwrap_or_default(), thinks)
+        let messages = messages.into_iter().enumerate().map(|(i, m)| chat_message(i, m)).collect::<Result<_, _>>()?;
+        self.shared.into_chat(messages, self.tools.unwrap_or_default(), can_think)
     }
 }
 
-impl Generate {
-    pub fn model(&self) -> Option<&str> {
-        self.shared.model.as_deref()
-    }
-
-    pub fn asks_nothing(&self) -> bool {
+impl OllamaGenerate {
+    /// Whether the request only loads the model.
+    pub fn is_empty(&self) -> bool {
         self.prompt.as_ref().is_none_or(String::is_empty)
     }
 
-    pub fn is_streamed(&self) -> bool {
-        self.shared.stream.unwrap_or(true)
-    }
-
-    /// `has_template`, `thinks`: of the model.
+    /// Converts it. `has_template`, `can_think`: whether the model has a chat template and thoughts.
     ///
     /// # Errors
-    /// What cannot be what it is, and what cannot be obeyed, by name.
-    pub fn asked(self, has_template: bool, thinks: bool) -> Result<Prompted, ApiError> {
+    /// A field that is invalid or not supported, by name.
+    pub fn into_prompt(self, has_template: bool, can_think: bool) -> Result<OllamaPrompt, ApiError> {
         let (prompt, system) = (self.prompt.unwrap_or_default(), self.system.unwrap_or_default());
         let is_raw = self.raw.unwrap_or(false);
         if is_raw || !has_template {
-            let asked = self.shared.asked(Vec::new(), Vec::new(), thinks)?;
-            if asked.demanded.demand.form != GrammarFormat::Text {
-                return Err(ApiError::invalid("format", "format needs the model's chat template: leave out raw"));
+            let chat = self.shared.into_chat(Vec::new(), Vec::new(), can_think)?;
+            if chat.output.demand.form != GrammarFormat::Text {
+                return Err(ApiError::invalid("format", "format needs the chat template: leave out raw"));
             }
             if is_raw && !system.is_empty() {
-                return Err(ApiError::invalid("system", "system has no place in a raw prompt"));
+                return Err(ApiError::invalid("system", "system is not possible with raw"));
             }
             let text = if system.is_empty() { prompt } else { format!("{system}\n\n{prompt}") };
-            return Ok(Prompted::Text(text, Box::new(asked.common)));
+            return Ok(OllamaPrompt::Text(text, Box::new(chat.sampling)));
         }
         let system = (!system.is_empty()).then(|| json!({"role": "system", "content": system}));
         let messages = system.into_iter().chain([json!({"role": "user", "content": prompt})]).collect();
-        Ok(Prompted::Conversation(Box::new(self.shared.asked(messages, Vec::new(), thinks)?)))
+        Ok(OllamaPrompt::Conversation(Box::new(self.shared.into_chat(messages, Vec::new(), can_think)?)))
     }
 }
 
-impl Shared {
-    fn asked(self, messages: Vec<Value>, tools: Vec<Value>, thinks: bool) -> Result<ChatRequest, ApiError> {
-        check_others(&self.others)?;
-        let mut common = common(self.options.unwrap_or_default())?;
-        common.stream = self.stream.unwrap_or(true);
-        let (thinking, effort) = thinking(&self.think.unwrap_or_default(), thinks)?;
+impl SharedFields {
+    /// The model that the request names.
+    pub fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+
+    /// Whether the answer is streamed.
+    pub fn is_streamed(&self) -> bool {
+        self.stream.unwrap_or(true)
+    }
+
+    fn into_chat(self, messages: Vec<Value>, tools: Vec<Value>, can_think: bool) -> Result<ChatRequest, ApiError> {
+        check_unknown_fields(&self.others)?;
+        let mut sampling = sampling_fields(self.options.unwrap_or_default())?;
+        sampling.stream = self.stream.unwrap_or(true);
+        let (thinking, effort) = parse_thinking(&self.think.unwrap_or_default(), can_think)?;
         let mut extra = Map::new();
         extra.extend(effort.map(|effort| ("reasoning_effort".to_owned(), effort.into())));
-        let format = format(self.format.unwrap_or_default())?;
-        let demanded = OutputSpec::new(Some(json!(tools)), &ToolChoice::Auto, true, format, None)?;
-        Ok(ChatRequest { messages, demanded, thinking, extra, common, ..ChatRequest::default() })
+        let format = parse_format(self.format.unwrap_or_default())?;
+        let output = OutputSpec::new(Some(json!(tools)), &ToolChoice::Auto, true, format, None)?;
+        Ok(ChatRequest { messages, output, thinking, extra, sampling, ..ChatRequest::default() })
     }
 }
 
-fn check_others(others: &Map<String, Value>) -> Result<(), ApiError> {
+fn check_unknown_fields(others: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in others {
-        let asks_nothing = match value {
+        let is_harmless = match value {
             Value::Null | Value::Bool(false) => true,
             Value::String(text) => text.is_empty(),
             Value::Array(all) => all.is_empty(),
@@ -217,17 +216,17 @@ fn check_others(others: &Map<String, Value>) -> Result<(), ApiError> {
             _ => false,
         };
         match REFUSED.contains(&field.as_str()) {
-            true if !asks_nothing => return Err(ApiError::invalid(field, format!("{field} is not supported"))),
+            true if !is_harmless => return Err(ApiError::invalid(field, format!("{field} is not supported"))),
             true => {}
             false if value.is_null() => {}
-            false => ignore(field),
+            false => note_ignored(field),
         }
     }
     Ok(())
 }
 
-/// A message as templates want it.
-fn message(i: usize, message: Map<String, Value>) -> Result<Value, ApiError> {
+/// A message as chat templates take it.
+fn chat_message(i: usize, message: Map<String, Value>) -> Result<Value, ApiError> {
     let wrong = |field: &str, what: &str| {
         let field = format!("messages[{i}].{field}");
         ApiError::invalid(&field, format!("{field} {what}"))
@@ -238,7 +237,7 @@ fn message(i: usize, message: Map<String, Value>) -> Result<Value, ApiError> {
             (_, Value::Null) => {}
             ("role" | "content", value @ Value::String(_)) => made[field] = value,
             ("role" | "content" | "thinking" | "tool_name", value) if !value.is_string() => {
-                return Err(wrong(&field, "must be a text"));
+                return Err(wrong(&field, "must be a string"));
             }
             ("thinking", value) if value != "" => made["reasoning_content"] = value,
             ("tool_name", value) if value != "" => made["name"] = value,
@@ -250,7 +249,7 @@ fn message(i: usize, message: Map<String, Value>) -> Result<Value, ApiError> {
                     let arguments = match arguments {
                         Value::Null => json!({}),
                         Value::Object(_) | Value::String(_) => arguments.clone(),
-                        _ => return Err(wrong("tool_calls", "has arguments that are no object")),
+                        _ => return Err(wrong("tool_calls", "has arguments that are not an object")),
                     };
                     let id = call["id"].as_str().map_or_else(|| format!("call_{n}"), str::to_owned);
                     Ok(tool_call(&id, name, arguments))
@@ -262,9 +261,9 @@ fn message(i: usize, message: Map<String, Value>) -> Result<Value, ApiError> {
             }
             ("tool_calls", _) => return Err(wrong("tool_calls", "must be a list")),
             ("images", Value::Array(all)) if all.is_empty() => {}
-            ("images", _) => return Err(wrong("images", "cannot be had: pictures are not supported")),
+            ("images", _) => return Err(wrong("images", "is not supported")),
             ("thinking" | "tool_name", _) => {}
-            _ => ignore(&format!("messages[].{field}")),
+            _ => note_ignored(&format!("messages[].{field}")),
         }
     }
     if made["role"].is_null() {
@@ -273,8 +272,8 @@ fn message(i: usize, message: Map<String, Value>) -> Result<Value, ApiError> {
     Ok(made)
 }
 
-/// Whether the model is to think, and how hard.
-fn thinking(think: &Value, thinks: bool) -> Result<(Thinking, Option<String>), ApiError> {
+/// Whether to think, and with which effort.
+fn parse_thinking(think: &Value, can_think: bool) -> Result<(Thinking, Option<String>), ApiError> {
     let (thinking, effort) = match think {
         Value::Null => (Thinking::Default, None),
         Value::Bool(false) => (Thinking::Off, None),
@@ -289,13 +288,13 @@ fn thinking(think: &Value, thinks: bool) -> Result<(Thinking, Option<String>), A
             return Err(ApiError::invalid("think", message));
         }
     };
-    if thinking == Thinking::On && !thinks {
+    if thinking == Thinking::On && !can_think {
         return Err(ApiError::invalid("think", "this model does not support thinking"));
     }
     Ok((thinking, effort))
 }
 
-fn format(format: Value) -> Result<Option<Format>, ApiError> {
+fn parse_format(format: Value) -> Result<Option<TextFormat>, ApiError> {
     let form = match format {
         Value::Null => return Ok(None),
         Value::String(text) if text.is_empty() => return Ok(None),
@@ -306,20 +305,20 @@ fn format(format: Value) -> Result<Option<Format>, ApiError> {
             return Err(ApiError::invalid("format", message));
         }
     };
-    Ok(Some(Format { field: "format", form }))
+    Ok(Some(TextFormat { field: "format", form }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn chat(body: Value) -> Result<ChatRequest, ApiError> {
-        serde_json::from_value::<Chat>(body).unwrap().asked(true)
+    fn parse_chat(body: Value) -> Result<ChatRequest, ApiError> {
+        serde_json::from_value::<OllamaChat>(body).unwrap().into_chat(true)
     }
 
     #[test]
     fn a_conversation_becomes_what_templates_take() {
-        let asked = chat(json!({
+        let chat = parse_chat(json!({
             "model": "any", "think": "low", "format": {"type": "object"}, "keep_alive": -1, "options": {"num_predict": 5},
             "messages": [
                 {"role": "user", "content": "How warm is it?", "images": []},
@@ -330,7 +329,7 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(
-            json!(asked.messages),
+            json!(chat.messages),
             json!([
                 {"role": "user", "content": "How warm is it?"},
                 {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [
@@ -339,14 +338,14 @@ mod tests {
                 {"role": "tool", "content": "20", "name": "warmth"},
             ])
         );
-        assert_eq!((asked.thinking, &asked.extra["reasoning_effort"]), (Thinking::On, &json!("low")));
-        assert!(asked.demanded.reads_calls && asked.common.stream);
+        assert_eq!((chat.thinking, &chat.extra["reasoning_effort"]), (Thinking::On, &json!("low")));
+        assert!(chat.output.parses_calls && chat.sampling.stream);
         assert_eq!(
-            (asked.demanded.demand.form, asked.common.max_tokens),
+            (chat.output.demand.form, chat.sampling.max_tokens),
             (GrammarFormat::Schema(json!({"type": "object"})), Some(5))
         );
         assert_eq!(
-            chat(json!({"messages": [], "format": "json"})).unwrap().demanded.demand.form,
+            parse_chat(json!({"messages": [], "format": "json"})).unwrap().output.demand.form,
             GrammarFormat::Object
         );
     }
@@ -357,31 +356,34 @@ mod tests {
         for (body, part) in [
             (json!({"messages": [{"role": "user", "content": "Hi", "images": ["aGk="]}]}), "messages[0].images"),
             (json!({"messages": [{"content": "Hi"}]}), "messages[0].role is missing"),
-            (json!({"messages": [{"role": "user", "content": [1]}]}), "messages[0].content must be a text"),
+            (json!({"messages": [{"role": "user", "content": [1]}]}), "messages[0].content must be a string"),
             (json!({"messages": [{"role": "assistant", "tool_calls": [{}]}]}), "messages[0].tool_calls"),
             (json!({"messages": said, "think": "much"}), "invalid think value"),
             (json!({"messages": said, "format": "xml"}), "invalid format"),
             (json!({"messages": said, "logprobs": true}), "logprobs is not supported"),
         ] {
-            let error = chat(body).unwrap_err();
+            let error = parse_chat(body).unwrap_err();
             assert!(error.message.contains(part), "{}", error.message);
         }
         let thinks = json!({"messages": said, "think": true});
-        let error = serde_json::from_value::<Chat>(thinks).unwrap().asked(false).unwrap_err();
+        let error = serde_json::from_value::<OllamaChat>(thinks).unwrap().into_chat(false).unwrap_err();
         assert!(error.message.contains("does not support thinking"), "{}", error.message);
     }
 
     #[test]
     fn a_prompt_goes_through_the_template_or_as_it_is() {
-        let read =
-            |body: Value, has_template| serde_json::from_value::<Generate>(body).unwrap().asked(has_template, false);
+        let read = |body: Value, has_template| {
+            serde_json::from_value::<OllamaGenerate>(body).unwrap().into_prompt(has_template, false)
+        };
         let body = json!({"prompt": "Hi", "system": "Be kind.", "stream": false, "template": ""});
-        let Ok(Prompted::Conversation(asked)) = read(body.clone(), true) else { panic!("no conversation") };
+        let Ok(OllamaPrompt::Conversation(chat)) = read(body.clone(), true) else { panic!("no conversation") };
         let said = json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]);
-        assert_eq!((json!(asked.messages), asked.common.stream), (said, false));
-        let Ok(Prompted::Text(text, _)) = read(body, false) else { panic!("no text") };
+        assert_eq!((json!(chat.messages), chat.sampling.stream), (said, false));
+        let Ok(OllamaPrompt::Text(text, _)) = read(body, false) else { panic!("no text") };
         assert_eq!(text, "Be kind.\n\nHi");
-        let Ok(Prompted::Text(text, _)) = read(json!({"prompt": "Hi", "raw": true}), true) else { panic!("no text") };
+        let Ok(OllamaPrompt::Text(text, _)) = read(json!({"prompt": "Hi", "raw": true}), true) else {
+            panic!("no text")
+        };
         assert_eq!(text, "Hi");
         for (body, field) in [
             (json!({"prompt": "a", "suffix": "b"}), "suffix"),

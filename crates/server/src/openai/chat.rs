@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`
+//! `/v1/chat/completions`: its request, its schemas, and the encoding of its answers.
 
 use std::sync::Arc;
 
@@ -7,71 +7,74 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sluice_engine::Finish;
-use sluice_engine::sampling::Logprobs;
 use sluice_engine::text::{Piece, Tokenizer};
 use utoipa::ToSchema;
 
-use super::chat_fields::{ChatMessage, Fields};
-use super::fields::SamplingFields;
-use super::reply::{self, ChatUsage, Dialect, finish_reason, now};
-use crate::answer::Delta;
-use crate::app::{App, Body};
-use crate::context::fresh_id;
-use crate::error::ApiError;
-use crate::given;
-use crate::openapi::{Computing, written};
-use crate::request::ChatRequest;
+use crate::api::answer::Delta;
+use crate::api::chat::ChatRequest;
+use crate::api::fields;
+use crate::api::sampling::SamplingFields;
+use crate::clock::now;
+use crate::http::context::fresh_id;
+use crate::http::error::ApiError;
+use crate::http::extract::JsonBody;
+use crate::http::openapi::{ComputeErrors, json_schema};
+use crate::http::state::AppState;
+use crate::openai::chunks::{self, ChatUsage, ChunkEncoder, finish_reason};
+use crate::openai::logprobs::{MAX_TOP_LOGPROBS, TokenLogprob, entries};
+use crate::openai::messages::chat_messages;
+use crate::openai::output_fields::{ChatMessage, OutputFields};
 
+/// The request.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ChatCompletionRequest)]
 pub struct ChatCompletionRequest {
-    #[serde(default, deserialize_with = "given::objects")]
+    #[serde(default, deserialize_with = "fields::objects")]
     #[schema(value_type = Vec<ChatMessage>, required)]
     messages: Option<Vec<Map<String, Value>>>,
-    #[serde(default, deserialize_with = "given::flag_or_false")]
+    #[serde(default, deserialize_with = "fields::boolean_or_false")]
     #[schema(value_type = Option<bool>)]
     logprobs: bool,
-    /// So many of the likeliest tokens: 20 at most.
-    #[serde(default, deserialize_with = "given::whole")]
+    /// How many of the most likely tokens to list, at most 20.
+    #[serde(default, deserialize_with = "fields::integer")]
     #[schema(maximum = 20)]
     top_logprobs: Option<usize>,
-    /// More names that the template may look at.
-    #[serde(default, deserialize_with = "given::object")]
+    /// More variables for the chat template.
+    #[serde(default, deserialize_with = "fields::object")]
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
-    fields: Fields,
+    output: OutputFields,
     #[serde(flatten)]
-    common: SamplingFields,
+    sampling: SamplingFields,
 }
 
-/// Likeliest tokens that may be asked for.
-pub const MOST_LOGPROBS: usize = 20;
-
 impl ChatCompletionRequest {
+    /// Converts it.
+    ///
     /// # Errors
-    /// What cannot be what it is, and what cannot be obeyed, by name.
-    pub fn asked(self) -> Result<ChatRequest, ApiError> {
-        self.common.check_others()?;
+    /// A field that is invalid or not supported, by name.
+    pub fn into_chat(self) -> Result<ChatRequest, ApiError> {
+        self.sampling.check_unknown_fields()?;
         let missing = || ApiError::invalid("messages", "messages is missing");
-        let messages = messages(self.messages.ok_or_else(missing)?)?;
+        let messages = chat_messages(self.messages.ok_or_else(missing)?)?;
         let top = self.top_logprobs.unwrap_or(0);
-        if top > MOST_LOGPROBS {
-            let message = format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}");
+        if top > MAX_TOP_LOGPROBS {
+            let message = format!("top_logprobs is {top}; it must be at most {MAX_TOP_LOGPROBS}");
             return Err(ApiError::invalid("top_logprobs", message));
         }
         Ok(ChatRequest {
             messages,
-            demanded: self.fields.demanded()?,
+            output: self.output.output_spec()?,
             extra: self.chat_template_kwargs,
             logprobs: self.logprobs.then_some(top),
-            common: self.common,
+            sampling: self.sampling,
             ..ChatRequest::default()
         })
     }
 }
 
-written! {
+json_schema! {
     ChatCompletion, uses [TokenLogprob, ChatUsage], {
         "type": "object",
         "required": ["id", "object", "created", "model", "choices", "usage"],
@@ -91,8 +94,8 @@ written! {
                         "properties": {
                             "role": {"type": "string", "enum": ["assistant"]},
                             "content": {"type": ["string", "null"]},
-                            "reasoning_content": {"type": "string", "description": "What was thought."},
-                            "reasoning": {"type": "string", "description": "The same under the other name."},
+                            "reasoning_content": {"type": "string", "description": "The thoughts."},
+                            "reasoning": {"type": "string", "description": "The same; clients differ in the name that they look for."},
                             "tool_calls": {"type": "array", "items": {
                                 "type": "object",
                                 "required": ["id", "type", "function"],
@@ -104,7 +107,7 @@ written! {
                                         "required": ["name", "arguments"],
                                         "properties": {
                                             "name": {"type": "string"},
-                                            "arguments": {"type": "string", "description": "A JSON object, in the order in which it was written."},
+                                            "arguments": {"type": "string", "description": "A JSON object, with its fields in the order in which the model wrote them."},
                                         },
                                     },
                                 },
@@ -122,8 +125,8 @@ written! {
     }
 }
 
-written! {
-    /// An event of a stream, which ends with `[DONE]`.
+json_schema! {
+    /// An event of a stream. The last event is `[DONE]`.
     ChatCompletionChunk, uses [TokenLogprob, ChatUsage], {
         "type": "object",
         "required": ["id", "object", "created", "model", "choices"],
@@ -171,159 +174,75 @@ written! {
     }
 }
 
-written! {
-    TokenLogprob, uses [], {
-        "type": "object",
-        "required": ["token", "logprob", "bytes", "top_logprobs"],
-        "properties": {
-            "token": {"type": "string"},
-            "logprob": {"type": ["number", "null"]},
-            "bytes": {"type": "array", "items": {"type": "integer"}},
-            "top_logprobs": {"type": "array", "items": {
-                "type": "object",
-                "required": ["token", "logprob", "bytes"],
-                "properties": {
-                    "token": {"type": "string"},
-                    "logprob": {"type": ["number", "null"]},
-                    "bytes": {"type": "array", "items": {"type": "integer"}},
-                },
-            }},
-        },
-    }
-}
-
 /// Answers a conversation.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatCompletionRequest, responses(
-    (status = 200, description = "The answer; with `stream` its events. Where a prompt takes long, white space comes before it.",
+    (status = 200, description = "The answer; with `stream`, its events. If it takes long, white space is sent before it.",
         content((ChatCompletion = "application/json"), (ChatCompletionChunk = "text/event-stream"))),
-    Computing,
+    ComputeErrors,
 ))]
 pub async fn chat(
-    State(app): State<Arc<App>>,
-    Body(request): Body<ChatCompletionRequest>,
+    State(app): State<Arc<AppState>>,
+    JsonBody(request): JsonBody<ChatCompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let ready = app.model(request.common.model.as_deref()).await?;
-    let asked = request.asked()?;
-    let (logprobs, choices) = (asked.logprobs, asked.common.choices()?);
-    let (streamed, with_usage) = (asked.common.stream, asked.common.wants_usage());
-    let pending = asked.submit(&ready).await?;
-    let dialect = Chat {
+    let model = app.model(request.sampling.model.as_deref()).await?;
+    let chat = request.into_chat()?;
+    let (logprobs, choices) = (chat.logprobs, chat.sampling.choices()?);
+    let (streamed, with_usage) = (chat.sampling.stream, chat.sampling.wants_usage());
+    let pending = chat.submit(&model).await?;
+    let encoder = ChatEncoder {
         id: format!("chatcmpl-{}", fresh_id()),
         created: now(),
-        model: ready.name.clone(),
-        tokenizer: Arc::clone(&ready.text.tokenizer),
+        model: model.name.clone(),
+        tokenizer: Arc::clone(&model.text.tokenizer),
         with_logprobs: logprobs.is_some(),
-        begun: vec![false; choices],
-        calls: vec![false; choices],
-        gathered: (0..choices).map(|_| Gathered::default()).collect(),
+        started: vec![false; choices],
+        has_calls: vec![false; choices],
+        collected: (0..choices).map(|_| CollectedChat::default()).collect(),
     };
-    Ok(reply::send(pending, dialect, streamed, with_usage).await)
-}
-
-/// Messages as templates want them: contents in parts become one text, and what only calls tools says nothing. Calls are checked.
-pub fn messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
-    let one = |(i, mut message): (usize, Map<String, Value>)| {
-        if !message.get("role").is_some_and(Value::is_string) {
-            return Err(ApiError::invalid(&format!("messages[{i}].role"), format!("messages[{i}] has no role")));
-        }
-        if let Some(Value::Array(parts)) = message.get("content") {
-            let mut text = String::new();
-            let marked = parts.iter().any(|part| part.get("cache_control").is_some_and(|c| !c.is_null()));
-            for part in parts {
-                match (part["type"].as_str(), part["text"].as_str()) {
-                    (Some("text"), Some(part)) => text += part,
-                    (kind, text) => {
-                        let message = match (kind, text) {
-                            (Some("text"), None) => format!("messages[{i}].content: a part of text has no text"),
-                            _ => format!(
-                                "messages[{i}].content: parts of {} are not supported",
-                                kind.unwrap_or("no type")
-                            ),
-                        };
-                        return Err(ApiError::invalid(&format!("messages[{i}].content"), message));
-                    }
-                }
-            }
-            message.insert("content".into(), Value::String(text));
-            if marked {
-                // Asked for by a part, kept for the whole message.
-                message.insert("cache_control".into(), json!({}));
-            }
-        }
-        let is = |role: &str| message["role"] == role;
-        if is("assistant") {
-            check_calls(i, &message)?;
-        }
-        let nothing_said = message.get("content").is_none_or(Value::is_null);
-        if nothing_said && ["assistant", "tool", "function"].iter().any(|role| is(role)) {
-            message.insert("content".into(), "".into());
-        } else if !message.get("content").is_some_and(Value::is_string) {
-            let field = format!("messages[{i}].content");
-            return Err(ApiError::invalid(&field, format!("{field} must be a text or a list of parts")));
-        }
-        Ok(Value::Object(message))
-    };
-    all.into_iter().enumerate().map(one).collect()
-}
-
-fn check_calls(i: usize, message: &Map<String, Value>) -> Result<(), ApiError> {
-    let field = format!("messages[{i}].tool_calls");
-    let wrong = |what: &str| ApiError::invalid(&field, format!("{field} {what}"));
-    let calls = match message.get("tool_calls") {
-        None | Some(Value::Null) => return Ok(()),
-        Some(calls) => calls.as_array().ok_or_else(|| wrong("is no list"))?,
-    };
-    for call in calls {
-        if !call["function"]["name"].is_string() {
-            return Err(wrong("has a call without function.name"));
-        }
-        if !matches!(call["function"]["arguments"], Value::Null | Value::String(_) | Value::Object(_)) {
-            return Err(wrong("has arguments that are neither an object nor its text"));
-        }
-    }
-    Ok(())
+    Ok(chunks::send(pending, encoder, streamed, with_usage).await)
 }
 
 fn call_id() -> String {
     format!("call_{}", fresh_id())
 }
 
+/// A choice, for a whole answer.
 #[derive(Default)]
-struct Gathered {
+struct CollectedChat {
     text: String,
     thought: String,
-    /// As they are sent: names, and arguments as text.
+    /// Objects as they are sent, with arguments as strings.
     calls: Vec<Value>,
     logprobs: Vec<Value>,
     finish: Option<&'static str>,
 }
 
-struct Chat {
+struct ChatEncoder {
     id: String,
     created: u64,
     model: String,
     tokenizer: Arc<Tokenizer>,
     with_logprobs: bool,
-    /// By choice: its role was said.
-    begun: Vec<bool>,
+    /// By choice: its role was sent.
+    started: Vec<bool>,
     /// By choice: it has called a tool.
-    calls: Vec<bool>,
-    gathered: Vec<Gathered>,
+    has_calls: Vec<bool>,
+    collected: Vec<CollectedChat>,
 }
 
 fn has_calls(pieces: &[Piece]) -> bool {
     pieces.iter().any(|piece| matches!(piece, Piece::Call { .. }))
 }
 
-fn ended(finish: Finish, has_calls: bool) -> &'static str {
+fn chat_finish_reason(finish: Finish, has_calls: bool) -> &'static str {
     match finish {
         Finish::Stop if has_calls => "tool_calls",
         other => finish_reason(other),
     }
 }
 
-/// A piece as the delta of a chunk. Some clients look for thoughts under the one name, some under the other.
-fn to_json(piece: &Piece) -> Value {
+/// A piece as the delta of a chunk. Clients differ in the name under which they look for thoughts, so both are sent.
+fn delta_json(piece: &Piece) -> Value {
     match piece {
         Piece::Thought(text) => json!({"reasoning_content": text, "reasoning": text}),
         Piece::Text(text) => json!({"content": text}),
@@ -337,25 +256,7 @@ fn to_json(piece: &Piece) -> Value {
     }
 }
 
-/// A token as log-probabilities name it. Its text has U+FFFD for a part of a character; its bytes are its own, so that clients can join those.
-pub(super) fn token(tokenizer: &Tokenizer, id: u32, logprob: f64) -> Value {
-    let text = tokenizer.decode(&[id], false).unwrap_or_default();
-    json!({"token": text, "logprob": logprob, "bytes": tokenizer.raw_bytes(id)})
-}
-
-/// How likely tokens were, those of which it is known.
-pub(super) fn entries(tokenizer: &Tokenizer, tokens: &[(u32, Option<Logprobs>)]) -> Vec<Value> {
-    let entry = |(id, logprobs): &(u32, Option<Logprobs>)| {
-        let logprobs = logprobs.as_ref()?;
-        let mut entry = token(tokenizer, *id, logprobs.chosen);
-        let top: Vec<Value> = logprobs.top.iter().map(|(id, p)| token(tokenizer, *id, *p)).collect();
-        entry["top_logprobs"] = json!(top);
-        Some(entry)
-    };
-    tokens.iter().filter_map(entry).collect()
-}
-
-impl Chat {
+impl ChatEncoder {
     fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Option<&str>) -> Value {
         json!({
             "id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model,
@@ -364,31 +265,31 @@ impl Chat {
     }
 }
 
-impl Dialect for Chat {
+impl ChunkEncoder for ChatEncoder {
     fn events(&mut self, delta: &Delta) -> Vec<Value> {
         let mut events = Vec::new();
-        if !std::mem::replace(&mut self.begun[delta.choice], true) {
+        if !std::mem::replace(&mut self.started[delta.choice], true) {
             events.push(self.chunk(delta.choice, json!({"role": "assistant", "content": ""}), Value::Null, None));
         }
         let entries = entries(&self.tokenizer, &delta.tokens);
-        let mut parts: Vec<Value> = delta.pieces.iter().map(to_json).collect();
+        let mut parts: Vec<Value> = delta.pieces.iter().map(delta_json).collect();
         if parts.is_empty() && !entries.is_empty() {
             parts.push(json!({"content": ""}));
         }
-        // The tokens are those of all that was added: they go with the first of it.
+        // The log-probabilities of all tokens go with the first part.
         let mut logprobs = if self.with_logprobs { json!({"content": entries}) } else { Value::Null };
         for part in parts {
             events.push(self.chunk(delta.choice, part, std::mem::take(&mut logprobs), None));
         }
-        self.calls[delta.choice] |= has_calls(&delta.pieces);
+        self.has_calls[delta.choice] |= has_calls(&delta.pieces);
         if let Some(finish) = delta.finish {
-            let reason = ended(finish, self.calls[delta.choice]);
+            let reason = chat_finish_reason(finish, self.has_calls[delta.choice]);
             events.push(self.chunk(delta.choice, json!({}), Value::Null, Some(reason)));
         }
         events
     }
 
-    fn sign_of_life(&self) -> Value {
+    fn keep_alive(&self) -> Value {
         self.chunk(0, json!({}), Value::Null, None)
     }
 
@@ -399,33 +300,33 @@ impl Dialect for Chat {
         })
     }
 
-    fn gather(&mut self, delta: Delta) {
+    fn collect_delta(&mut self, delta: Delta) {
         let entries = entries(&self.tokenizer, &delta.tokens);
-        let gathered = &mut self.gathered[delta.choice];
-        gathered.logprobs.extend(entries);
+        let collected = &mut self.collected[delta.choice];
+        collected.logprobs.extend(entries);
         for piece in delta.pieces {
             match piece {
-                Piece::Thought(text) => gathered.thought += &text,
-                Piece::Text(text) => gathered.text += &text,
+                Piece::Thought(text) => collected.thought += &text,
+                Piece::Text(text) => collected.text += &text,
                 Piece::Call { name, .. } => {
                     let function = json!({"name": name, "arguments": ""});
-                    gathered.calls.push(json!({"id": call_id(), "type": "function", "function": function}));
+                    collected.calls.push(json!({"id": call_id(), "type": "function", "function": function}));
                 }
                 Piece::Arguments { json, .. } => {
                     if let Some(Value::String(arguments)) =
-                        gathered.calls.last_mut().map(|c| &mut c["function"]["arguments"])
+                        collected.calls.last_mut().map(|c| &mut c["function"]["arguments"])
                     {
                         *arguments += &json;
                     }
                 }
             }
         }
-        let has_calls = !gathered.calls.is_empty();
-        gathered.finish = delta.finish.map(|finish| ended(finish, has_calls)).or(gathered.finish);
+        let has_calls = !collected.calls.is_empty();
+        collected.finish = delta.finish.map(|finish| chat_finish_reason(finish, has_calls)).or(collected.finish);
     }
 
-    fn whole(&mut self, usage: Value) -> Value {
-        let choice = |(index, g): (usize, &Gathered)| {
+    fn complete(&mut self, usage: Value) -> Value {
+        let choice = |(index, g): (usize, &CollectedChat)| {
             let logprobs = if self.with_logprobs { json!({"content": g.logprobs}) } else { Value::Null };
             let content = if g.text.is_empty() && !g.calls.is_empty() { Value::Null } else { g.text.as_str().into() };
             let mut message = json!({"role": "assistant", "content": content});
@@ -438,29 +339,10 @@ impl Dialect for Chat {
             }
             json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": g.finish})
         };
-        let choices: Vec<Value> = self.gathered.iter().enumerate().map(choice).collect();
+        let choices: Vec<Value> = self.collected.iter().enumerate().map(choice).collect();
         json!({
             "id": self.id, "object": "chat.completion", "created": self.created, "model": self.model,
             "choices": choices, "usage": usage,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-
-    #[test]
-    fn a_token_that_is_part_of_a_character_has_its_own_bytes() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
-        let tokenizer = Tokenizer::load(&folder, None).unwrap();
-        let ids = tokenizer.encode("👩‍🚀", false).unwrap();
-        let tokens: Vec<Value> = ids.iter().map(|id| token(&tokenizer, *id, -1.0)).collect();
-        assert!(tokens.iter().any(|t| t["token"].as_str().unwrap().contains('\u{FFFD}')), "{tokens:?}");
-        let bytes: Vec<u8> =
-            tokens.iter().flat_map(|t| t["bytes"].as_array().unwrap()).map(|b| b.as_u64().unwrap() as u8).collect();
-        assert_eq!(bytes, "👩‍🚀".as_bytes());
     }
 }

@@ -1,4 +1,4 @@
-//! `/v1/embeddings`
+//! `/v1/embeddings`.
 
 use std::sync::Arc;
 
@@ -10,23 +10,25 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::app::{App, Body};
-use crate::context::ignore;
-use crate::embeddings::{Input, Wish, vectors};
-use crate::error::ApiError;
-use crate::openapi::{Computing, written};
+use crate::api::embeddings::{EmbeddingInput, EmbeddingOptions, embed};
+use crate::http::context::note_ignored;
+use crate::http::error::ApiError;
+use crate::http::extract::JsonBody;
+use crate::http::openapi::{ComputeErrors, json_schema};
+use crate::http::state::AppState;
 
+/// The request.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = EmbeddingRequest)]
 pub struct EmbeddingRequest {
-    /// Any name.
+    /// Ignored unless it names one of several models that the server offers.
     #[serde(default)]
     model: Option<String>,
-    /// 2,048 at most.
-    input: Input,
+    /// At most 2,048 inputs.
+    input: EmbeddingInput,
     #[serde(default)]
-    encoding_format: Option<Encoding>,
-    /// So many elements, the first: they are scaled to length 1 again.
+    encoding_format: Option<VectorEncoding>,
+    /// Keep only this many elements, and scale the vector to length 1 again.
     #[serde(default)]
     #[schema(minimum = 1)]
     dimensions: Option<usize>,
@@ -37,14 +39,14 @@ pub struct EmbeddingRequest {
 #[derive(Clone, Copy, Default, Deserialize, PartialEq, Eq, ToSchema)]
 #[schema(as = EmbeddingEncoding)]
 #[serde(rename_all = "lowercase")]
-enum Encoding {
+enum VectorEncoding {
     #[default]
     Float,
-    /// Of little-endian f32.
+    /// Base64 of little-endian f32.
     Base64,
 }
 
-written! {
+json_schema! {
     EmbeddingList, uses [], {
         "type": "object",
         "required": ["object", "data", "model", "usage"],
@@ -69,11 +71,11 @@ written! {
     }
 }
 
-impl Encoding {
+impl VectorEncoding {
     fn write(self, vector: &[f32]) -> Value {
         match self {
-            Encoding::Float => json!(vector),
-            Encoding::Base64 => {
+            VectorEncoding::Float => json!(vector),
+            VectorEncoding::Base64 => {
                 let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
                 STANDARD.encode(bytes).into()
             }
@@ -81,21 +83,21 @@ impl Encoding {
     }
 }
 
-/// Vectors of texts.
+/// Computes embeddings.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingRequest, responses(
-    (status = 200, description = "A vector for each input.", body = EmbeddingList), Computing,
+    (status = 200, description = "A vector for each input.", body = EmbeddingList), ComputeErrors,
 ))]
 pub async fn embeddings(
-    State(app): State<Arc<App>>,
-    Body(request): Body<EmbeddingRequest>,
+    State(app): State<Arc<AppState>>,
+    JsonBody(request): JsonBody<EmbeddingRequest>,
 ) -> Result<Json<Value>, ApiError> {
-    let ready = app.model(request.model.as_deref()).await?;
-    request.others.iter().filter(|(_, value)| !value.is_null()).for_each(|(field, _)| ignore(field));
-    let wish = Wish { dimensions: request.dimensions, ..Wish::default() };
-    let vectors = vectors(&ready, request.input, wish).await?;
+    let model = app.model(request.model.as_deref()).await?;
+    request.others.iter().filter(|(_, value)| !value.is_null()).for_each(|(field, _)| note_ignored(field));
+    let options = EmbeddingOptions { dimensions: request.dimensions, ..EmbeddingOptions::default() };
+    let embeddings = embed(&model, request.input, options).await?;
     let encoding = request.encoding_format.unwrap_or_default();
     let one = |(index, vector): (usize, &Vec<f32>)| json!({"object": "embedding", "index": index, "embedding": encoding.write(vector)});
-    let data: Vec<Value> = vectors.all.iter().enumerate().map(one).collect();
-    let usage = json!({"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens});
-    Ok(Json(json!({"object": "list", "data": data, "model": ready.name, "usage": usage})))
+    let data: Vec<Value> = embeddings.vectors.iter().enumerate().map(one).collect();
+    let usage = json!({"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens});
+    Ok(Json(json!({"object": "list", "data": data, "model": model.name, "usage": usage})))
 }

@@ -1,12 +1,13 @@
-//! OpenAI's dialect: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`, `/v1/embeddings`.
+//! OpenAI's dialect: chat completions, completions, responses and embeddings, with the extensions of other servers that use the same API (vLLM, llama-server).
 
 pub mod chat;
-pub mod chat_fields;
+pub mod chunks;
 pub mod completions;
 pub mod embeddings;
-mod fields;
-mod reply;
+pub mod logprobs;
+pub mod messages;
+pub mod output_fields;
+pub mod prompt;
 pub mod responses;
 pub mod sessions;
-
-pub use fields::{SamplingFields, Stop};
+pub mod tokenize;

@@ -1,4 +1,4 @@
-//! `/v1/sessions`: conversations of the prompt cache by name, so that they are gone on with after a restart without being computed again.
+//! `/v1/sessions`: named conversations in the prompt cache, which can be continued after a restart without being computed again.
 
 use std::sync::Arc;
 
@@ -13,29 +13,33 @@ use sluice_engine::{Generation, Session, Sessions};
 use tokio::sync::oneshot;
 use utoipa::{IntoParams, ToSchema};
 
-use super::chat::messages;
-use super::chat_fields::{ChatMessage, ChatTool};
-use super::completions::{PromptField, one_prompt};
-use super::fields::SamplingFields;
-use crate::app::{App, Body, LoadedModel, Name};
-use crate::error::ApiError;
-use crate::given;
-use crate::openapi::{Asking, Computing, Error, written};
-use crate::output_spec::{OutputSpec, ToolChoice};
-use crate::request::{ChatRequest, Rendered};
+use crate::api::chat::ChatRequest;
+use crate::api::conversation::Rendered;
+use crate::api::fields;
+use crate::api::output_spec::{OutputSpec, ToolChoice};
+use crate::api::pending::Pending;
+use crate::api::sampling::SamplingFields;
+use crate::http::error::ApiError;
+use crate::http::extract::{JsonBody, PathName};
+use crate::http::openapi::{ComputeErrors, Error, QueryErrors, json_schema};
+use crate::http::state::AppState;
+use crate::models::loaded::LoadedModel;
+use crate::openai::messages::chat_messages;
+use crate::openai::output_fields::{ChatMessage, ChatTool};
+use crate::openai::prompt::{PromptField, encode_one};
 
-/// A conversation, or a text, to be kept under a name.
+/// A conversation or a text to save under a name.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = SessionRequest)]
 #[serde(deny_unknown_fields)]
 pub struct SessionRequest {
-    #[serde(default, deserialize_with = "given::text")]
+    #[serde(default, deserialize_with = "fields::string")]
     #[schema(value_type = String, required)]
     name: Option<String>,
-    /// Which model's: where it is left out, that of the model in memory.
-    #[serde(default, deserialize_with = "given::text")]
+    /// The model it belongs to; by default the model in memory.
+    #[serde(default, deserialize_with = "fields::string")]
     model: Option<String>,
-    #[serde(default, deserialize_with = "given::objects")]
+    #[serde(default, deserialize_with = "fields::objects")]
     #[schema(value_type = Option<Vec<ChatMessage>>)]
     messages: Option<Vec<Map<String, Value>>>,
     #[serde(default)]
@@ -43,28 +47,28 @@ pub struct SessionRequest {
     #[serde(default)]
     #[schema(value_type = Option<Vec<ChatTool>>)]
     tools: Option<Value>,
-    #[serde(default, deserialize_with = "given::object")]
+    #[serde(default, deserialize_with = "fields::object")]
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
-    #[serde(default, deserialize_with = "given::text")]
+    #[serde(default, deserialize_with = "fields::string")]
     cache_salt: Option<String>,
 }
 
-/// Whose sessions are meant: another salt has others.
+/// Which sessions are meant: each model, and each salt, has its own.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
-pub struct Whose {
+pub struct SessionQuery {
     model: Option<String>,
     #[param(required = false)]
     cache_salt: String,
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Whose {
+impl<S: Send + Sync> FromRequestParts<S> for SessionQuery {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Whose, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<SessionQuery, ApiError> {
         let given = Query::<Vec<(String, String)>>::from_request_parts(parts, state).await;
-        let Query(given) = given.map_err(|_| ApiError::invalid("", "the query is no list of names and values"))?;
+        let Query(given) = given.map_err(|_| ApiError::invalid("", "the query is not a list of names and values"))?;
         let (mut model, mut salt) = (None, None);
         for (name, value) in given {
             let name: String = name.chars().take(100).collect();
@@ -72,7 +76,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Whose {
                 "model" => &mut model,
                 "cache_salt" => &mut salt,
                 _ => {
-                    let message = format!("{name:?} is no parameter of sessions: model and cache_salt are");
+                    let message =
+                        format!("{name:?} is not a parameter of sessions; the parameters are model and cache_salt");
                     return Err(ApiError::invalid(&name, message));
                 }
             };
@@ -80,11 +85,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Whose {
                 return Err(ApiError::invalid(&name, format!("{name} is given more than once")));
             }
         }
-        Ok(Whose { model, cache_salt: salt.unwrap_or_default() })
+        Ok(SessionQuery { model, cache_salt: salt.unwrap_or_default() })
     }
 }
 
-written! {
+json_schema! {
     SessionFacts, uses [], {
         "type": "object",
         "required": ["object", "name", "tokens", "created"],
@@ -97,7 +102,7 @@ written! {
     }
 }
 
-written! {
+json_schema! {
     SessionList, uses [SessionFacts], {
         "type": "object",
         "required": ["object", "data"],
@@ -108,7 +113,7 @@ written! {
     }
 }
 
-written! {
+json_schema! {
     /// A session with its tokens.
     LoadedSession, uses [], {
         "type": "object",
@@ -122,7 +127,7 @@ written! {
     }
 }
 
-written! {
+json_schema! {
     DeletedSession, uses [], {
         "type": "object",
         "required": ["object", "name", "deleted"],
@@ -138,102 +143,114 @@ fn to_json(session: &Session) -> Value {
     json!({"object": "session", "name": session.name, "tokens": session.tokens, "created": session.created})
 }
 
-fn sessions(ready: &LoadedModel) -> Result<Sessions, ApiError> {
-    let without =
-        || ApiError::invalid("", "sessions are kept in the prompt cache: start the server with --prompt-cache");
-    ready.sessions.clone().ok_or_else(without)
+fn sessions(model: &LoadedModel) -> Result<Sessions, ApiError> {
+    let without = || ApiError::invalid("", "sessions need the prompt cache: start the server with --prompt-cache");
+    model.sessions.clone().ok_or_else(without)
 }
 
-/// By a thread that may wait for the disk.
-async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T, ApiError> {
+/// Runs work that waits for the disk on a blocking thread.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T, ApiError> {
     let done = tokio::task::spawn_blocking(work).await.map_err(|e| ApiError::internal(e.to_string()))?;
     done.map_err(|e| ApiError::internal(format!("{e:#}")))
 }
 
-/// Sessions that are kept.
-#[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(Whose), responses(
-    (status = 200, description = "All of them.", body = SessionList),
-    (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error), Asking,
+/// Lists saved sessions.
+#[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(SessionQuery), responses(
+    (status = 200, description = "All sessions.", body = SessionList),
+    (status = 400, description = "The server has no prompt cache, or a parameter is unknown.", body = Error), QueryErrors,
 ))]
-pub async fn list(State(app): State<Arc<App>>, whose: Whose) -> Result<Json<Value>, ApiError> {
-    let sessions = sessions(&*app.model(whose.model.as_deref()).await?)?;
-    let all = apart(move || sessions.list(whose.cache_salt.as_bytes())).await?;
+pub async fn list(State(app): State<Arc<AppState>>, query: SessionQuery) -> Result<Json<Value>, ApiError> {
+    let sessions = sessions(&*app.model(query.model.as_deref()).await?)?;
+    let all = blocking(move || sessions.list(query.cache_salt.as_bytes())).await?;
     Ok(Json(json!({"object": "list", "data": all.iter().map(to_json).collect::<Vec<_>>()})))
 }
 
-/// Computes what is missing of a conversation, and has it written and named.
+/// Saves a session: computes what is not cached yet, and writes it.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = SessionRequest, responses(
-    (status = 200, description = "It is kept.", body = SessionFacts), Computing,
+    (status = 200, description = "The session is saved.", body = SessionFacts), ComputeErrors,
 ))]
-pub async fn save(State(app): State<Arc<App>>, Body(request): Body<SessionRequest>) -> Result<Json<Value>, ApiError> {
-    let ready = app.model(request.model.as_deref()).await?;
-    sessions(&ready)?;
+pub async fn save(
+    State(app): State<Arc<AppState>>,
+    JsonBody(request): JsonBody<SessionRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.model(request.model.as_deref()).await?;
+    sessions(&model)?;
     let name = request.name.ok_or_else(|| ApiError::invalid("name", "name is missing"))?;
-    // 1. Its tokens
+    // 1. Get the tokens
     let (tokens, marks) = match (request.messages, request.prompt) {
         (Some(all), None) => {
-            let demanded = OutputSpec::new(request.tools, &ToolChoice::Auto, true, None, None)?;
+            let output = OutputSpec::new(request.tools, &ToolChoice::Auto, true, None, None)?;
             let extra = request.chat_template_kwargs;
-            let mut asked = ChatRequest { messages: messages(all)?, demanded, extra, ..ChatRequest::default() };
-            let Rendered { tokens, marks, .. } = asked.rendered(&ready).await?;
+            let mut chat = ChatRequest { messages: chat_messages(all)?, output, extra, ..ChatRequest::default() };
+            let Rendered { tokens, marks, .. } = chat.render(&model).await?;
             (tokens, marks)
         }
         (None, Some(prompt)) => {
-            let tokens = one_prompt(&ready, prompt).await?;
+            let tokens = encode_one(&model, prompt).await?;
             let marks = vec![tokens.len().saturating_sub(1)];
             (tokens, marks)
         }
         _ => return Err(ApiError::invalid("messages", "a session needs either messages or a prompt")),
     };
-    // 2. They are computed as for a request: one token is generated, and nobody's
-    let common = SamplingFields {
+    // 2. Compute them like a request, with one generated token that is dropped
+    let sampling = SamplingFields {
         cache_salt: request.cache_salt,
         max_tokens: Some(1),
         ignore_eos: true,
         ..SamplingFields::default()
     };
-    let generation = common.generation(&ready.text, tokens.len(), ready.context)?;
-    let mut pending = ready.submit(tokens.clone(), Generation { snapshot_points: marks, ..generation }, &common)?;
+    let generation = sampling.generation(&model.text, tokens.len(), model.context)?;
+    let mut pending =
+        Pending::submit(&model, tokens.clone(), Generation { snapshot_points: marks, ..generation }, &sampling)?;
     while pending.next().await?.is_some() {}
     drop(pending);
-    // 3. And written
-    let (tell, told) = oneshot::channel();
-    let saved = Box::new(|session| _ = tell.send(session));
-    ready.save_session(name, common.cache_salt.unwrap_or_default().into_bytes(), tokens, saved);
-    let session = told.await.map_err(|_| ApiError::internal("the prompt cache is not in use any more"))?;
+    // 3. Write them
+    let (sender, receiver) = oneshot::channel();
+    let saved = Box::new(|session| _ = sender.send(session));
+    model.engine.save_session(name, sampling.cache_salt.unwrap_or_default().into_bytes(), tokens, saved);
+    let session = receiver.await.map_err(|_| ApiError::internal("the prompt cache is no longer in use"))?;
     let session = session.map_err(|e| ApiError::invalid("name", format!("{e:#}")))?;
     Ok(Json(to_json(&session)))
 }
 
-fn unknown(name: &str) -> ApiError {
+fn no_such_session(name: &str) -> ApiError {
     ApiError { status: StatusCode::NOT_FOUND, ..ApiError::invalid("name", format!("{name}: no such session")) }
 }
 
-/// Its tokens; they are read into memory while nothing else is to be done.
-#[utoipa::path(post, path = "/v1/sessions/{name}/load", tag = "sessions", params(("name" = String, Path), Whose), responses(
-    (status = 200, description = "What was kept.", body = LoadedSession),
-    (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error),
-    (status = 404, description = "There is none of this name.", body = Error), Asking,
+/// Returns a session's tokens, and reads it into memory as soon as the engine is idle.
+#[utoipa::path(post, path = "/v1/sessions/{name}/load", tag = "sessions", params(("name" = String, Path), SessionQuery), responses(
+    (status = 200, description = "The session.", body = LoadedSession),
+    (status = 400, description = "The server has no prompt cache, or a parameter is unknown.", body = Error),
+    (status = 404, description = "No session has this name.", body = Error), QueryErrors,
 ))]
-pub async fn load(State(app): State<Arc<App>>, Name(name): Name, whose: Whose) -> Result<Json<Value>, ApiError> {
-    let ready = app.model(whose.model.as_deref()).await?;
-    let (sessions, own) = (sessions(&ready)?, name.clone());
-    let loaded =
-        apart(move || sessions.load(whose.cache_salt.as_bytes(), &own)).await?.ok_or_else(|| unknown(&name))?;
-    ready.read_ahead(loaded.ahead);
+pub async fn load(
+    State(app): State<Arc<AppState>>,
+    PathName(name): PathName,
+    query: SessionQuery,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.model(query.model.as_deref()).await?;
+    let (sessions, own) = (sessions(&model)?, name.clone());
+    let loaded = blocking(move || sessions.load(query.cache_salt.as_bytes(), &own))
+        .await?
+        .ok_or_else(|| no_such_session(&name))?;
+    model.engine.read_ahead(loaded.ahead);
     Ok(Json(json!({"object": "session", "name": name, "tokens": loaded.tokens.len(), "prompt": loaded.tokens})))
 }
 
-/// Forgets a session.
-#[utoipa::path(delete, path = "/v1/sessions/{name}", tag = "sessions", params(("name" = String, Path), Whose), responses(
-    (status = 200, description = "It is forgotten.", body = DeletedSession),
-    (status = 400, description = "There is no prompt cache, or a parameter is not known.", body = Error),
-    (status = 404, description = "There is none of this name.", body = Error), Asking,
+/// Deletes a session.
+#[utoipa::path(delete, path = "/v1/sessions/{name}", tag = "sessions", params(("name" = String, Path), SessionQuery), responses(
+    (status = 200, description = "The session is deleted.", body = DeletedSession),
+    (status = 400, description = "The server has no prompt cache, or a parameter is unknown.", body = Error),
+    (status = 404, description = "No session has this name.", body = Error), QueryErrors,
 ))]
-pub async fn delete(State(app): State<Arc<App>>, Name(name): Name, whose: Whose) -> Result<Json<Value>, ApiError> {
-    let (sessions, own) = (sessions(&*app.model(whose.model.as_deref()).await?)?, name.clone());
-    if !apart(move || sessions.delete(whose.cache_salt.as_bytes(), &own)).await? {
-        return Err(unknown(&name));
+pub async fn delete(
+    State(app): State<Arc<AppState>>,
+    PathName(name): PathName,
+    query: SessionQuery,
+) -> Result<Json<Value>, ApiError> {
+    let (sessions, own) = (sessions(&*app.model(query.model.as_deref()).await?)?, name.clone());
+    if !blocking(move || sessions.delete(query.cache_salt.as_bytes(), &own)).await? {
+        return Err(no_such_session(&name));
     }
     Ok(Json(json!({"object": "session.deleted", "name": name, "deleted": true})))
 }

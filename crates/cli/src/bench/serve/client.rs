@@ -1,4 +1,4 @@
-//! A client of OpenAI's API that reads streamed answers and remembers when each part came. A connection for each request, as most clients' first requests have.
+//! A client for OpenAI's API that reads streamed answers and records when each part came. It opens a connection for each request, as most clients do for their first.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-/// Bytes of one event, and of a message that is no stream, at most.
+/// Most bytes of one event, or of a body that is not a stream.
 const MOST: usize = 16 << 20;
 
 #[derive(Clone, Debug)]
@@ -27,19 +27,21 @@ enum Address {
 #[derive(Clone, Debug)]
 pub struct Client {
     address: Address,
-    /// What stands before each path: `/api` of `http://host:port/api`.
+    /// Prefix of each path: `/api` of `http://host:port/api`.
     prefix: String,
     patience: Duration,
 }
 
 /// A streamed answer.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct StreamedAnswer {
+    /// When the request was sent.
     pub sent: Instant,
-    /// When each part with text in it came, and the one that ended the answer if that was the first.
+    /// When each part with text came. If there was none, when the answer ended.
     pub parts: Vec<Instant>,
+    /// When the answer was complete.
     pub done: Instant,
-    /// As the server counts; `None` where it does not say.
+    /// As the server counts; `None` if it does not say.
     pub prompt_tokens: Option<usize>,
     pub generated_tokens: Option<usize>,
     pub cached_tokens: Option<usize>,
@@ -54,7 +56,7 @@ impl Client {
         if let Some(path) = address.strip_prefix("unix:") {
             return Ok(Client { address: Address::Unix(path.into()), prefix: String::new(), patience });
         }
-        let no = || anyhow!("--base-url {address}: this is neither http://HOST:PORT nor unix:PATH");
+        let no = || anyhow!("--base-url {address}: must be http://HOST:PORT or unix:PATH");
         let uri: Uri = address.parse().map_err(|_| no())?;
         ensure!(uri.scheme_str() == Some("http"), no());
         let host = uri.host().ok_or_else(no)?.trim_matches(['[', ']']).to_owned();
@@ -69,32 +71,32 @@ impl Client {
             let status = response.status();
             let text = whole(response).await?;
             ensure!(status.is_success(), "/v1/models: {}", refusal(status, &text));
-            let models: Value = serde_json::from_str(&text).context("/v1/models is no JSON")?;
+            let models: Value = serde_json::from_str(&text).context("/v1/models is not JSON")?;
             let name = models["data"][0]["id"].as_str();
-            name.map(str::to_owned).context("/v1/models names no model: name it with --model")
+            name.map(str::to_owned).context("/v1/models lists no model: name one with --model")
         };
         timeout(self.patience, asked).await.map_err(|_| anyhow!("no answer in time"))?
     }
 
-    /// Sends a request for a streamed answer, and reads it to its end; `part` is told of each part with text.
+    /// Sends a request for a streamed answer and reads it to the end; calls `part` for each part with text.
     ///
     /// # Errors
-    /// What the server says is wrong, an answer that ends early, and one that takes too long.
-    pub async fn stream(&self, path: &str, mut body: Value, part: impl FnMut(Instant)) -> Result<Answer> {
+    /// Errors that the server reports; an answer that ends early or takes too long.
+    pub async fn stream(&self, path: &str, mut body: Value, part: impl FnMut(Instant)) -> Result<StreamedAnswer> {
         body["stream"] = true.into();
         body["stream_options"] = json!({"include_usage": true});
         let read = self.read(path, body.to_string(), part);
         timeout(self.patience, read).await.map_err(|_| anyhow!("no answer in {} s", self.patience.as_secs()))?
     }
 
-    async fn read(&self, path: &str, body: String, mut part: impl FnMut(Instant)) -> Result<Answer> {
+    async fn read(&self, path: &str, body: String, mut part: impl FnMut(Instant)) -> Result<StreamedAnswer> {
         let sent = Instant::now();
         let mut response = self.send(Method::POST, path, Some(body)).await?;
         if !response.status().is_success() {
             let status = response.status();
             bail!(refusal(status, &whole(response).await?));
         }
-        let mut answer = Answer {
+        let mut answer = StreamedAnswer {
             sent,
             parts: Vec::new(),
             done: sent,
@@ -117,7 +119,7 @@ impl Client {
                     finished = true;
                     continue;
                 }
-                let event: Value = serde_json::from_slice(data).context("an event of the stream is no JSON")?;
+                let event: Value = serde_json::from_slice(data).context("an event of the stream is not JSON")?;
                 if let Some(error) = event.get("error") {
                     bail!("{}", error["message"].as_str().unwrap_or("an error without a message"));
                 }
@@ -153,7 +155,7 @@ impl Client {
             }
         };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // Reads and writes for as long as somebody holds the answer; what goes wrong there goes wrong for the answer too.
+        // Drives the connection as long as the response is held; its errors also appear there.
         tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -168,7 +170,7 @@ impl Client {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-impl Answer {
+impl StreamedAnswer {
     fn note_usage(&mut self, usage: &Value) {
         let count = |value: &Value| value.as_u64().map(|n| n as usize);
         self.prompt_tokens = count(&usage["prompt_tokens"]).or(self.prompt_tokens);
@@ -177,7 +179,7 @@ impl Answer {
     }
 }
 
-/// Whether an event of either endpoint adds text to the answer, thinking included.
+/// Whether an event of either endpoint adds text to the answer; thoughts count.
 fn has_text(event: &Value) -> bool {
     let choice = &event["choices"][0];
     let delta = &choice["delta"];
@@ -185,7 +187,7 @@ fn has_text(event: &Value) -> bool {
     texts.iter().any(|t| t.as_str().is_some_and(|t| !t.is_empty()))
 }
 
-/// A message that is no stream.
+/// The body of a response that is not a stream.
 async fn whole(mut response: Response<Incoming>) -> Result<String> {
     let mut bytes = Vec::new();
     while let Some(frame) = response.frame().await {
@@ -197,7 +199,7 @@ async fn whole(mut response: Response<Incoming>) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Why a server did not answer, in its own words where it has some.
+/// Why the server refused the request, in its own words if it has any.
 fn refusal(status: hyper::StatusCode, text: &str) -> String {
     let value: Value = serde_json::from_str(text).unwrap_or_default();
     let said = value["error"]["message"].as_str().map_or_else(|| text.trim().to_owned(), str::to_owned);

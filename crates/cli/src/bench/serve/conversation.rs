@@ -1,74 +1,73 @@
-//! A conversation with tools, replayed: every request has all messages so far, as agents send them, and what the model answers is not what comes next. What a
-//! server computes of each prompt that it has computed before shows what its prefix cache is worth.
+//! Replays a conversation with tools. Every request has all messages so far, as agents send them; the model's actual answers are not used. How much of known prompts the
+//! server computes again shows how well its prefix cache works.
 
 use anyhow::Result;
 use clap::ValueEnum;
 use fastrand::Rng;
 use serde_json::{Value, json};
 
-use super::Plan;
-use super::client::{Answer, Client};
-use super::workload::{around, sentence};
+use super::client::{Client, StreamedAnswer};
+use super::workload::{RequestTemplate, around, sentence};
 use crate::terminal;
 
-/// What becomes of the model's thoughts in earlier turns.
+/// What happens to thoughts in earlier turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Thinking {
     /// They stay in the history.
     Kept,
-    /// Those before the last question of the user are left out, as templates of thinking models do.
+    /// Thoughts before the user's last question are dropped, as templates of thinking models do.
     Stripped,
 }
 
 /// Why a request is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum RequestKind {
     Question,
     ToolResult,
-    /// The same again.
+    /// The same messages again.
     Regeneration,
-    /// The last question was another one.
+    /// The last question is replaced by another.
     Edit,
 }
 
-impl Kind {
+impl RequestKind {
     fn name(self) -> &'static str {
         match self {
-            Kind::Question => "question",
-            Kind::ToolResult => "tool result",
-            Kind::Regeneration => "regeneration",
-            Kind::Edit => "edit",
+            RequestKind::Question => "question",
+            RequestKind::ToolResult => "tool result",
+            RequestKind::Regeneration => "regeneration",
+            RequestKind::Edit => "edit",
         }
     }
 }
 
 struct Request {
-    kind: Kind,
+    kind: RequestKind,
     messages: Vec<Value>,
 }
 
-/// Words of each message, about.
+/// Approximate number of words of each kind of message.
 const SYSTEM: usize = 400;
 const QUESTION: usize = 40;
 const THOUGHT: usize = 40;
 const CALL: usize = 12;
 const RESULT: usize = 80;
 const ANSWER: usize = 60;
-/// Calls of tools behind each question.
+/// Tool calls after each question.
 const CALLS: usize = 2;
-/// Parts of the conversation after which something is asked for again, and asked differently.
+/// Fractions of the conversation after which there is a regeneration and an edit.
 const REGENERATION: f64 = 0.4;
 const EDIT: f64 = 0.7;
-/// Tokens at the end of an earlier prompt that may be other ones once a text stands behind it.
+/// Tokens at the end of an earlier prompt that may change when more text follows.
 const JOIN: usize = 8;
 
-/// One of the model's messages: its thought, and what it says.
+/// A message of the model: its thought and its text.
 struct Said {
     thought: String,
     text: String,
 }
 
-/// The requests of a conversation of so many turns; a regeneration and an edit are two of them.
+/// The requests of a conversation of this many turns, including one regeneration and one edit.
 fn requests(seed: u64, turns: usize, thinking: Thinking) -> Vec<Request> {
     let mut rng = Rng::with_seed(seed);
     let mut text = |mean: usize| {
@@ -81,24 +80,24 @@ fn requests(seed: u64, turns: usize, thinking: Thinking) -> Vec<Request> {
     while made.len() < turns {
         let (kind, entry) = if made.len() > again && !regenerated {
             regenerated = true;
-            (Kind::Regeneration, None)
+            (RequestKind::Regeneration, None)
         } else if made.len() > differently && !edited {
             edited = true;
             let asked = history.iter().rposition(|e| matches!(e, Entry::Other("user", _)));
             history.truncate(asked.expect("the first request asks"));
             calls = 0;
-            (Kind::Edit, Some(Entry::Other("user", text(QUESTION))))
+            (RequestKind::Edit, Some(Entry::Other("user", text(QUESTION))))
         } else if calls < CALLS {
             let call = format!("<tool_call>{}</tool_call>", json!({"name": "search", "arguments": text(CALL)}));
             history.push(Entry::Model(Said { thought: text(THOUGHT), text: call }));
             calls += 1;
-            (Kind::ToolResult, Some(Entry::Other("tool", text(RESULT))))
+            (RequestKind::ToolResult, Some(Entry::Other("tool", text(RESULT))))
         } else {
             if !made.is_empty() {
                 history.push(Entry::Model(Said { thought: text(THOUGHT), text: text(ANSWER) }));
             }
             calls = 0;
-            (Kind::Question, Some(Entry::Other("user", text(QUESTION))))
+            (RequestKind::Question, Some(Entry::Other("user", text(QUESTION))))
         };
         history.extend(entry);
         made.push(Request { kind, messages: messages(&history, thinking) });
@@ -123,23 +122,23 @@ fn messages(history: &[Entry], thinking: Thinking) -> Vec<Value> {
     history.iter().enumerate().map(one).collect()
 }
 
-/// What came of a request.
+/// Measurements of one request.
 struct Turn {
-    kind: Kind,
-    answer: Answer,
-    /// Tokens of the prompt, and those of them that were computed; `None` where the server does not say.
+    kind: RequestKind,
+    answer: StreamedAnswer,
+    /// Tokens of the prompt, and how many of them were computed; `None` if the server does not say.
     prompt: usize,
     recomputed: Option<usize>,
-    /// Tokens that the prompt has more than the longest earlier one that it goes on from: its last turn.
+    /// How many tokens the prompt adds to the longest earlier prompt that it continues.
     last_turn: usize,
 }
 
-/// Replays a conversation; `Err` where a request fails, since those after it would show nothing.
-pub async fn run(client: &Client, plan: &Plan, turns: usize, thinking: Thinking) -> Result<Value> {
+/// Replays a conversation. Fails if any request fails, since the later ones would show nothing.
+pub async fn run(client: &Client, template: &RequestTemplate, turns: usize, thinking: Thinking) -> Result<Value> {
     let mut before: Vec<(Vec<Value>, usize)> = Vec::new();
     let mut done = Vec::new();
-    for Request { kind, messages } in requests(plan.seed, turns, thinking) {
-        let mut body = plan.body(plan.output);
+    for Request { kind, messages } in requests(template.seed, turns, thinking) {
+        let mut body = template.body(template.output);
         body["messages"] = json!(messages);
         let answer = client.stream("/v1/chat/completions", body, |_| {}).await?;
         let prompt = answer.prompt_tokens.unwrap_or(0);
@@ -160,7 +159,7 @@ fn to_json(turns: &[Turn]) -> Value {
             "last_turn_tokens": t.last_turn, "ttft_ms": t.answer.ttft(),
         })
     };
-    // The first prompt is new, all of it.
+    // The first prompt is all new.
     let beyond = |t: &Turn| t.recomputed.map(|n| usize::from(n > t.last_turn + JOIN));
     json!({
         "turns": turns.iter().map(row).collect::<Vec<_>>(),
@@ -172,6 +171,7 @@ fn to_json(turns: &[Turn]) -> Value {
     })
 }
 
+/// Prints a report as text.
 pub fn print(report: &Value) {
     println!("{:>5}  {:<14}{:>10}{:>12}{:>11}{:>12}", "turn", "", "prompt", "recomputed", "last turn", "TTFT ms");
     for (i, turn) in report["turns"].as_array().into_iter().flatten().enumerate() {
@@ -191,9 +191,7 @@ pub fn print(report: &Value) {
             "{recomputed} of {} tokens recomputed, {} of them new; more than the last turn {beyond} times",
             report["prompt_tokens"], report["last_turn_tokens"]
         ),
-        _ => {
-            terminal::note("the server does not say how many tokens it had (usage.prompt_tokens_details.cached_tokens)")
-        }
+        _ => terminal::note("the server does not report cached tokens (usage.prompt_tokens_details.cached_tokens)"),
     }
 }
 
@@ -206,15 +204,17 @@ mod tests {
         for thinking in [Thinking::Kept, Thinking::Stripped] {
             let all = requests(5, 30, thinking);
             assert_eq!(all.len(), 30);
-            assert_eq!(all.iter().filter(|r| r.kind == Kind::Regeneration).count(), 1);
-            assert_eq!(all.iter().filter(|r| r.kind == Kind::Edit).count(), 1);
+            assert_eq!(all.iter().filter(|r| r.kind == RequestKind::Regeneration).count(), 1);
+            assert_eq!(all.iter().filter(|r| r.kind == RequestKind::Edit).count(), 1);
             for pair in all.windows(2) {
                 let [old, new] = pair else { unreachable!() };
                 let common = old.messages.iter().zip(&new.messages).take_while(|(a, b)| a == b).count();
                 match new.kind {
-                    Kind::Regeneration => assert_eq!(old.messages, new.messages),
-                    Kind::Edit => assert!(common + 1 == new.messages.len() && new.messages[common]["role"] == "user"),
-                    Kind::Question if thinking == Thinking::Stripped => {
+                    RequestKind::Regeneration => assert_eq!(old.messages, new.messages),
+                    RequestKind::Edit => {
+                        assert!(common + 1 == new.messages.len() && new.messages[common]["role"] == "user")
+                    }
+                    RequestKind::Question if thinking == Thinking::Stripped => {
                         assert!(common < old.messages.len() && common > 0);
                     }
                     _ => assert_eq!(common, old.messages.len()),
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn thoughts_before_the_last_question_are_left_out_where_they_are_stripped() {
         for (thinking, kept) in [(Thinking::Kept, true), (Thinking::Stripped, false)] {
-            let last = requests(5, 30, thinking).into_iter().rfind(|r| r.kind == Kind::Question).unwrap();
+            let last = requests(5, 30, thinking).into_iter().rfind(|r| r.kind == RequestKind::Question).unwrap();
             let said = last.messages.iter().filter(|m| m["role"] == "assistant");
             assert!(said.clone().count() > 0);
             assert!(said.clone().all(|m| m["content"].as_str().unwrap().contains("<think>") == kept), "{thinking:?}");

@@ -1,4 +1,4 @@
-//! What is asked: prompts from a seed, whose lengths in tokens are exact where the server takes token ids.
+//! Workloads: prompts from a seed. Their lengths in tokens are exact if the server takes token ids.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -6,24 +6,26 @@ use serde_json::{Value, json};
 /// A prompt and how many tokens to generate after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
+    /// A string or a list of token ids.
     pub prompt: Value,
+    /// Tokens to generate.
     pub output: usize,
 }
 
 /// How prompts are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
-    /// As ids of tokens below this one.
+    /// As token ids below this one.
     Ids(u32),
     /// As words, about one token each.
     Words,
 }
 
-/// The lowest id that is sent: many vocabularies begin with tokens that control things.
+/// The lowest id that is sent: many vocabularies start with control tokens.
 const LOWEST: u32 = 256;
 
 impl Spelling {
-    /// `shared` tokens that all prompts with the same seed begin with, and `own` that no other has.
+    /// A prompt of `shared` tokens that all prompts of this seed begin with, and `own` tokens that no other has.
     pub fn prompt(self, seed: u64, number: u64, shared: usize, own: usize) -> Value {
         let (mut common, mut unique) = (Rng::with_seed(seed), Rng::with_seed(mixed(seed, number)));
         match self {
@@ -43,29 +45,59 @@ impl Spelling {
     }
 }
 
-/// A seed for the `number`-th thing of a seed.
+/// What all requests have in common.
+#[derive(Clone)]
+pub struct RequestTemplate {
+    /// The model to request.
+    pub model: String,
+    /// How prompts are written.
+    pub spelling: Spelling,
+    /// Seed of the workload.
+    pub seed: u64,
+    /// Tokens of a prompt.
+    pub input: usize,
+    /// Tokens of an answer.
+    pub output: usize,
+    pub temperature: f64,
+}
+
+impl RequestTemplate {
+    /// The body of a request without its prompt.
+    pub fn body(&self, output: usize) -> Value {
+        json!({"model": self.model, "max_tokens": output, "temperature": self.temperature, "ignore_eos": true})
+    }
+
+    /// The body of a completion.
+    pub fn completion(&self, call: &Call) -> Value {
+        let mut body = self.body(call.output);
+        body["prompt"] = call.prompt.clone();
+        body
+    }
+}
+
+/// Derives a seed from a seed and a number.
 pub fn mixed(seed: u64, number: u64) -> u64 {
     crate::disk::mix(seed ^ crate::disk::mix(number.wrapping_add(1)))
 }
 
-/// Two syllables that nobody has heard.
+/// An invented word of two syllables.
 pub fn word(rng: &mut Rng) -> String {
     let mut letter = |from: &[u8]| char::from(from[rng.usize(..from.len())]);
     (0..4).map(|i| letter(if i % 2 == 0 { b"bdfgklmnprstvz" } else { b"aeiou" })).collect()
 }
 
-/// So many words, with a full stop.
+/// This many words, with a full stop.
 pub fn sentence(rng: &mut Rng, words: usize) -> String {
     let all: Vec<String> = (0..words).map(|_| word(rng)).collect();
     all.join(" ") + "."
 }
 
-/// Lengths around a mean, from a quarter of it to seven quarters.
+/// A length around a mean, between a quarter and seven quarters of it.
 pub fn around(rng: &mut Rng, mean: usize) -> usize {
     rng.usize((mean / 4).max(1)..=(mean * 7 / 4).max(1))
 }
 
-/// Seconds from the start at which each of `n` requests arrives: a Poisson process of so many per second, or all at once where there is no rate.
+/// Seconds from the start at which each of `n` requests arrives: a Poisson process with this rate per second, or all at once without a rate.
 pub fn arrivals(seed: u64, n: usize, rate: Option<f64>) -> Vec<f64> {
     let (mut rng, mut at) = (Rng::with_seed(mixed(seed, u64::MAX)), 0.0);
     let mut next = |i: usize| {

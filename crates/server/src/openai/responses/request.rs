@@ -1,4 +1,4 @@
-//! From the words of Responses to what every dialect asks for.
+//! The request of `/v1/responses`.
 
 use std::sync::Arc;
 
@@ -7,89 +7,89 @@ use serde_json::{Map, Value, json};
 use sluice_engine::text::Tokenizer;
 use utoipa::ToSchema;
 
-use super::brought_back;
-use super::namespaces::{Namespaces, functions, joined};
-use crate::context::ignore;
-use crate::error::ApiError;
-use crate::given;
-use crate::openai::chat::MOST_LOGPROBS;
-use crate::openai::chat_fields::allowed_tools;
-use crate::openai::{SamplingFields, Stop};
-use crate::openapi::{ANY, written};
-use crate::output_spec::{OutputSpec, ToolChoice, format_of, strict_names};
-use crate::request::{ChatRequest, Thinking, Turn, tool_call};
+use crate::api::chat::{ChatRequest, Thinking};
+use crate::api::fields;
+use crate::api::output_spec::{OutputSpec, ToolChoice, parse_format};
+use crate::api::sampling::{SamplingFields, Stop};
+use crate::http::context::note_ignored;
+use crate::http::error::ApiError;
+use crate::http::openapi::{ANY, json_schema};
+use crate::openai::logprobs::MAX_TOP_LOGPROBS;
+use crate::openai::responses::input::append_input;
+use crate::openai::responses::tools::{Namespaces, functions, parse_tool_choice, strict_functions};
 
+/// The request.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ResponseRequest)]
 pub struct ResponsesRequest {
     #[serde(default)]
     #[schema(value_type = ResponseInput)]
     input: Value,
-    #[serde(default, deserialize_with = "given::text")]
+    #[serde(default, deserialize_with = "fields::string")]
     instructions: Option<String>,
-    #[serde(default, deserialize_with = "given::list")]
+    #[serde(default, deserialize_with = "fields::list")]
     #[schema(value_type = Option<Vec<ResponseTool>>)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
     #[schema(value_type = ResponseToolChoice)]
     tool_choice: Value,
-    #[serde(default, deserialize_with = "given::flag")]
+    #[serde(default, deserialize_with = "fields::boolean")]
     parallel_tool_calls: Option<bool>,
-    #[serde(default, deserialize_with = "given::limit")]
+    #[serde(default, deserialize_with = "fields::limit")]
     #[schema(value_type = Option<i64>, minimum = -1)]
     max_output_tokens: Option<usize>,
-    #[serde(default, deserialize_with = "given::number")]
+    #[serde(default, deserialize_with = "fields::number")]
     temperature: Option<f32>,
-    #[serde(default, deserialize_with = "given::number")]
+    #[serde(default, deserialize_with = "fields::number")]
     top_p: Option<f32>,
-    #[serde(default, deserialize_with = "given::flag")]
+    #[serde(default, deserialize_with = "fields::boolean")]
     stream: Option<bool>,
     #[serde(default)]
     #[schema(value_type = ResponseReasoning)]
     reasoning: Value,
-    /// `reasoning.encrypted_content`: thoughts come back with the client. `message.output_text.logprobs`: how likely each token of the text was.
-    #[serde(default, deserialize_with = "given::texts")]
+    /// `reasoning.encrypted_content`: return thoughts in a form that the client can send back. `message.output_text.logprobs`: return log-probabilities of the text's tokens.
+    #[serde(default, deserialize_with = "fields::strings")]
     include: Option<Vec<String>>,
     #[serde(default)]
     #[schema(value_type = ResponseText)]
     text: Value,
     #[serde(default)]
     metadata: Value,
-    /// With each token's likelihood so many of the likeliest: 20 at most.
-    #[serde(default, deserialize_with = "given::whole")]
+    /// How many of the most likely tokens to list with each log-probability, at most 20.
+    #[serde(default, deserialize_with = "fields::integer")]
     #[schema(maximum = 20)]
     top_logprobs: Option<usize>,
-    // What OpenAI does not know and our users want.
-    #[serde(default, deserialize_with = "given::whole")]
+    // Extensions.
+    #[serde(default, deserialize_with = "fields::integer")]
     top_k: Option<i64>,
-    #[serde(default, deserialize_with = "given::number")]
+    #[serde(default, deserialize_with = "fields::number")]
     min_p: Option<f32>,
-    #[serde(default, deserialize_with = "given::number")]
+    #[serde(default, deserialize_with = "fields::number")]
     presence_penalty: Option<f32>,
-    #[serde(default, deserialize_with = "given::number")]
+    #[serde(default, deserialize_with = "fields::number")]
     frequency_penalty: Option<f32>,
-    #[serde(default, deserialize_with = "given::number")]
+    #[serde(default, deserialize_with = "fields::number")]
     repetition_penalty: Option<f32>,
-    #[serde(default, deserialize_with = "given::seed")]
+    #[serde(default, deserialize_with = "fields::seed")]
     seed: Option<i64>,
     #[serde(default)]
     stop: Option<Stop>,
-    /// What is kept of prompts is shared among those of the same salt.
-    #[serde(default, deserialize_with = "given::text")]
+    /// Only requests with equal salts share cached prompts.
+    #[serde(default, deserialize_with = "fields::string")]
     cache_salt: Option<String>,
-    /// Tokens of thoughts at most; below 0: any number.
-    #[serde(default, deserialize_with = "given::whole", alias = "thinking_budget", alias = "thinking_token_budget")]
+    /// Most tokens for thoughts; below 0: no limit.
+    #[serde(default, deserialize_with = "fields::integer", alias = "thinking_budget", alias = "thinking_token_budget")]
     reasoning_budget: Option<i64>,
-    /// More names that the template may look at.
-    #[serde(default, deserialize_with = "given::object")]
+    /// More variables for the chat template.
+    #[serde(default, deserialize_with = "fields::object")]
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Map<String, Value>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
 
-written! {
-    /// A text, or items of a conversation.
+json_schema! {
+    /// A string, or items of a conversation.
     ResponseInput, uses [], {
         "anyOf": [
             {"type": "string"},
@@ -118,8 +118,8 @@ written! {
     }
 }
 
-written! {
-    /// A function that may be called. Tools of other types have no effect.
+json_schema! {
+    /// A function that may be called. Tools of other types are ignored.
     ResponseTool, uses [], {
         "type": "object",
         "required": ["type"],
@@ -128,12 +128,12 @@ written! {
             "name": {"type": "string", "minLength": 1, "maxLength": 128},
             "description": {"type": ["string", "null"]},
             "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
-            "strict": {"type": ["boolean", "null"], "description": "Its calls keep to the schema, also where the model is free to call it or not."},
+            "strict": {"type": ["boolean", "null"], "description": "Calls follow the schema, even if the model is free not to call it."},
         },
     }
 }
 
-written! {
+json_schema! {
     /// Which tools may be called.
     ResponseToolChoice, uses [], {
         "anyOf": [
@@ -149,26 +149,26 @@ written! {
                 "properties": {
                     "type": {"type": "string", "enum": ["allowed_tools"]},
                     "mode": {"type": ["string", "null"], "enum": ["auto", "required", null]},
-                    "tools": {"type": "array", "items": {"type": "object"}, "description": "Of each the type and the name."},
+                    "tools": {"type": "array", "items": {"type": "object"}, "description": "Each with its type and name."},
                 },
             },
         ],
     }
 }
 
-written! {
-    /// Whether to think, and whether thoughts are shown as their own summary.
+json_schema! {
+    /// Whether to think, and whether thoughts are returned as a summary.
     ResponseReasoning, uses [], {
         "type": ["object", "null"],
         "properties": {
-            "effort": {"type": ["string", "null"], "description": "none: no thinking."},
+            "effort": {"type": ["string", "null"], "description": "`none` turns thinking off."},
             "summary": {"type": ["string", "null"]},
         },
     }
 }
 
-written! {
-    /// What the text of the answer is.
+json_schema! {
+    /// The format of the answer's text.
     ResponseText, uses [], {
         "type": ["object", "null"],
         "properties": {
@@ -183,63 +183,61 @@ written! {
                     "grammar": {"type": "string"},
                 },
             },
-            "verbosity": {"type": ANY, "description": "It has no effect."},
+            "verbosity": {"type": ANY, "description": "Ignored."},
         },
     }
 }
 
-/// How the answer is to be told.
+/// How the answer is reported.
 #[derive(Default)]
-pub struct Wishes {
-    /// Thoughts are shown as their own summary.
+pub struct ResponseOptions {
+    /// Report thoughts as a summary.
     pub as_summary: bool,
-    /// Thoughts travel with the client.
-    pub carried: bool,
-    /// How likely the tokens of its text were is told.
+    /// Return thoughts as `encrypted_content`.
+    pub carries_thoughts: bool,
+    /// Return log-probabilities of the text's tokens.
     pub with_logprobs: bool,
-    /// Which is the one that names those tokens.
+    /// The tokenizer for those, if they are wanted.
     pub tokenizer: Option<Arc<Tokenizer>>,
-    /// Fields of the request that the answer repeats.
+    /// Fields of the request that the response repeats.
     pub echo: Map<String, Value>,
-    /// Where the functions are that may be called.
+    /// Namespaces of the functions.
     pub namespaces: Namespaces,
 }
 
-/// Fields that would change the answer if they were obeyed, and why they are not.
+/// Fields that would change the answer but are not supported, and why.
 const REFUSED: [(&str, &str); 4] = [
-    ("previous_response_id", "no responses are stored here: send the whole conversation as input"),
-    ("conversation", "no conversations are stored here: send the whole conversation as input"),
-    ("prompt", "no prompts are stored here: send it as instructions and input"),
+    ("previous_response_id", "no responses are stored: send the whole conversation as input"),
+    ("conversation", "no conversations are stored: send the whole conversation as input"),
+    ("prompt", "no prompts are stored: send it as instructions and input"),
     ("background", "responses are not computed in the background"),
 ];
 
-const CARRY: &str = "reasoning.encrypted_content";
+const THOUGHTS: &str = "reasoning.encrypted_content";
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-pub fn invalid(field: &str, what: &str) -> ApiError {
-    ApiError::invalid(field, format!("{field}: {what}"))
-}
-
 impl ResponsesRequest {
+    /// Converts it.
+    ///
     /// # Errors
-    /// What cannot be what it is, and what cannot be obeyed, by name.
-    pub fn asked(self) -> Result<(ChatRequest, Wishes), ApiError> {
-        self.check_others()?;
-        let mut wishes = self.wishes();
-        // 1. What was said
+    /// A field that is invalid or not supported, by name.
+    pub fn into_chat(self) -> Result<(ChatRequest, ResponseOptions), ApiError> {
+        self.check_unknown_fields()?;
+        let mut options = self.options();
+        // 1. Messages
         let mut messages = Vec::new();
         if let Some(instructions) = self.instructions.filter(|i| !i.is_empty()) {
             messages.push(json!({"role": "system", "content": instructions}));
         }
-        take_input(&self.input, &mut messages)?;
+        append_input(&self.input, &mut messages)?;
         // 2. Tools
         let tools = self.tools.unwrap_or_default();
         let strict = strict_functions(&tools);
         let (functions, namespaces) = functions(&tools)?;
-        wishes.namespaces = namespaces;
+        options.namespaces = namespaces;
         let tools = (!functions.is_empty()).then_some(Value::Array(functions));
-        let tool_choice = tool_choice(&self.tool_choice)?;
-        // 3. The answer
+        let tool_choice = parse_tool_choice(&self.tool_choice)?;
+        // 3. Sampling and format
         let effort = self.reasoning["effort"].as_str();
         let thinking = match effort {
             None => Thinking::Default,
@@ -250,7 +248,7 @@ impl ResponsesRequest {
         if let Some(effort) = effort.filter(|e| *e != "none") {
             extra.entry("reasoning_effort").or_insert(effort.into());
         }
-        let common = SamplingFields {
+        let sampling = SamplingFields {
             max_tokens: self.max_output_tokens,
             temperature: self.temperature,
             top_p: self.top_p,
@@ -266,50 +264,51 @@ impl ResponsesRequest {
             ..SamplingFields::default()
         };
         let one_call = self.parallel_tool_calls == Some(false);
-        let format = format_of("text.format", &self.text["format"])?;
+        let format = parse_format("text.format", &self.text["format"])?;
         if one_call && tool_choice == ToolChoice::Auto && format.is_none() && tools.is_some() && strict.is_empty() {
-            ignore("parallel_tool_calls");
+            note_ignored("parallel_tool_calls");
         }
         let budget = self.reasoning_budget.and_then(|tokens| usize::try_from(tokens).ok());
-        let demanded = OutputSpec::new(tools, &tool_choice, !one_call, format, budget)?.strictly(strict, !one_call);
+        let output =
+            OutputSpec::new(tools, &tool_choice, !one_call, format, budget)?.with_strict_tools(strict, !one_call);
         let top = self.top_logprobs.unwrap_or(0);
-        if top > MOST_LOGPROBS {
+        if top > MAX_TOP_LOGPROBS {
             return Err(ApiError::invalid(
                 "top_logprobs",
-                format!("top_logprobs is {top}; it must be at most {MOST_LOGPROBS}"),
+                format!("top_logprobs is {top}; it must be at most {MAX_TOP_LOGPROBS}"),
             ));
         }
-        let logprobs = wishes.with_logprobs.then_some(top);
-        Ok((ChatRequest { messages, demanded, thinking, extra, logprobs, common }, wishes))
+        let logprobs = options.with_logprobs.then_some(top);
+        Ok((ChatRequest { messages, output, thinking, extra, logprobs, sampling }, options))
     }
 
-    /// Which model it names.
+    /// The model that it names.
     pub fn model(&self) -> Option<&str> {
         self.others.get("model").and_then(Value::as_str)
     }
 
-    fn check_others(&self) -> Result<(), ApiError> {
+    fn check_unknown_fields(&self) -> Result<(), ApiError> {
         for (field, value) in &self.others {
             let asks = !value.is_null() && *value != json!(false);
             match REFUSED.iter().find(|(name, _)| name == field) {
-                Some((name, why)) if asks => return Err(invalid(name, why)),
+                Some((name, why)) if asks => return Err(ApiError::invalid_field(name, why)),
                 Some(_) => {}
                 None if field == "model" || value.is_null() => {}
-                None => ignore(field),
+                None => note_ignored(field),
             }
         }
         if !self.metadata.is_null() {
-            ignore("metadata");
+            note_ignored("metadata");
         }
         if !self.text["verbosity"].is_null() {
-            ignore("text.verbosity");
+            note_ignored("text.verbosity");
         }
-        let included = self.include.iter().flatten().filter(|name| ![CARRY, LOGPROBS].contains(&name.as_str()));
-        included.for_each(|name| ignore(&format!("include.{name}")));
+        let included = self.include.iter().flatten().filter(|name| ![THOUGHTS, LOGPROBS].contains(&name.as_str()));
+        included.for_each(|name| note_ignored(&format!("include.{name}")));
         Ok(())
     }
 
-    fn wishes(&self) -> Wishes {
+    fn options(&self) -> ResponseOptions {
         let or = |value: &Value, default: Value| if value.is_null() { default } else { value.clone() };
         let echo = json!({
             "instructions": self.instructions, "max_output_tokens": self.max_output_tokens.filter(|most| *most < usize::MAX), "metadata": or(&self.metadata, json!({})),
@@ -318,175 +317,13 @@ impl ResponsesRequest {
             "reasoning": or(&self.reasoning, json!({"effort": null, "summary": null})),
             "text": or(&self.text, json!({"format": {"type": "text"}})),
         });
-        Wishes {
+        ResponseOptions {
             as_summary: !self.reasoning["summary"].is_null(),
-            carried: self.include.iter().flatten().any(|name| name == CARRY),
+            carries_thoughts: self.include.iter().flatten().any(|name| name == THOUGHTS),
             with_logprobs: self.include.iter().flatten().any(|name| name == LOGPROBS),
             echo: echo.as_object().cloned().unwrap_or_default(),
             namespaces: Namespaces::default(),
             tokenizer: None,
-        }
-    }
-}
-
-/// Puts what was said behind `messages`. What the assistant thought, said and called without being spoken to is one message.
-fn take_input(input: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-    let items = match input {
-        Value::String(text) => {
-            messages.push(json!({"role": "user", "content": text}));
-            return Ok(());
-        }
-        Value::Array(items) => items,
-        Value::Null => return Err(invalid("input", "it is missing")),
-        _ => return Err(invalid("input", "neither a text nor a list of items")),
-    };
-    let mut turn = Turn::default();
-    for (i, item) in items.iter().enumerate() {
-        let name = format!("input[{i}]");
-        // Messages may do without a type.
-        let kind = item["type"].as_str().unwrap_or(if item["role"].is_string() { "message" } else { "" });
-        match kind {
-            "message" if item["role"] == "assistant" => turn.text += &words(&name, &item["content"], "")?,
-            "message" => {
-                turn.end(messages);
-                let role = item["role"].as_str().unwrap_or("");
-                if !["user", "system", "developer"].contains(&role) {
-                    let what = format!("{role:?} is none of user, assistant, system and developer");
-                    return Err(invalid(&format!("{name}.role"), &what));
-                }
-                messages.push(json!({"role": role, "content": words(&name, &item["content"], "\n")?}));
-            }
-            "reasoning" => {
-                if turn.has_answered() {
-                    turn.end(messages);
-                }
-                turn.thoughts += &thought(item);
-            }
-            "function_call" | "custom_tool_call" => turn.calls.push(call(&name, kind, item)?),
-            "function_call_output" | "custom_tool_call_output" => {
-                turn.end(messages);
-                let id = item["call_id"].as_str().ok_or_else(|| invalid(&name, "it has no call_id"))?;
-                let content = output(&item["output"]);
-                messages.push(json!({"role": "tool", "content": content, "tool_call_id": id}));
-            }
-            "item_reference" => return Err(invalid(&name, "no items are stored here: send the item itself")),
-            // What other tools did, elsewhere.
-            kind => ignore(&format!("input.{kind}")),
-        }
-    }
-    turn.end(messages);
-    Ok(())
-}
-
-fn text_of(part: &Value) -> Option<&str> {
-    match part["type"].as_str()? {
-        "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text" => part["text"].as_str(),
-        "refusal" => part["refusal"].as_str(),
-        _ => None,
-    }
-}
-
-fn kind_of(part: &Value) -> &str {
-    part["type"].as_str().unwrap_or("no type")
-}
-
-/// A message's content, which may be words alone.
-fn words(name: &str, content: &Value, between: &str) -> Result<String, ApiError> {
-    let parts = match content {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Null => return Ok(String::new()),
-        Value::Array(parts) => parts,
-        _ => return Err(invalid(&format!("{name}.content"), "neither a text nor a list of parts")),
-    };
-    let one = |(i, part)| {
-        let name = || format!("{name}.content[{i}]");
-        text_of(part).ok_or_else(|| invalid(&name(), &format!("parts of {} are not supported", kind_of(part))))
-    };
-    Ok(parts.iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()?.join(between))
-}
-
-/// What a tool gave. A conversation goes on where it was a picture; the model is told that it cannot see it.
-fn output(output: &Value) -> String {
-    let one = |part: &Value| {
-        text_of(part).map_or_else(
-            || {
-                let kind = kind_of(part);
-                ignore(&format!("output.{kind}"));
-                format!("[{kind}: it cannot be shown to this model]")
-            },
-            str::to_owned,
-        )
-    };
-    match output {
-        Value::String(text) => text.clone(),
-        Value::Null => String::new(),
-        Value::Array(parts) => parts.iter().map(one).collect::<Vec<_>>().join("\n"),
-        other => other.to_string(),
-    }
-}
-
-/// The text of a thought: as it was carried by the client, as it was shown, or as it was summed up.
-fn thought(item: &Value) -> String {
-    let parts = |field: &str| {
-        let parts = item[field].as_array()?;
-        let text: String = parts.iter().filter_map(text_of).collect();
-        (!text.is_empty()).then_some(text)
-    };
-    let carried = item["encrypted_content"].as_str();
-    let own = carried.and_then(brought_back);
-    if carried.is_some() && own.is_none() {
-        ignore("input.reasoning.encrypted_content");
-    }
-    own.or_else(|| parts("content")).or_else(|| parts("summary")).unwrap_or_default()
-}
-
-fn call(name: &str, kind: &str, item: &Value) -> Result<Value, ApiError> {
-    let (Some(id), Some(tool)) = (item["call_id"].as_str(), item["name"].as_str()) else {
-        return Err(invalid(name, "a call needs a call_id and a name"));
-    };
-    let tool = &joined(item["namespace"].as_str(), tool);
-    if kind == "custom_tool_call" {
-        return Ok(tool_call(id, tool, json!({"input": item["input"]})));
-    }
-    // As it came: what the model wrote is rendered to the letter.
-    let arguments = match &item["arguments"] {
-        Value::String(text) if text.trim().is_empty() => json!({}),
-        other => other.clone(),
-    };
-    Ok(tool_call(id, tool, arguments))
-}
-
-/// What models call those of the functions that are strict.
-fn strict_functions(tools: &[Value]) -> Vec<String> {
-    let within = |space: &Value| {
-        let namespace = space["name"].as_str();
-        let own = strict_names(space["tools"].as_array().into_iter().flatten());
-        own.into_iter().map(move |name| joined(namespace, &name)).collect::<Vec<_>>()
-    };
-    let spaces = tools.iter().filter(|tool| tool["type"] == "namespace");
-    strict_names(tools.iter().filter(|tool| tool["type"] == "function"))
-        .into_iter()
-        .chain(spaces.flat_map(within))
-        .collect()
-}
-
-fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
-    match (choice.as_str().or_else(|| choice["type"].as_str()), choice["name"].as_str()) {
-        (None, _) if choice.is_null() => Ok(ToolChoice::Auto),
-        (Some("auto"), _) => Ok(ToolChoice::Auto),
-        (Some("none"), _) => Ok(ToolChoice::None),
-        (Some("required"), _) => Ok(ToolChoice::Required),
-        (Some("function"), Some(name)) => Ok(ToolChoice::Named(joined(choice["namespace"].as_str(), name))),
-        (Some("allowed_tools"), _) => {
-            let one = |tool: &Value| Some(joined(tool["namespace"].as_str(), tool["name"].as_str()?));
-            let names = choice["tools"].as_array().and_then(|all| all.iter().map(one).collect());
-            let wrong =
-                || invalid("tool_choice", "allowed tools are a mode (auto or required) and a list of functions");
-            allowed_tools(&choice["mode"], names).ok_or_else(wrong)
-        }
-        _ => {
-            let shown: String = choice.to_string().chars().take(60).collect();
-            Err(invalid("tool_choice", &format!("{shown} is not supported: auto, none, required or a function")))
         }
     }
 }
@@ -496,15 +333,16 @@ mod tests {
     use sluice_engine::GrammarFormat;
 
     use super::*;
-    use crate::openai::responses::carried;
+    use crate::api::messages::tool_call;
+    use crate::openai::responses::thoughts::encode_thought;
 
-    fn asked(request: Value) -> Result<(ChatRequest, Wishes), ApiError> {
-        serde_json::from_value::<ResponsesRequest>(request).unwrap().asked()
+    fn asked(request: Value) -> Result<(ChatRequest, ResponseOptions), ApiError> {
+        serde_json::from_value::<ResponsesRequest>(request).unwrap().into_chat()
     }
 
     #[test]
     fn items_of_an_agent_become_what_templates_take() {
-        let (asked, wishes) = asked(json!({
+        let (chat, options) = asked(json!({
             "model": "any", "instructions": "Be brief.", "store": false, "stream": true, "include": ["reasoning.encrypted_content"],
             "reasoning": {"effort": "medium", "summary": "auto"}, "parallel_tool_calls": false, "prompt_cache_key": "k",
             "tool_choice": "auto", "text": {"verbosity": "low"}, "client_metadata": {"a": "b"}, "service_tier": "auto",
@@ -515,7 +353,7 @@ mod tests {
             "input": [
                 {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Rules."}]},
                 {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}], "encrypted_content": carried("long")},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}], "encrypted_content": encode_thought("long")},
                 {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
                 {"type": "function_call", "call_id": "c1", "name": "shell", "arguments": "{\"z\": 1, \"a\": [2]}"},
                 {"type": "web_search_call", "status": "completed"},
@@ -531,7 +369,7 @@ mod tests {
         .unwrap();
         let shell = |id: &str, arguments: Value| tool_call(id, "shell", arguments);
         assert_eq!(
-            asked.messages,
+            chat.messages,
             [
                 json!({"role": "system", "content": "Be brief."}),
                 json!({"role": "developer", "content": "Rules."}),
@@ -547,11 +385,11 @@ mod tests {
         );
         let function =
             json!({"name": "shell", "description": "Runs.", "parameters": {"type": "object", "z": 1, "a": 2}});
-        assert_eq!(asked.demanded.tools, Some(json!([{"type": "function", "function": function}])));
-        let demand = &asked.demanded.demand;
-        assert_eq!((asked.thinking, &demand.form, &demand.called), (Thinking::On, &GrammarFormat::Text, &None));
-        assert!(wishes.as_summary && wishes.carried && asked.common.stream);
-        assert_eq!(wishes.echo["instructions"], "Be brief.");
+        assert_eq!(chat.output.tools, Some(json!([{"type": "function", "function": function}])));
+        let demand = &chat.output.demand;
+        assert_eq!((chat.thinking, &demand.form, &demand.called), (Thinking::On, &GrammarFormat::Text, &None));
+        assert!(options.as_summary && options.carries_thoughts && chat.sampling.stream);
+        assert_eq!(options.echo["instructions"], "Be brief.");
     }
 
     #[test]
@@ -560,8 +398,8 @@ mod tests {
             ("previous_response_id", json!("resp_1"), "previous_response_id: no responses are stored"),
             ("conversation", json!({"id": "c"}), "conversation: "),
             ("background", json!(true), "background: "),
-            ("input", json!(5), "input: neither"),
-            ("input", json!(null), "input: it is missing"),
+            ("input", json!(5), "input: must be a string"),
+            ("input", json!(null), "input: is missing"),
             ("input", json!([{"type": "item_reference", "id": "x"}]), "input[0]: no items are stored"),
             ("input", json!([{"role": "king", "content": "x"}]), "input[0].role: \"king\""),
             (
@@ -581,11 +419,11 @@ mod tests {
             assert_eq!(error.status.as_u16(), 400);
         }
         asked(json!({"input": "x", "previous_response_id": null, "background": false, "store": true})).unwrap();
-        let (asked, _) =
+        let (chat, _) =
             asked(json!({"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}))
                 .unwrap();
         assert_eq!(
-            (asked.demanded.demand.form, asked.demanded.blame),
+            (chat.output.demand.form, chat.output.blamed_field),
             (GrammarFormat::Schema(json!({})), "text.format")
         );
     }
