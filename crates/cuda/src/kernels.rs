@@ -1,6 +1,7 @@
-//! The kernels: which there are (`families`), which multiplies with which weights (`format`), and their compiled code (`objects`), which the driver loads. It compiles
+//! The kernels: which there are (`families`), how weights are stored (`format`), which multiplies with which (`choice`), and their compiled code (`objects`), which the driver loads. It compiles
 //! PTX for the device that it finds and keeps the result, so that only the first start pays for that: half a minute, except where there is machine code too.
 
+mod choice;
 mod families;
 mod format;
 mod objects;
@@ -12,8 +13,9 @@ use std::ffi::CString;
 use anyhow::{Context, Result};
 use cudarc::driver::{DriverError, sys};
 
+pub use self::choice::{FEW, LaunchShape, SQUARE, SQUARE_THREADS, TILE};
 pub use self::families::Kernel;
-pub use self::format::{FEW, KernelFormat, LaunchShape, Needs, SQUARE, SQUARE_THREADS, TILE};
+pub use self::format::{KernelFormat, Needs};
 pub use self::objects::embedded_bytes;
 use self::objects::{Code, Objects};
 pub use self::shared_memory::STATIC_SHARED;

@@ -34,29 +34,29 @@ struct Attention {
     float scale;
     float cap;
     u32 capped;
-    // Where partitions leave their parts, and how many there is room for, of each head of a token.
+    // Results of partitions, with room for `partitions` of each head of a token.
     u32 partitions;
     float* parts;
-    // [tokens, tiles of heads], zero between kernels: how many partitions are through; null: `attention_combine` comes behind.
+    // [tokens, tiles of heads]: how many partitions have ended; zero between kernels. Null: `attention_combine` runs next.
     u32* counters;
-    // Queries and weights are rounded to integers as keys and values are.
+    // Whether queries and weights are rounded to integers, as keys and values are.
     u32 integers;
     u32 unused;
-    // [tokens, heads * v_dim]: what joins partitions leaves its output there, too, as integers; null: it does not.
+    // [tokens, heads * v_dim]: the combined output, quantized; null: not wanted.
     Encoded encoded;
 };
 
 static const u32 PARTITION = 128;
 
-// What a partition leaves of a head, [tokens, heads, partitions] of them: its sums of values, its maximum, its sum of weights, in whole sixteens of bytes.
+// Floats of a partition's result for a head, of [tokens, heads, partitions]: sums of values, maximum, sum of weights, padded to sixteen bytes.
 __device__ __forceinline__ u32 part_width(u32 v_dim) { return (v_dim + 5) & ~3u; }
 
-// The first position that a token sees.
+// The first position that is visible to a token.
 __device__ __forceinline__ u32 first_seen(const Attention& p, u32 position) {
     return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
 }
 
-// The sink, the division, the gate: element `d` of head `h` of token `t`.
+// Applies sink, division and gate, and stores element `d` of head `h` of token `t`.
 __device__ __forceinline__ float finish(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {
     const Cache& c = p.cache;
     float a = 1.0f;
@@ -71,7 +71,7 @@ __device__ __forceinline__ float finish(const Attention& p, u32 t, u32 h, u32 d,
     return y;
 }
 
-// The same of 32 elements, one a lane, encoded where that is wanted.
+// The same for 32 elements, one a lane; quantizes them too if that is wanted.
 __device__ __forceinline__ void finish_joined(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {
     const float y = finish(p, t, h, d, o, m, l);
     if (p.encoded.q) quantize_lanes(y, ((u64)t * p.heads + h) * p.cache.v_dim + d / WARP * WARP, p.encoded);

@@ -4,11 +4,11 @@
 #include "prim/reduce.cuh"
 #include "prim/tensor.cuh"
 
-// Where one layer's keys and values lie in a pool of blocks: src/attention.rs works the offsets out.
+// A layer's keys and values in a pool of blocks. The host computes the offsets (src/attention.rs).
 struct Cache {
     u8* pool;
     u64 block_bytes;
-    // Bytes from a block's start to K, V and their scales.
+    // Bytes from the start of a block to K, V and their scales.
     u64 k;
     u64 v;
     u64 k_scales;
@@ -27,7 +27,7 @@ struct Place {
     u8* scale;
 };
 
-// The scale of a row of integers, which may lie at any address.
+// The scale of a row of integers; its address need not be aligned.
 __device__ __forceinline__ float read_scale(const u8* p) {
     if ((u64)p % 4 == 0) return *(const float*)p;
     return bits((u32)p[0] | (u32)p[1] << 8 | (u32)p[2] << 16 | (u32)p[3] << 24);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void write_scale(u8* p, float scale) {
     for (u32 i = 0; i < 4; i++) p[i] = (u8)(bits(scale) >> 8 * i);
 }
 
-// One head's key or value at a place of a block.
+// A head's key or value in a block.
 __device__ __forceinline__ Place place(const Cache& c, u64 rows, u64 scales, u32 dim, u64 block, u32 offset, u32 kv_head) {
     u8* at = c.pool + block * c.block_bytes;
     u64 row = (u64)kv_head * c.block_tokens + offset;
@@ -55,13 +55,13 @@ __device__ __forceinline__ u16 round_bf16(float x) {
     return is_nan(x) ? (u16)(b >> 16) | 0x40 : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
 
-// How a row becomes integers of eight bits: what it is multiplied with before it is rounded, and their scale.
+// How a row is quantized to eight bits: the factor before rounding, and the scale.
 struct Rounding {
     float inv;
     float scale;
 };
 
-// By a whole warp. With a NaN or an infinity: zeros and a scale of NaN.
+// By a warp. A row with NaN or infinity becomes zeros with a scale of NaN.
 __device__ __forceinline__ Rounding rounding_of(const float* x, u32 dim) {
     u32 greatest = 0;
     for (u32 i = threadIdx.x % WARP; i < dim; i += WARP) greatest = max(greatest, bits(x[i]) & 0x7fffffffu);
@@ -70,7 +70,7 @@ __device__ __forceinline__ Rounding rounding_of(const float* x, u32 dim) {
     return {finite && is_finite(inv) ? inv : 0.0f, finite ? div(a, 127.0f) : bits(0x7fc00000u)};
 }
 
-// Writes a row of `dim` elements, by a whole warp.
+// Stores a row of `dim` elements, by a warp.
 __device__ void store(const float* x, u32 dim, u32 type, Place to) {
     u32 lane = threadIdx.x % WARP;
     float inv = 0.0f;
@@ -88,7 +88,7 @@ __device__ void store(const float* x, u32 dim, u32 type, Place to) {
     }
 }
 
-// A head in shared memory, normed and turned by a whole warp; its elements come from `x`.
+// Norms and rotates a head from `x` to shared memory, by a warp.
 __device__ void turn(const float* x, float* head, u32 dim, const Norm& norm, const float* angles, u32 half) {
     u32 lane = threadIdx.x % WARP;
     for (u32 i = lane; i < dim; i += WARP) head[i] = x[i];

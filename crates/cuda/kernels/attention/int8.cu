@@ -216,7 +216,7 @@ template <u32 DIM> __device__ __forceinline__ void attend_int8(const Attention& 
                     const float sum = add(both[0], both[1]);
                     greatest = max(greatest, __shfl_xor_sync(ALL, greatest, 1));
                     greatest = max(greatest, __shfl_xor_sync(ALL, greatest, 2));
-                    // With a NaN or an infinity: zeros and a scale of NaN.
+                    // A row with NaN or infinity becomes zeros with a scale of NaN.
                     const float a = bits(greatest), inv = div(255.0f, a);
                     const bool some = is_finite(a) && is_finite(inv);
                     scales[e] = is_finite(a) ? div(a, 255.0f) : bits(NOT_A_NUMBER);

@@ -7,7 +7,7 @@
 #include "prim/reduce.cuh"
 #include "prim/smem.cuh"
 
-// A block of two warps takes a KV head of a token: one its key, the other its value. Shared memory: a key.
+// A block has two warps and takes a KV head of a token: one warp the key, the other the value. Shared memory: a key.
 extern "C" __global__ void attention_store_kv(const Attention p) {
     begin();
     float* head = smem;
@@ -27,7 +27,7 @@ extern "C" __global__ void attention_store_kv(const Attention p) {
     }
 }
 
-// Where the visible keys and values of a partition lie: looked up once, by a thread for each position.
+// Addresses of a partition's visible keys and values. A thread for each position looks them up once.
 struct Located {
     const u8* keys[PARTITION];
     const u8* values[PARTITION];
@@ -50,7 +50,7 @@ __device__ __forceinline__ void locate(const Cache& c, const u32* table, u32 kv_
     }
 }
 
-// Sixteen elements at an address of whole sixteens.
+// Sixteen elements, aligned to their size.
 template <u32 TYPE> struct Sixteen {
     static const u32 WORDS = TYPE == F32 ? 4 : TYPE == INT8 ? 1 : 2;
     uint4 words[WORDS];
@@ -70,7 +70,7 @@ template <u32 TYPE> struct Sixteen {
     }
 };
 
-// Elements of a query in shared memory: whole sixteens, of which what is missing is zero.
+// Elements of a query in shared memory: a multiple of sixteen, padded with zeros.
 __device__ __forceinline__ u32 padded(u32 dim) { return (dim + 15) / 16 * 16; }
 
 // `acc[i] = fma(q[i], k[i], acc[i])` over sixteen lanes, for G heads.
@@ -93,7 +93,7 @@ template <int G, class K> __device__ __forceinline__ void multiply_lanes(const f
 template <int G, u32 TYPE, u32 DEEP>
 __device__ __forceinline__ void dot_lanes(const u8* key, u32 dim, const float* q, u32 pad, float (&acc)[G][16]) {
     if (dim % 16 == 0 && (u64)key % 16 == 0) {
-        // Several sixteens are under way before the first is used.
+        // Several loads are issued before the first is used.
         for (u32 from = 0; from < dim; from += 16 * DEEP) {
             Sixteen<TYPE> k[DEEP];
 #pragma unroll
@@ -182,16 +182,16 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, float*
         if (p.integers) {
             float a = bits(warp_max(greatest)), inv = div(255.0f, a);
             bool finite = is_finite(a);
-            // With a NaN or an infinity: zeros and a scale of NaN.
+            // A row with NaN or infinity becomes zeros with a scale of NaN.
             bool some = finite && is_finite(inv);
 #pragma unroll
             for (u32 j = 0; j < PARTITION / 16; j++) {
-                // Added to this, a number of this size is rounded to the nearest integer, ties to even.
+                // This addition rounds numbers of this size to the nearest integer, ties to even.
                 weights[j] = some ? sub(add(mul(weights[j], inv), 12582912.0f), 12582912.0f) : 0.0f;
             }
             if (threadIdx.x % WARP == 0) weight_scales[g] = finite ? div(a, 255.0f) : bits(0x7fc00000u);
         }
-        // Both halves of the warp have read the scores before one of them overwrites them.
+        // Both halves of the warp read the scores before either overwrites them.
         __syncwarp();
 #pragma unroll
         for (u32 j = 0; j < PARTITION / 16; j++) {
@@ -209,7 +209,7 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, float*
 
 template <int G, u32 TYPE, u32 DEEP>
 __device__ __forceinline__ void sum_typed(const Located& located, u32 first, u32 end, u32 d, float (*scores)[PARTITION], float (&sums)[G]) {
-    // Many values are under way before the first is used.
+    // Many loads are issued before the first is used.
     for (u32 from = first; from < end; from += DEEP) {
         float v[DEEP];
 #pragma unroll
@@ -236,7 +236,7 @@ __device__ __forceinline__ void sum_values(const Cache& c, const Located& locate
     else sum_typed<G, INT8, DEEP>(located, from - base, to - base, d, scores, sums);
 }
 
-// A query as integers, which floats hold exactly, and its scale: by a whole warp.
+// Rounds a query to integers, stored exactly as floats, and finds its scale; by a warp.
 __device__ __forceinline__ void round_query(float* q, u32 dim, float* scale) {
     const u32 lane = threadIdx.x % WARP;
     const Rounding rounding = rounding_of(q, dim);
@@ -245,7 +245,7 @@ __device__ __forceinline__ void round_query(float* q, u32 dim, float* scale) {
     __syncwarp();
 }
 
-// Queries of a tile of heads, normed and turned, a warp each; `scales`: theirs, where they become integers.
+// Norms and rotates the queries of a tile of heads, a warp for each. `scales`: their scales, if they become integers.
 __device__ __forceinline__ void turn_queries(const Attention& p, u32 t, u32 first, u32 heads, float* q, float* scales) {
     const Cache& c = p.cache;
     u32 pad = padded(c.k_dim);
@@ -310,7 +310,7 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
     }
 }
 
-// The same for one partition, of grid (tokens, tiles of heads, partitions); what it leaves is joined by `attention_combine`. Shared memory: q [G][padded k_dim].
+// The same for one partition; `attention_combine` combines the results. Grid: (tokens, tiles of heads, partitions). Shared memory: q [G][padded k_dim].
 template <int G> __device__ __forceinline__ void attend_partition(const Attention& p) {
     __shared__ float scores[G][PARTITION], ends[G][2], q_scales[G], weight_scales[G];
     __shared__ Located located;
@@ -341,13 +341,13 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
     }
 }
 
-// Joins the partitions of a head of a token: a block takes 32 columns, of 128 partitions at a time. Their factors are known at once, since a running maximum is exact; what is
-// left in order is an fma each, by one warp. Grid: (tokens, heads, tiles of columns).
+// Combines the partitions of a head of a token. A block takes 32 columns, and 128 partitions at a time. A running maximum is exact, so all factors can be computed at
+// once; only one fma for each partition must run in order, and one warp does that. Grid: (tokens, heads, tiles of columns).
 static const u32 JOIN_THREADS = 128, JOIN_COLUMNS = 32;
 
 extern "C" __global__ void __launch_bounds__(JOIN_THREADS) attention_combine(const __grid_constant__ Attention p) {
     __shared__ __align__(16) float values[2][JOIN_THREADS][JOIN_COLUMNS];
-    // Of what is before, of a partition, and the latter times its sum.
+    // Factors of the result so far and of a partition, and the latter times the partition's sum.
     __shared__ float4 factors[2][JOIN_THREADS];
     __shared__ float ends[JOIN_THREADS / WARP];
     const Cache& c = p.cache;
@@ -372,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_THREADS) attention_combine(con
 #pragma unroll 1
     for (u32 from = 0; from < count; from += JOIN_THREADS) {
         const u32 n = from + threadIdx.x, odd = from / JOIN_THREADS % 2;
-        // 1. The maximum of all before, and factors. The first is taken as it is, and what is not there changes nothing: it adds -0.
+        // 1. Running maxima and factors. The first partition is taken as it is; a missing one adds -0, which changes nothing.
         float reached = m;
 #pragma unroll
         for (u32 step = 1; step < WARP; step *= 2) {

@@ -289,7 +289,7 @@ template <class F, int OF, int EIGHTS, int BANDS, int ALL> __device__ __forceinl
             m = p.table[own.x];
             first = own.y;
             count = own.z;
-            // Of an expert that is not there.
+            // Skips an expert that is not on the device.
             if (m.kind != KIND_OF<F>) continue;
         }
         const u32 eights = (count + 7) / 8;

@@ -4,12 +4,12 @@
 #include "prim/tensor.cuh"
 
 struct Combine {
-    // [tokens, k, cols]: what each token's experts gave, and with what weight.
+    // [tokens, k, cols]: outputs of each token's experts, and [tokens, k] their weights.
     const float* outputs;
     const float* weights;
-    // [tokens, cols]: what the shared one gave; null: there is none.
+    // [tokens, cols]: output of the shared expert; null: there is none.
     const float* shared;
-    // [tokens]: before the sigmoid; null: 1.
+    // [tokens]: gate of the shared expert before the sigmoid; null: 1.
     const float* gates;
     Tensor residual;
     u32 tokens;

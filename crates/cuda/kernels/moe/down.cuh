@@ -13,7 +13,7 @@
 #include "prim/stamps.cuh"
 
 static const u32 DOWN_THREADS = 256, DOWN_WARPS = DOWN_THREADS / WARP;
-// Experts that a warp has side by side, four lanes each.
+// Experts that a warp computes side by side, four lanes each.
 static const u32 OCTET = 8;
 
 // A warp takes a row of down of all the token's experts; what they give is summed by as many threads as there are rows. Shared memory: what is hidden, as it lies in
@@ -22,13 +22,13 @@ template <class F, int UNITS> __device__ __forceinline__ void down(const SingleT
     WATCH();
     __shared__ Taken taken;
     __shared__ float outputs[MOST_SLOTS][DOWN_WARPS];
-    // Read again where it is looked at: registers are few.
+    // Volatile, so that it takes no register: they are scarce.
     __shared__ volatile u32 by_host;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, chain = lane & 3, inside = p.intermediate / 64, all = p.slots * inside, rounds = (inside + 3) / 4;
     const u32 units = (p.slots + OCTET - 1) / OCTET * rounds, type = p.type;
     u32 first = blockIdx.x * DOWN_WARPS;
     const u32 here = p.here ? here_of(p) : 0;
-    // Who multiplies gate and up, before this, has waited for the router.
+    // The gate and up kernel, before this one, has waited for the router.
     if (threadIdx.x == DOWN_THREADS - 1) {
         by_host = 0;
         if (p.slots > p.route.k) taken.weights[p.route.k] = p.gate ? sigmoid(__ldcg(p.gate)) : 1.0f;
@@ -65,7 +65,7 @@ template <class F, int UNITS> __device__ __forceinline__ void down(const SingleT
             for (int d = 0; d < UNITS; d++) {
                 const u32 group = r * 4 + chain;
                 const bool there = o * OCTET + lane / 4 < p.slots && group < inside;
-                // Field by field: an array that is indexed would not be registers.
+                // Field by field: an indexed array would not stay in registers.
                 const FusedMatrix part = {o ? parts[1].data : parts[0].data, o ? parts[1].scales : parts[0].scales, o ? parts[1].biases : parts[0].biases, nullptr};
                 F::load_unit(words[d], s[d], b[d], part, row, row_bytes, inside, group, there);
                 if (++r == rounds) {
@@ -74,7 +74,7 @@ template <class F, int UNITS> __device__ __forceinline__ void down(const SingleT
                 }
             }
             if (from == 0 && by_host) {
-                // What the host's experts give for the rows of the block, while the weights are under way.
+                // Outputs of the host's experts for this block's rows, while the weights are being loaded.
                 const u32 slot = threadIdx.x / DOWN_WARPS, own = threadIdx.x % DOWN_WARPS;
                 if (slot < MOST_SLOTS && by_host >> slot & 1) {
                     const volatile float* of_slot = p.outputs + __popc(by_host & ((1u << slot) - 1)) * p.cols;
@@ -85,7 +85,7 @@ template <class F, int UNITS> __device__ __forceinline__ void down(const SingleT
                 STAMP(2, 1);
                 begin();
                 STAMP(2, 2);
-                // By way of registers what they hold: loads that go straight to shared memory take longer.
+                // Through registers as far as they hold it: asynchronous copies take longer.
                 const u32 pieces = 4 * (all + 1) + all, i = threadIdx.x;
                 const uint4* hidden = (const uint4*)p.hidden;
                 uint4* to = (uint4*)smem;

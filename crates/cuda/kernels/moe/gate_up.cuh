@@ -18,13 +18,13 @@ static const u32 GATE_UP_THREADS = 256;
 // Beside an expert in a question: all are there, and nobody waits for an answer.
 static const u32 GOES_ON = 1u << 31;
 
-// Tells the host which experts the token takes, and waits until it has answered, if some are `absent`: the first block.
+// The first block tells the host which experts the token takes, and waits for the answer if some are `absent`.
 __device__ __forceinline__ void ask(const SingleToken& p, const Taken& taken, u32 absent) {
     volatile u32* question = p.question;
     if (absent && p.input) {
 #pragma unroll 1
         for (u32 i = threadIdx.x; i < p.cols / 4; i += GATE_UP_THREADS) ((float4*)p.input)[i] = __ldcg((const float4*)p.normed + i);
-        // It is there before the host sees that it is asked.
+        // The data is visible before the host sees the question.
         __threadfence_system();
         __syncthreads();
     }
@@ -39,7 +39,7 @@ __device__ __forceinline__ void ask(const SingleToken& p, const Taken& taken, u3
     }
 }
 
-// Until the first block has the answer: whose experts the host has computed, by slots.
+// Waits until the first block has the answer. Bits of the slots whose experts the host has computed.
 __device__ __forceinline__ u32 answered(const SingleToken& p) {
     u32 answer;
     while ((answer = *(volatile u32*)p.answer) == 0) __nanosleep(20);
@@ -47,7 +47,7 @@ __device__ __forceinline__ u32 answered(const SingleToken& p) {
     return answer >> 1;
 }
 
-// Brings a row of a matrix nearer, from a byte on, by so many lanes, of which this is `lane`.
+// Prefetches a row of a matrix from byte `from` on, by `lanes` lanes, of which this is `lane`.
 __device__ __forceinline__ void prefetch_row(const u8* row, u32 from, u32 row_bytes, u32 lane, u32 lanes) {
 #pragma unroll 1
     for (u32 at = from + 128 * lane; at < row_bytes; at += 128 * lanes) prefetch(row + at);
@@ -62,7 +62,7 @@ static const u32 HIDDEN_OF_WARP = WARP / ROW_LANES, HIDDEN = GATE_UP_THREADS / W
 
 static_assert(HIDDEN == 32);
 
-// Encodes 32 columns of what is hidden, one a lane, as `quantize_eight` does it.
+// Quantizes 32 columns of the hidden row, one a lane, with the bits of `quantize_eight`.
 __device__ __forceinline__ void quantize_hidden(float v, u32 task, u32 groups, u8* hidden) {
     const u32 lane = threadIdx.x % WARP, eight = 4 * task + lane / 8, stride = groups + 1;
     const float a = bits(warp_max_redux(bits(v) & 0x7fffffffu)), inv = div(127.0f, a), scale = div(a, 127.0f);
@@ -82,9 +82,9 @@ __device__ __forceinline__ void quantize_hidden(float v, u32 task, u32 groups, u
 template <class F, bool ASKS> __device__ __forceinline__ void gate_up(const SingleToken& p) {
     WATCH();
     __shared__ Taken taken;
-    // Of two tasks one behind the other.
+    // Two tasks, one after the other.
     __shared__ float hidden[2][HIDDEN];
-    // Slots whose experts are still to come, and those whose experts the host computes.
+    // Bits of the slots whose experts are still to come, and of those whose experts the host computes.
     __shared__ volatile u32 absent, by_host;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, groups = p.cols / 64, type = p.type;
     const u32 in_row = lane % ROW_LANES, of_warp = lane / ROW_LANES, sub = in_row / 4, first = 4 * ROW_UNITS * sub + in_row % 4;
@@ -102,7 +102,7 @@ template <class F, bool ASKS> __device__ __forceinline__ void gate_up(const Sing
     STAMP(1, 0);
     begin();
     STAMP(1, 1);
-    // By those first who do not choose.
+    // Threads that do not choose begin.
 #pragma unroll 1
     for (u32 i = GATE_UP_THREADS - 1 - threadIdx.x; i < 4 * groups + (3 * groups + 3) / 4; i += GATE_UP_THREADS) {
         const u32 quarter = i % 4, group = i / 4, behind = i - 4 * groups;
@@ -153,7 +153,7 @@ template <class F, bool ASKS> __device__ __forceinline__ void gate_up(const Sing
                 };
                 if (from + ROW_GROUPS <= groups) load(true);
                 else load(false);
-                // The rest of the rows comes nearer.
+                // Prefetches the rest of the rows.
                 if (from == 0 && groups > ROW_GROUPS) {
                     prefetch_row(rows[0].data - first * (8 * F::BITS), ROW_GROUPS * (8 * F::BITS), row_bytes, in_row, ROW_LANES);
                     prefetch_row(rows[1].data - first * (8 * F::BITS), ROW_GROUPS * (8 * F::BITS), row_bytes, in_row, ROW_LANES);

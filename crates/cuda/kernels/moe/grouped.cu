@@ -13,14 +13,14 @@
 #include "prim/tensor.cuh"
 
 struct GroupedGemm {
-    // Of each expert: the matrix; and where what it gives is put through `silu(gate) * up`, that of up. Null: one matrix for all tokens.
+    // [experts]: matrices, or with `up` those of gate and up for `silu(gate) * up`. Null: one matrix for all tokens.
     const Matrix* table;
     const Matrix* up;
     // As in `Pairs`, with TOGETHER pairs a tile at most.
     const u32* tiles;
     const u32* order;
     Encoded x;
-    // [pairs, rows]: what is hidden, in integers, where there is an `up`; else `out`.
+    // [pairs, rows]: the result, quantized with `up`, else in `out`.
     Encoded hidden;
     Tensor out;
     // Pairs of each row of x.
@@ -28,10 +28,10 @@ struct GroupedGemm {
     u32 rows;
     u32 cols;
     u32 type;
-    // Tiles at most, and experts.
+    // The most tiles, and how many experts there are.
     u32 most_tiles;
     u32 experts;
-    // Where there are no experts: the matrix, and tokens, TOGETHER a tile.
+    // Without experts: the matrix, and tokens, TOGETHER a tile.
     Matrix matrix;
     u32 tokens;
     u32 unused;
@@ -50,7 +50,7 @@ template <class F> struct GroupedStep {
 template <class F, bool GATED> __device__ __forceinline__ void grouped_gemm(const GroupedGemm& p) {
     typedef GroupedStep<F> Step;
     __shared__ u32 outputs[TOGETHER];
-    // The first tiles.
+    // The first tiles, which come to shared memory once.
     __shared__ uint4 near[FEW_THREADS];
     // Of two sets one behind the other: of each token gate and up.
     __shared__ float both[GATED ? 2 : 1][TOGETHER][2 * WARP + 4];
@@ -93,7 +93,7 @@ template <class F, bool GATED> __device__ __forceinline__ void grouped_gemm(cons
         uint4 of = make_uint4(0, tile * TOGETHER, min(TOGETHER, p.tokens - tile * TOGETHER), 0);
         if (p.table) of = tile < FEW_THREADS ? near[tile] : ((const uint4*)p.tiles)[1 + tile];
         const u32 n = of.z;
-        // Of an expert that is not there.
+        // Skips an expert that is not on the device.
         const u32 KIND = KIND_OF<F>;
         if (p.table && p.table[of.x].kind != KIND || GATED && p.up[of.x].kind != KIND) continue;
         const Matrix& m = p.table ? table[of.x] : p.matrix;

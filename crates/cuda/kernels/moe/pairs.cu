@@ -3,19 +3,19 @@
 #include "prim/pdl.cuh"
 #include "prim/reduce.cuh"
 
-// Output rows of many tokens, grouped by their expert, so that a tile of them shares a matrix.
+// Groups the output rows of many tokens by expert, so that all rows of a tile share a matrix.
 struct Pairs {
     // [pairs]
     const u32* chosen;
-    // [experts]: how many pairs each has.
+    // [experts]: pairs of each expert.
     u32* counts;
-    // How many tiles there are, three words unused; of each its expert, its first place in `order`, how many it has, a word unused.
+    // The number of tiles and three unused words; then four words a tile: its expert, its first place in `order`, its pairs, unused.
     u32* tiles;
     // [pairs]: pairs by expert, ascending within one.
     u32* order;
     u32 pairs;
     u32 experts;
-    // Pairs that a tile has at most.
+    // The most pairs of a tile.
     u32 of_tile;
     u32 unused;
 };
@@ -40,7 +40,7 @@ template <class F> __device__ __forceinline__ void pairs_of(const Pairs& p, u32 
     }
 }
 
-// How many pairs of an expert the warps of a block before this one have, and all of them together.
+// How many pairs of an expert the block's earlier warps have, and all of its warps.
 __device__ __forceinline__ uint2 pairs_before(const Pairs& p, u32 expert) {
     __shared__ u32 counts[PAIR_THREADS / WARP];
     u32 count = 0;

@@ -4,7 +4,8 @@
 #include "prim/pdl.cuh"
 #include "prim/smem.cuh"
 
-// A warp takes a token, and leaves its logits as they are. Shared memory: scores, and what experts are chosen by [experts] each; those that were chosen, and with what [k] each.
+// A warp takes a token; logits stay as they are. Shared memory: scores and the values that experts are chosen by, [experts] each; the chosen ones and their weights,
+// [k] each.
 extern "C" __global__ void __launch_bounds__(32) moe_route(const Route p) {
     begin();
     __shared__ float ranks[MAX_GROUPS];
@@ -22,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(32) moe_route(const Route p) {
             for (u32 i = lane; i < p.experts; i += WARP) score[i] = sigmoid(score[i]);
         }
         __syncwarp();
-        // 2. who takes part, and by what it is chosen; a NaN counts as the least. NaN itself marks who takes no part, or no more.
+        // 2. values to choose by; a NaN score counts as the least. NaN as a value marks experts that take no part, or no longer.
         for (u32 i = lane; i < p.experts; i += WARP) {
             float s = p.bias ? add(score[i], p.bias[i]) : score[i];
             offered[i] = is_nan(s) ? bits(NEGATIVE_INFINITY) : s;

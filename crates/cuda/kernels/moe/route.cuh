@@ -6,7 +6,7 @@
 struct Route {
     // [tokens, experts], overwritten with scores.
     float* logits;
-    // [experts]: added to choose, not to weigh; null: none.
+    // [experts]: added to scores for the choice only, not for the weights; null: none.
     const float* bias;
     // [tokens, k] each
     u32* chosen;
@@ -24,7 +24,7 @@ struct Route {
 static const u32 SOFTMAX_TOP_K = 0, TOP_K_SOFTMAX = 1, SIGMOID = 2;
 static const u32 MAX_GROUPS = 64;
 
-// `x = softmax(x)`, by a whole warp; the sum is a wide one.
+// `x = softmax(x)`, by a warp, with a wide sum.
 __device__ void softmax(float* x, u32 n) {
     u32 lane = threadIdx.x % WARP;
     float m = bits(NEGATIVE_INFINITY);
@@ -44,7 +44,7 @@ __device__ void softmax(float* x, u32 n) {
     __syncwarp();
 }
 
-// The lane sum of `n` elements, by a whole warp.
+// The lane sum of `n` elements, by a warp.
 __device__ float lane_sum(const float* x, u32 n) {
     u32 lane = threadIdx.x % 16;
     float sum = 0.0f;
@@ -55,7 +55,7 @@ __device__ float lane_sum(const float* x, u32 n) {
 // Whether score `a` of expert `i` comes before score `b` of expert `j`.
 __device__ __forceinline__ bool before(float a, u32 i, float b, u32 j) { return a > b || a == b && i < j; }
 
-// The weights of those that were chosen, by a whole warp, which leaves them where it finds their scores, best first.
+// Replaces the scores of the chosen experts, best first, by their weights; by a warp.
 __device__ __forceinline__ void weigh(u32 scoring, bool renormalise, float scale, float* weights, u32 k) {
     u32 lane = threadIdx.x % WARP;
     if (scoring == TOP_K_SOFTMAX) softmax(weights, k);

@@ -11,14 +11,14 @@
 #include "prim/smem.cuh"
 
 struct RouterFew {
-    // What is normed and encoded.
+    // The rows to norm and quantize.
     Quantize x;
     // [experts, cols]
     Matrix router;
     // [tokens, experts]
     float* logits;
     u32 experts;
-    // Blocks that have rows, and rows of each; blocks behind them encode a token each.
+    // Blocks that compute rows, and rows of each. The blocks after them quantize a token each.
     u32 row_blocks;
     u32 block_rows;
     u32 unused;
