@@ -100,7 +100,8 @@ impl BufferPool {
 
     /// The buffer where an expert is still found that is neither in a slot nor transient: it is transient from now on.
     pub fn reuse(&mut self, expert: ExpertId) -> Option<u32> {
-        let buffer = self.find(|state| state == BufferState::Cached(expert) || state == BufferState::Retiring(expert))?;
+        let buffer =
+            self.find(|state| state == BufferState::Cached(expert) || state == BufferState::Retiring(expert))?;
         self.set(buffer, BufferState::Transient(expert));
         Some(buffer)
     }
@@ -169,7 +170,10 @@ mod tests {
             let expert = (random(2), random(6));
             let buffer = random(8) as u32;
             let is_on_device = residents.contains(&Some(expert))
-                || pool.states.iter().any(|s| [BufferState::Transient(expert), BufferState::Demoting(expert)].contains(s));
+                || pool
+                    .states
+                    .iter()
+                    .any(|s| [BufferState::Transient(expert), BufferState::Demoting(expert)].contains(s));
             match (random(6), pool.state(buffer)) {
                 (0 | 1, _) if !is_on_device => match pool.reuse(expert) {
                     Some(_) => reused += 1,
