@@ -1,5 +1,6 @@
-//! Every place where Sluice reads what others wrote, as a function of bytes that must not panic, hang or take much memory whatever they are, and that checks what the
-//! rest of the program relies on. `fuzz/` calls them with what a fuzzer thinks up, `tests/replay.rs` with the seeds and with random changes of them.
+//! Every parser of untrusted input, as a function of bytes. Whatever the bytes are, a target must not panic, hang or
+//! take much memory, and it checks what the rest of the program relies on. A fuzzer runs the targets through `fuzz/`;
+//! `tests/replay.rs` runs them with the seeds and random changes of these.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use sluice_experts::Recording;
 use sluice_store::bundle::{Manifest, PAGE};
 use sluice_store::safetensors::Header;
 
-/// An target: its name, which is that of its folder of seeds, and what reads there.
+/// A target: its name, which is also that of its folder of seeds, and the function that reads.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 pub const TARGETS: [FuzzTarget; 15] = [
@@ -54,13 +55,14 @@ fn safetensors(bytes: &[u8]) {
     assert_eq!(at, bytes.len() as u64);
 }
 
-/// `model.safetensors.index.json`: no file lies outside the folder.
+/// `model.safetensors.index.json`: no file is outside the folder.
 fn index(bytes: &[u8]) {
     let Ok((files, tensors)) = sluice_store::check_index(bytes) else { return };
     assert!(tensors > 0 && files.iter().all(|f| Path::new(f).file_name().is_some_and(|name| name == f.as_str())));
 }
 
-/// `config.json` and quantisation, beside the weights of tiny models. A model that is accepted computes, or says why not.
+/// `config.json` and quantisation, with the weights of tiny models. A model that is accepted computes, or is refused
+/// with a reason.
 fn config(bytes: &[u8]) {
     static MODELS: OnceLock<Vec<Arc<Checkpoint>>> = OnceLock::new();
     let names = ["qwen3", "qwen3_rope", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "mlx_qwen3_widths"];
@@ -92,7 +94,7 @@ fn config(bytes: &[u8]) {
     }
 }
 
-/// `bundle.json`: experts lie within their files.
+/// `bundle.json`: experts are within their files.
 fn manifest(bytes: &[u8]) {
     let Ok(manifest) = Manifest::parse(bytes) else { return };
     for layer in manifest.experts.values() {
@@ -101,7 +103,7 @@ fn manifest(bytes: &[u8]) {
     }
 }
 
-/// `tokenizer.json`: text to ids and back, all at once and one by one.
+/// `tokenizer.json`: text to ids and back, at once and id by id.
 fn tokenizer(bytes: &[u8]) {
     let Ok(tokenizer) = Tokenizer::parse(bytes) else { return };
     let tokenizer = Arc::new(tokenizer);
@@ -117,7 +119,8 @@ fn tokenizer(bytes: &[u8]) {
     }
 }
 
-/// A chat template, in this process: what it may take is the business of the process that it runs in, and is tested there.
+/// A chat template, in this process. Its limits are those of the process that it normally runs in, and are tested
+/// there.
 fn template(bytes: &[u8]) {
     let Ok(source) = std::str::from_utf8(bytes) else { return };
     let Ok(template) = ChatTemplate::parse(source) else { return };
@@ -157,20 +160,20 @@ fn recording(bytes: &[u8]) {
                 .all(|chosen| ascending(chosen) && chosen[recording.k - 1] < recording.experts as u32)
         );
     }
-    // A number may have been written in more bytes than it needs: the same recording, then, in fewer.
+    // A number may take more bytes in the file than it needs: then the same recording takes fewer.
     let again = recording.to_bytes();
     assert!(again.len() <= bytes.len());
     assert_eq!(Recording::parse(&again).expect("what was written is read"), recording);
 }
 
-/// The memory of disks.
+/// The file that remembers the speeds of disks.
 fn disks(bytes: &[u8]) {
     let possible = |x: f64| x.is_finite() && x > 0.0;
     let speeds = sluice_store::load::remembered_speeds(bytes);
     assert!(speeds.iter().all(|s| possible(s.mapped) && s.direct.is_none_or(possible)));
 }
 
-/// A slot of the prompt cache: what it says of itself lies within it, and what is believed is what would have been written.
+/// A slot of the prompt cache: its label fits the slot, and a slot that is accepted is what would have been written.
 fn slot(bytes: &[u8]) {
     let Some((label, tokens)) = disk::label_of(bytes) else { return };
     assert!(label.bytes <= bytes.len() as u64 && tokens.len() <= MOST_TOKENS);
@@ -192,13 +195,13 @@ fn key(bytes: &[u8]) {
     assert_eq!(is_key, bytes.len() == 32 || digits.len() == 64 && digits.iter().all(u8::is_ascii_hexdigit));
 }
 
-/// The demo's files on text.
+/// The demo model's tokenizer and template.
 fn demo() -> &'static ModelText {
     static DEMO: OnceLock<ModelText> = OnceLock::new();
     DEMO.get_or_init(|| ModelText::load(&root().join("models/demo"), None).expect("the demo model"))
 }
 
-/// Pieces of the same kind that follow each other become one: how an answer was cut is nobody's business.
+/// Joins neighbouring pieces of the same kind: how an answer was cut must not matter.
 fn joined(all: Vec<Piece>) -> Vec<Piece> {
     let mut joined: Vec<Piece> = Vec::new();
     for piece in all {
@@ -218,8 +221,9 @@ fn unspaced(text: &str) -> String {
     text.chars().filter(|c| !c.is_whitespace()).collect()
 }
 
-/// An answer behind two bytes: how its family writes, and how it is cut. Cut in whatever way it means the same; all that is no call is told, in its order; what is told of a
-/// call's arguments is the beginning of a JSON object.
+/// Two bytes, which choose the model family's style and how the answer is cut, and then the answer. However it is cut
+/// it means the same. All that is no call is reported, in order, and the arguments of a call are the beginning of a
+/// JSON object.
 fn answer(bytes: &[u8]) {
     let Some(([family, cut], text)) = bytes.split_first_chunk() else { return };
     let text = String::from_utf8_lossy(text);
@@ -250,17 +254,17 @@ fn answer(bytes: &[u8]) {
     pieces.extend(cuts.finish());
     assert_eq!(joined(pieces), all, "in pieces");
     assert_eq!(cuts.calls(), whole.calls());
-    // 2. Arguments are JSON as far as they come
+    // 2. Arguments are the beginning of JSON
     for piece in &all {
         if let Piece::Arguments { json, .. } = piece
             && let Err(e) = serde_json::from_str::<Map<String, Value>>(json)
         {
-            // Lone surrogates, and numbers that no f64 holds, are for whoever reads it.
+            // Lone surrogates, and numbers that no f64 holds, are left to the reader of the arguments.
             let odd = json.contains("\\u") || json.contains(['e', 'E']) || json.len() > 300;
             assert!(e.is_eof() || odd, "{e}: {json}");
         }
     }
-    // 3. All else is told
+    // 3. All else is reported
     let is_call = |piece: &Piece| matches!(piece, Piece::Call { .. } | Piece::Arguments { .. });
     let said = |piece: &Piece| match piece {
         Piece::Text(text) | Piece::Thought(text) => unspaced(text),
@@ -285,7 +289,8 @@ fn answer(bytes: &[u8]) {
     }
 }
 
-/// A request behind a line with its path: through its dialect, the template and the tokenizer. Nothing that a client sends is a fault of the server.
+/// A line with the path, and then a request: it goes through its dialect, the template and the tokenizer. Nothing that
+/// a client sends is a fault of the server.
 fn request(bytes: &[u8]) {
     let Some(line) = bytes.iter().position(|b| *b == b'\n') else { return };
     let Ok(path) = std::str::from_utf8(&bytes[..line]) else { return };
@@ -295,7 +300,8 @@ fn request(bytes: &[u8]) {
     }
 }
 
-/// What an answer is to be, as a JSON schema, or behind `r` or `l` as an expression or grammar: it is compiled within its limits, or refused with the reason.
+/// The format of an answer: a JSON schema, or, behind `r` or `l`, a regular expression or a grammar. It is compiled
+/// within its limits, or refused with a reason.
 fn grammar(bytes: &[u8]) {
     let form = match bytes.split_first() {
         Some((b'r', rest)) => GrammarFormat::Regex(String::from_utf8_lossy(rest).into_owned()),

@@ -1,14 +1,15 @@
-//! The seeds of every target, and random changes of them: the same ones at every run, or for `SLUICE_FUZZ_SECONDS` per target as many as there is time for. It needs no fuzzer.
+//! Runs every target with its seeds and random changes of these: the same at every run, or, with
+//! `SLUICE_FUZZ_SECONDS`, as many as there is time for. It needs no fuzzer.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use sluice_fuzz_targets::{FuzzTarget, TARGETS, root};
 
-/// Changes that are tried at each target where no time is given.
+/// Changes that are tried per target if no time is given.
 const ROUNDS: u64 = 200;
 
-/// Deterministic, and good enough to choose places by (splitmix64).
+/// A deterministic generator: splitmix64.
 struct Random(u64);
 
 impl Random {
@@ -21,7 +22,7 @@ impl Random {
     }
 }
 
-/// What numbers and texts are replaced by.
+/// What numbers and words are replaced with.
 const WORDS: [&str; 16] = [
     "0",
     "-1",
@@ -41,7 +42,8 @@ const WORDS: [&str; 16] = [
     "[[1]]",
 ];
 
-/// One of the usual changes: a bit, a byte, a piece less, a piece twice, a piece of another seed, another word for a number.
+/// One of the usual changes: flips a bit, sets a byte, removes or repeats a piece, inserts a piece of another seed, or
+/// replaces a word.
 fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
     let at = random.below(bytes.len() + 1);
     let end = at + random.below((bytes.len() - at).min(64) + 1);
@@ -59,7 +61,7 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
             bytes.splice(at..end, piece.iter().copied());
         }
         _ => {
-            // The number or word after this place.
+            // Replaces the number or word after this place.
             let part_of_one = |b: &u8| b.is_ascii_alphanumeric() || b"-.+".contains(b);
             let Some(start) = bytes[at..].iter().position(part_of_one).map(|n| at + n) else { return };
             let len = bytes[start..].iter().position(|b| !part_of_one(b)).unwrap_or(bytes.len() - start);
@@ -88,7 +90,7 @@ fn replay((name, target): FuzzTarget) {
     println!("{name}: {rounds} changes of {} seeds, {:.1} s", seeds.len(), begun.elapsed().as_secs_f64());
 }
 
-/// A template may take memory without bounds where its process has none: only the seeds themselves are tried here.
+/// A template may take unbounded memory outside of its process: only the seeds themselves are tried.
 fn seeds_alone((name, target): FuzzTarget) {
     for entry in fs::read_dir(root().join("fuzz/seeds").join(name)).unwrap() {
         target(&fs::read(entry.unwrap().path()).unwrap());

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use crate::load::{LoadError, Source};
 use crate::map::{Buffer, Map};
 
-/// A view of bytes, cheap to clone and to slice, never copied. Any alignment: a tensor lies where its file puts it.
+/// A view of bytes, cheap to clone and to slice, never copied. It may have any alignment: a tensor stays where its
+/// file has it.
 #[derive(Clone)]
 pub struct Bytes {
     owner: Arc<Owner>,
@@ -73,8 +74,8 @@ impl Bytes {
         self.source().is_none_or(|(source, range)| source.is_ready(&range))
     }
 
-    /// Waits until the view can be read, and has it read before what nobody waits for. Reading an unready view does the same. What can
-    /// never be there reads as zeros: see [`crate::load::Loading::check`].
+    /// Waits until the view can be read; it is read before what nobody waits for. Reading an unready view does the
+    /// same. What can never be there reads as zeros: see [`crate::load::Loading::check`].
     pub fn wait(&self) {
         if let Some((source, range)) = self.source() {
             source.wait(&range);
@@ -151,7 +152,8 @@ impl Bytes {
         }
     }
 
-    /// Takes a mapped view out of this process's page table: nothing of it counts as its memory any more, until somebody reads it. Nothing to do for a copy.
+    /// Takes a mapped view out of this process's page table, so that it no longer counts as its memory until it is
+    /// read again. Nothing to do for a copy.
     ///
     /// # Errors
     /// The kernel's.
@@ -261,7 +263,7 @@ mod tests {
         view.populate().unwrap();
         view.slice(0..0).populate().unwrap();
         assert!(view.is_mapped() && view.iter().all(|&b| b == 3));
-        // What was left is read again where it lies.
+        // What was left is read again from the map.
         view.leave().unwrap();
         assert!(view.iter().all(|&b| b == 3));
     }

@@ -1,5 +1,5 @@
-//! Panics of a library that follow from bytes that it was given: an error of a file, which nobody should be asked to report as a mistake of the program. Who has other
-//! things under way goes on.
+//! Panics of a library that follow from the bytes it was given are errors of a file, not faults of the program. A
+//! caller that has other things under way goes on.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
@@ -11,8 +11,8 @@ thread_local! {
     static CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `call` returns; where it panicked nothing is printed, and the error is with what words. What it had its hands on is to be given up, or to be such that a
-/// half-done change of it does no harm.
+/// Runs `call`. If it panics, nothing is printed, and the error is the panic's message. Whatever `call` was changing
+/// must be given up, or be such that a half-done change does no harm.
 ///
 /// # Errors
 /// A panic of `call`.

@@ -289,7 +289,8 @@ fn is_adapter(name: &str) -> bool {
         || stem.is_some_and(|stem| stem.starts_with("adapter_model") || stem.ends_with("adapters"))
 }
 
-/// What lies in `folder` beside the files `read` that somebody may take for a part of the model: a line for adapters, one for other weights.
+/// Files in `folder`, other than those `read`, that look like a part of the model: a line for adapters, one for other
+/// weights.
 fn others(folder: &Path, read: &[String]) -> Result<Vec<String>, Error> {
     let (mut adapters, mut unread) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(folder).map_err(Error::io(folder, "list"))? {

@@ -1,4 +1,5 @@
-//! Memory that bytes are read to, lent by whoever will use them: ordinary memory, or such as a device's driver has pinned.
+//! Memory that bytes are read to, lent by the code that will use them: ordinary memory, or memory that a device's
+//! driver has pinned.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -25,7 +26,7 @@ pub unsafe trait Memory: Send + Sync {
 }
 
 impl dyn Memory {
-    /// What lies in it.
+    /// Its contents.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: valid as long as this is, and nobody else touches it.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.len()) }
@@ -65,14 +66,15 @@ pub fn return_freed() {
     }
 }
 
-/// Memory that is lent again and again, to one at a time, so that its pages are found and cleared once. Clones lend the same.
+/// Memory that is lent again and again, to one at a time, so that its pages are allocated and cleared once. Clones
+/// lend the same memory.
 #[derive(Clone, Default)]
 pub struct ReusedMemory(Arc<Kept>);
 
 #[derive(Default)]
 struct Kept {
     memory: Mutex<Option<Box<dyn Memory>>>,
-    /// Somebody has the turn.
+    /// Whether somebody has the turn.
     taken: Mutex<bool>,
     given_back: Condvar,
 }
@@ -92,7 +94,7 @@ impl ReusedMemory {
         self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody else has the turn: those who lend only in theirs never take more together than the largest of them.
+    /// Waits for the turn. Those who lend only in their turn never take more together than the largest of them.
     pub fn turn(&self) -> Turn {
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         while *taken {
@@ -102,7 +104,7 @@ impl ReusedMemory {
         Turn(self.clone())
     }
 
-    /// At least so many bytes; what they hold is nothing. They come back when they are dropped.
+    /// Lends at least so many bytes, whose contents mean nothing. They come back when they are dropped.
     ///
     /// # Errors
     /// When there is no memory.
@@ -112,7 +114,7 @@ impl ReusedMemory {
         Ok(Box::new(LentMemory { memory: Some(memory), home: self.clone() }))
     }
 
-    /// Gives back to the system what is not lent.
+    /// Gives memory that is not lent back to the system.
     pub fn release(&self) {
         drop(self.lock().take());
     }

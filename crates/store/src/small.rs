@@ -28,7 +28,7 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The same file opened, for whoever need not have all of it at once. It may still grow.
+/// Opens such a file, for callers that do not need all of it at once. It may still grow.
 pub fn open_small(path: &Path, limit: u64) -> Result<File, Error> {
     let file = open_regular(path)?;
     if file.metadata().map_err(Error::io(path, "open"))?.len() > limit {

@@ -43,7 +43,7 @@ pub fn sum_file(path: &Path, stamp: &Stamp, goes_on: &mut dyn FnMut(u64) -> bool
     Ok(Some(hash.digest128()))
 }
 
-/// From here on this thread computes and reads only where nobody else wants to, as far as the system can tell.
+/// Gives this thread the lowest priority for the processor and the disk.
 pub fn lower_priority() {
     // `IOPRIO_WHO_PROCESS`, of which 0 is the calling thread, and `IOPRIO_CLASS_IDLE`, as Linux numbers them.
     const WHO: libc::c_int = 1;

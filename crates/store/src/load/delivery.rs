@@ -1,4 +1,5 @@
-//! A load whose bytes go elsewhere: to a device's memory. What was read lies in one of a few buffers until whoever takes it has done so.
+//! A load whose bytes are delivered to a consumer, such as an upload to a device's memory. What was read is in one of
+//! a few buffers until the consumer has taken it.
 
 use std::fmt;
 use std::io;
@@ -13,7 +14,7 @@ use crate::memory::Memory;
 pub struct Piece<'a> {
     /// Which of the views that were asked for.
     pub view: usize,
-    /// Of the piece in the view.
+    /// Offset of the piece in the view.
     pub offset: usize,
     /// The bytes of the piece.
     pub bytes: &'a [u8],
@@ -21,9 +22,9 @@ pub struct Piece<'a> {
 
 type Take = Box<dyn Fn(&[Piece]) -> io::Result<()> + Send + Sync>;
 
-/// What goes elsewhere, and who takes it.
+/// What is delivered, and the consumer that takes it.
 pub(crate) struct Delivery {
-    /// Of each view: where it lies in its file.
+    /// By view: its bytes in its file.
     ranges: Vec<Range<usize>>,
     /// For each source and chunk, the views that have a part in it.
     views: Vec<Vec<Vec<usize>>>,
@@ -31,7 +32,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Of views of these sources; and which of `views` are of none.
+    /// A delivery of these views; also returns which of them are of none of the sources.
     pub fn new(sources: &[Arc<Source>], views: &[&Bytes], take: Take) -> (Delivery, Vec<usize>) {
         let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
         let mut delivery = Delivery {
@@ -53,7 +54,7 @@ impl Delivery {
         (delivery, others)
     }
 
-    /// Gives `bytes`, a chunk of a source that begins at `offset` in its file, to whoever takes them.
+    /// Hands `bytes`, a chunk of a source that begins at `offset` in its file, to the consumer.
     pub fn hand_over(&self, source: usize, chunk: usize, offset: usize, bytes: &[u8]) -> io::Result<()> {
         let piece = |view: &usize| {
             let of = &self.ranges[*view];
@@ -70,7 +71,7 @@ impl fmt::Debug for Delivery {
     }
 }
 
-/// The buffers that it goes through.
+/// The buffers of a delivery.
 #[derive(Default)]
 pub(crate) struct Buffers {
     memory: Option<Box<dyn Memory>>,
@@ -94,7 +95,7 @@ impl Buffers {
         self.free.is_empty()
     }
 
-    /// One that nobody has, and its number.
+    /// Lends a free buffer; also returns its number.
     pub fn lend(&mut self) -> Option<(*mut u8, usize)> {
         let memory = self.memory.as_ref()?;
         let number = self.free.pop()?;

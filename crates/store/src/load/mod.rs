@@ -1,5 +1,6 @@
-//! From files to weights that can be computed with. A checkpoint that is loaded (rather than merely opened) decides for each file how
-//! it is read, starts reading in the order in which its weights will be used, and lets whoever needs a part wait for just that part.
+//! From files to weights that can be computed with. A checkpoint that is loaded (rather than merely opened) decides
+//! for each file how it is read, starts reading in the order in which its weights will be used, and lets a caller wait
+//! for just the part that it needs.
 //!
 //! Three readers fill the same views: a map whose pages are brought in ahead of use, buffered positional reads, and direct reads past
 //! the page cache. What they read goes through [`ChunkSink`], so that the same engine can feed memory of another kind. Never: bytes
@@ -83,7 +84,7 @@ pub struct Loading {
     files: Vec<FileReport>,
 }
 
-/// What may be asked of a load from anywhere, also when it is over.
+/// The progress of a load: for any thread, and also when the load is over.
 #[derive(Clone, Debug)]
 pub struct LoadProgress(Arc<ChunkQueue>);
 
@@ -169,8 +170,8 @@ impl Loading {
         count as u64 * size as u64
     }
 
-    /// Has the memory that files are copied to taken from this node, as long as that has any; what is mapped lies where the page cache has it. To be called
-    /// before [`Loading::start`].
+    /// Prefers this node for the memory that files are copied to, as long as the node has any; mapped files stay where
+    /// the page cache has them. To be called before [`Loading::start`].
     ///
     /// # Errors
     /// When the kernel knows no such node, or forbids it.
@@ -178,15 +179,16 @@ impl Loading {
         self.queue.sources().iter().filter(|s| !s.is_mapped()).try_for_each(|s| s.memory().prefer_node(node))
     }
 
-    /// Starts reading what these views hold, in their order. What lies in none of them is read only when somebody waits for it.
+    /// Starts reading what these views hold, in their order. Everything else is read only when somebody waits for it.
     /// Call it once.
     pub fn start<'a>(&self, order: impl IntoIterator<Item = &'a Bytes>) {
         self.queue.start(order);
     }
 
-    /// Instead of [`Loading::start`]: what these views hold, in about their order, is read into a few buffers in memory that `lend` gives and taken from there by
-    /// `take`, which is called from several threads at once with what came in one go; nothing of it stays here. Errors of `take` are the load's. Who reads one of
-    /// the views all the same has it read once more. Returns which of the views are not of this load's files. Call it once.
+    /// Instead of [`Loading::start`]: reads what these views hold, in about their order, into a few buffers in memory
+    /// that `lend` gives, and hands it to `take`, which is called from several threads at once; nothing of it stays
+    /// here. Errors of `take` are the load's. A view that is read all the same is read once more. Returns which of the
+    /// views are not of this load's files. Call it once.
     ///
     /// # Errors
     /// Where there is no memory.
@@ -208,8 +210,8 @@ impl Loading {
         self.check()
     }
 
-    /// Whether all that was handed out so far is what the files hold. To be asked after using weights and before believing what was
-    /// computed with them: a part that cannot be read counts as there, with zeros in it.
+    /// Whether all that was handed out so far is what the files hold. To be asked after using weights and before
+    /// trusting what was computed with them: a part that cannot be read counts as there, with zeros in it.
     ///
     /// # Errors
     /// A file that could not be read, that is shorter than it was, that was replaced while it was read, or that was written to while it is mapped or parts
@@ -223,7 +225,7 @@ impl Loading {
         LoadProgress(Arc::clone(&self.queue))
     }
 
-    /// From [`Loading::start`] until the last byte that was asked for was there; `None` before that.
+    /// How long it took from [`Loading::start`] until the last byte that was asked for was there; `None` before that.
     pub fn time(&self) -> Option<Duration> {
         self.queue.time()
     }

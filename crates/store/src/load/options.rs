@@ -12,14 +12,14 @@ const LARGEST_REQUEST: usize = 1 << 30;
 /// How files of weights come into memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
-    /// Each file as it is best, by what is cached, what fits, and what the disk can do.
+    /// Chosen for each file, by what is cached, what fits, and what the disk can do.
     #[default]
     Auto,
     /// Mapped, and populated ahead of use.
     Mmap,
     /// Buffered reads into memory of our own, leaving no more in the page cache than was there.
     Pread,
-    /// Reads past the page cache into memory of our own.
+    /// Reads past the page cache, into memory of our own.
     Direct,
 }
 
@@ -54,7 +54,7 @@ pub struct LoadOptions {
     pub rings: usize,
     /// Threads that read where io_uring does not.
     pub threads: usize,
-    /// Whether who opens a model may begin with [`super::ReadAhead`]: where a device takes a while to start.
+    /// Whether opening a model may begin with [`super::ReadAhead`]: where a device takes a while to start.
     pub ahead: bool,
 }
 
@@ -96,7 +96,7 @@ pub struct FileReport {
     pub reason: String,
 }
 
-/// An error of a load; the same for all who ask.
+/// An error of a load. Everyone who asks gets the same one.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct LoadError(#[from] pub(crate) Arc<Error>);

@@ -1,7 +1,8 @@
-//! The chunks of a load in progress: which one is next, which readers run, who waits.
+//! The chunks of a load in progress: which one is next, which readers run, and who waits.
 //!
-//! Chunks are read in the order in which weights will be used; those that somebody waits for go before. Readers are threads of this
-//! process that end when nothing is left, and are started again when somebody waits for what was not asked for at first.
+//! Chunks are read in the order in which weights will be used; those that somebody waits for come first. Readers are
+//! threads of this process. They end when nothing is left, and are started again when somebody waits for a chunk that
+//! was not asked for at first.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +21,7 @@ use crate::bytes::Bytes;
 use crate::error::Error;
 use crate::memory::Memory;
 
-/// The chunk is read to where its source has it.
+/// In the place of a buffer: the chunk is read to its place in its source's memory.
 const IN_PLACE: usize = usize::MAX;
 
 #[derive(Debug)]
@@ -42,7 +43,7 @@ pub(crate) struct ChunkQueue {
     no_ring: AtomicBool,
     begun: OnceLock<Instant>,
     took: OnceLock<Duration>,
-    /// Bytes asked for, and bytes of them that are there.
+    /// Bytes that were asked for.
     wanted: AtomicU64,
     there: AtomicU64,
 }
@@ -119,7 +120,7 @@ impl ChunkQueue {
         }
         let delivery = self.delivery.get_or_init(|| delivery);
         drop(queue);
-        // What lies in a small map is there: it goes the same way.
+        // Small maps are there already: they are delivered the same way.
         for &(number, chunk) in &ready {
             let (source, range) = (&self.sources[number], self.sources[number].chunk(chunk));
             if let Err(cause) = delivery.hand_over(number, chunk, range.start, source.bytes(range.clone())) {
@@ -130,13 +131,14 @@ impl ChunkQueue {
         Ok(others)
     }
 
-    /// Buffers of a delivery, as many as can be under way at once, so that nobody waits for one; and the bytes of each.
+    /// How many buffers a delivery has, and the bytes of each: as many as can be in use at once, so that no reader
+    /// waits for one.
     pub fn buffers(&self) -> (usize, usize) {
         let largest = self.sources.iter().map(|s| s.chunk_size()).max().unwrap_or(0);
         (self.rings * self.depth + self.threads, largest)
     }
 
-    /// Starts to read what was asked for, but for what is there already.
+    /// Starts to read what was asked for, except what is there already.
     fn begin(self: &Arc<ChunkQueue>, mut queue: MutexGuard<'_, Pending>, ready: Vec<ChunkId>) {
         let bytes = |(number, chunk): &ChunkId| self.sources[*number].chunk(*chunk).len() as u64;
         let there: u64 = ready.iter().map(bytes).sum();
@@ -256,7 +258,7 @@ impl ChunkQueue {
     /// Waits until a part of a source is there, or can never be, and has it read before everything else.
     pub fn wait(self: &Arc<ChunkQueue>, number: usize, source: &Source, range: &Range<usize>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        // From here on it is used here too.
+        // From here on the source is used here too.
         source.set_delivered(false);
         let mut queue = self.lock();
         let mut is_asked_for = false;
@@ -265,7 +267,7 @@ impl ChunkQueue {
             if self.is_halted() && queue.lent == 0 {
                 break;
             }
-            // After the end of a load no reader takes chunks from this queue. What went elsewhere first is read once more.
+            // After the end of a load no reader takes chunks from this queue. What was delivered is read once more.
             if !self.is_halted() && (!is_asked_for || self.delivery.get().is_some()) {
                 let chunks = source.chunks(range).map(|chunk| (number, chunk));
                 let new: Vec<ChunkId> = chunks.filter(|id| !queue.urgent.contains(id)).collect();
@@ -315,7 +317,7 @@ impl ChunkQueue {
         let chunk = source.chunks(&(offset..offset + 1)).start;
         let mut queue = self.lock();
         let away = lent.buffer != IN_PLACE;
-        // What is elsewhere could be read here, too.
+        // What was delivered may still be read here.
         source.settle(chunk, if away && state == READY { PENDING } else { state });
         queue.lent -= 1;
         if state == PENDING {
@@ -425,12 +427,12 @@ unsafe impl ChunkSink for ChunkQueue {
             let (memory, buffer) = lent.unwrap_or((here, IN_PLACE));
             queue.lent += 1;
             let lane = &mut queue.lanes[reader as usize];
-            // What goes elsewhere is as good as pending afterwards, and must not come again.
+            // A chunk that was delivered is pending again, and must not be delivered twice.
             lane.next += usize::from(lane.order.get(lane.next) == Some(&(number, chunk)));
             let chunk = Chunk { file: number, offset: range.start as u64, len: range.len() };
             return Next::Read(Lent { chunk, memory, buffer });
         }
-        // A reader that waited here would wait for ever: it ends.
+        // A reader that waited here would wait for ever, so it ends.
         if block {
             queue.lanes[reader as usize].readers -= 1;
         }

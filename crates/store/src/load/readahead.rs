@@ -1,4 +1,4 @@
-//! Reading before anybody knows what for: while a device starts, the disk has nothing to do.
+//! Reading ahead while a device starts and the disk has nothing else to do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use super::read::ReadFile;
 use crate::error::Error;
 use crate::map::Map;
 
-/// Brings a checkpoint's files into the page cache, in order, until all of them are there or this is dropped. What goes wrong is for whoever loads
-/// them to tell.
+/// Reads a checkpoint's files into the page cache, in order, until all of them are there or this is dropped. Errors
+/// are left to the load.
 #[derive(Debug)]
 pub struct ReadAhead {
     stopped: Arc<AtomicBool>,

@@ -25,13 +25,13 @@ pub(crate) const FAILED: u8 = 3;
 /// Bytes of a chunk of a file of which parts stay on disk.
 const AMONG_LEFT: usize = 256 << 10;
 
-/// One file. The memory holds the file's bytes at their own offsets, so that a tensor lies in it as it lies in the file.
+/// One file. Its memory has the file's bytes at the same offsets as the file.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub file: ReadFile,
     pub mode: LoadMode,
     memory: Map,
-    /// It is mapped, wanted whole, and was not all in the page cache: parts of it are brought there before they are read.
+    /// It is mapped, wanted whole, and was not all in the page cache: parts of it are read ahead into the page cache.
     read_ahead: bool,
     chunk: usize,
     states: Box<[AtomicU8]>,
@@ -39,9 +39,9 @@ pub(crate) struct Source {
     missing: AtomicUsize,
     /// Bytes and name of each tensor, by offset; for messages.
     tensors: Vec<(Range<u64>, Arc<str>)>,
-    /// What was not in the page cache, of a file that is read through it.
+    /// Of a file that is read through the page cache: the parts that were not there before.
     trace: Vec<(u64, u64)>,
-    /// All of it that was read went elsewhere: what the file holds from then on is nothing to anybody here.
+    /// All that was read of it was delivered: later changes of the file do not matter here.
     delivered: AtomicBool,
     /// Parts of it are read for as long as the model is used: what it holds must not change.
     streamed: AtomicBool,
@@ -50,7 +50,8 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Room for a file that is read as `mode` says (not `Auto`). `resident`: all of it is in the page cache; `left`: the names of tensors that stay on disk.
+    /// A file that is to be read as `mode` says (not `Auto`), with memory for it. `resident`: all of it is in the page
+    /// cache. `left`: the names of tensors that stay on disk.
     pub fn new(
         file: ReadFile,
         mode: LoadMode,
@@ -192,7 +193,7 @@ impl Source {
         })
     }
 
-    /// The error with the name of the tensor that its offset lies in.
+    /// Adds to an error the name of the tensor at its offset.
     pub fn naming(&self, mut error: Error) -> Error {
         if let Error::Read { tensor, offset, .. } | Error::Shrunk { tensor, offset, .. } = &mut error {
             let after = self.tensors.partition_point(|(range, _)| range.end <= *offset);
@@ -206,7 +207,7 @@ impl Source {
         self.file.wipe(&self.trace);
     }
 
-    /// Whether what is read of it goes elsewhere and is not used here.
+    /// Notes whether what is read of it is delivered, and not used here.
     pub fn set_delivered(&self, delivered: bool) {
         self.delivered.store(delivered, Ordering::Release);
     }

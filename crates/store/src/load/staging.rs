@@ -1,4 +1,4 @@
-//! A few buffers that a consumer empties, as an upload to a device does. The disk's own speed is measured with them.
+//! A few buffers that a consumer empties, as an upload to a device does. They also measure the disk's own speed.
 
 use std::io;
 use std::path::Path;
@@ -49,7 +49,8 @@ impl Ring {
     }
 }
 
-/// A chunk that was read, in a buffer that is read into again when this is dropped: for who copies it to a device, when the copy is done.
+/// A chunk that was read. Its buffer is used again when this is dropped: for a consumer that copies it to a device,
+/// when the copy is done.
 pub struct Filled {
     ring: Arc<Ring>,
     chunk: Chunk,
