@@ -1,4 +1,4 @@
-//! Flags for who may ask a server.
+//! Flags for who may use a server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,26 +9,28 @@ use sluice_server::{Access, Bound, Keys};
 
 #[derive(Args)]
 pub struct AccessArgs {
-    /// A key of which requests must have one; others on this machine can see it, unless it is set by SLUICE_API_KEY or in the file of settings
+    /// An API key; requests must have one of the given keys. Other users of this machine can see it, unless it is in SLUICE_API_KEY or the settings file
     #[arg(long = "api-key", value_name = "KEY", hide_default_value = true)]
     api_keys: Vec<String>,
-    /// A file of such keys, one a line; lines that begin with # are left out
+    /// A file with API keys, one per line; lines that begin with # are ignored
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Listen without a key where others than this machine can ask
+    /// Listen on an address that other machines can reach, without any key
     #[arg(long)]
     insecure: bool,
-    /// A name that this machine is asked by, beside localhost, while the server listens there
+    /// A host name to accept besides localhost, while the server listens on loopback
     #[arg(long = "allowed-host", value_name = "NAME")]
     allowed_hosts: Vec<String>,
-    /// Pages that may ask from a browser: https://example.org, or * for all
+    /// An origin whose pages may use the server from a browser: https://example.org, or * for all
     #[arg(long = "cors-origin", value_name = "ORIGIN")]
     cors_origins: Vec<String>,
 }
 
 impl AccessArgs {
+    /// Who may use the server.
+    ///
     /// # Errors
-    /// A file that cannot be read, a key that is none, an origin that is none.
+    /// A file that cannot be read; an invalid key or origin.
     pub fn access(&self) -> Result<Access> {
         let file = self.api_key_file.as_deref().map(read_keys).transpose()?;
         let keys = Keys::new(self.api_keys.iter().map(String::as_str)).context("--api-key")?;
@@ -41,10 +43,10 @@ impl AccessArgs {
         Ok(access)
     }
 
-    /// Whether it may listen there.
+    /// Checks that it is safe to listen there.
     ///
     /// # Errors
-    /// Where others could ask, and nothing keeps them from it.
+    /// If other machines could use the server without a key.
     pub fn check(&self, access: &Access, bound: &Bound, host: &str) -> Result<()> {
         ensure!(
             bound.is_local() || self.insecure || !access.keys.is_empty(),

@@ -43,8 +43,8 @@ pub struct EngineArgs {
     /// head). LOSSY: this changes the model's output
     #[arg(long, value_enum, default_value = "auto", value_name = "TYPE")]
     kv_type: KvTypeArg,
-    /// Arithmetic of attention: f32 is exact; int8 multiplies integers, which is much faster for long prompts and needs --kv-type int8. LOSSY: this changes the model's
-    /// output
+    /// Arithmetic of attention: f32 is exact; int8 multiplies integers, with keys and values of eight bits, which is much faster for long prompts. LOSSY: this changes
+    /// the model's output
     #[arg(long, value_enum, default_value = "f32", value_name = "MODE")]
     attention: AttentionArg,
     /// Longest context in tokens; 0: the model's own limit, which is the default

@@ -61,7 +61,7 @@ enum Command {
     Run(run::RunArgs),
     /// Talk with a model, turn by turn.
     Chat(chat::ChatArgs),
-    /// Serve many clients at once over HTTP, with OpenAI's, Anthropic's and Ollama's APIs.
+    /// Serve models over HTTP with OpenAI's, Anthropic's and Ollama's APIs.
     Serve(serve::ServeArgs),
     /// Show what a checkpoint is, how large it is, and whether it fits here.
     Inspect(inspect::InspectArgs),
