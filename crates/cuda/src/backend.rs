@@ -8,9 +8,10 @@ use anyhow::{Error, Result, ensure};
 use sluice_backend::{
     Activations, AttentionLayer, Backend, BufferId, Caches, Capacity, DeltaLayer, Device, DeviceMemory, DeviceSampling,
     ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
-    Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Pool as Threads, Profile, Projection, Resources,
-    RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+    Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId,
+    Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
+use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
 
 use crate::attention::{self, RotaryTable};

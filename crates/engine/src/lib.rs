@@ -29,9 +29,10 @@ pub use pooling::Pooling;
 pub use prompt_cache::{LoadedSession, PromptCacheOptions, PromptCacheStatus, ReadAhead, Saved, Session, Sessions};
 pub use sequence::{Event, Finish, Generation, SequenceId};
 pub use sluice_backend::{
-    Activations, AttentionMode, Backend, Cpu, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
-    NUMERICS_VERSION, Numa, Phase, PhaseRow, Processors, Profile, Routed, Streamed,
+    Activations, AttentionMode, Backend, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
+    NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed, Streamed,
 };
+pub use sluice_cpu::{Cpu, Numa, Processors};
 pub use sluice_model::{Config, Description};
 pub use sluice_store::experts::{Policy, ReadFaults};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};

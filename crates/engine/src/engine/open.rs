@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
-    Activations, AttentionMode, Backend, Capacity, Cpu, Device, ExpertOptions, Float, KvLayout, KvPool, KvType,
-    Lookahead, MemoryClass, SequenceInput, StepInputs, StepScratch, Wanted,
+    Activations, AttentionMode, Backend, Capacity, Device, ExpertOptions, Float, KvLayout, KvPool, KvType, Lookahead,
+    MemoryClass, SequenceInput, StepInputs, StepScratch, Wanted,
 };
 use sluice_cache::{Group, KvCache, Prefixes};
+use sluice_cpu::Cpu;
 use sluice_model::{CacheKind, Config, Decoder};
 use sluice_store::experts::Keep;
 use sluice_store::load::ReadAhead;
