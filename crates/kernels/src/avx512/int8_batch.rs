@@ -1,22 +1,24 @@
 //! Integer groups with AVX-512 VNNI, for some tokens: a step of several sequences, or a short prompt.
 //!
-//! As for many tokens a tile of rows lies in cache with sixteen rows per register, so that no sum is spread over lanes. But the tile is read a
-//! few times only, so making it must be cheap: four bits stay packed there, and are taken apart in registers for up to [`MOST`] tokens at once. The tokens lie
-//! in records of constant length, so that one pointer reaches all of them.
+//! As for many tokens, a tile of rows is arranged in cache with sixteen rows per register, so that no sum is spread over lanes. But the tile is read only a
+//! few times, so making it must be cheap: 4-bit weights stay packed in it and are unpacked in registers, for up to [`MOST`] tokens at once. Tokens are
+//! records of constant length, so that one pointer reaches all of them.
 
 use std::arch::x86_64::*;
 
-use super::int8_dot::SOME;
-use super::integers_prefill::{Scales, accumulate, fill_scales, joined, transpose, transposed_quads};
+use super::int8_prefill::{TileScales, accumulate, fill_scales, joined, transpose, transposed_quads};
 use super::unpack::{first_bytes, spread};
-use crate::format::{Grouped, Packing, with_packing, with_parts};
+use crate::format::Grouped;
+use crate::format::packing::{Packing, with_packing, with_parts};
 use crate::input::{GROUP, ORDER};
 use crate::instructions::int8_dot::{Groups, grouped_of, weight_group_sum};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
+/// The most tokens for which 4-bit weights stay packed in the tile. With more, the tile is read often enough to unpack it once.
+pub const SOME: usize = 32;
 /// Rows of a tile: two registers.
-const ROWS: usize = super::integers_prefill::ROWS;
+const ROWS: usize = super::int8_prefill::ROWS;
 /// Columns of a tile. Four weight groups of any size divide it, so that a tile begins with accumulator 0.
 const COLS: usize = 512;
 /// Tokens at a time: their integer sums and their scaled ones take half of the registers, and each register of weights serves all of them.
@@ -51,9 +53,9 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
 unsafe fn width<P: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let format = grouped_of(w);
     let [q, s, b, acc, records] = scratch.cut(sizes(w.cols, tokens.len()));
-    let (scales, acc) = (Scales { s: s.cast(), b: b.cast() }, acc.cast::<f32>());
+    let (scales, acc) = (TileScales { s: s.cast(), b: b.cast() }, acc.cast::<f32>());
     let (n, groups) = (tokens.len(), w.cols / format.group);
-    // Tokens are dealt evenly: a pass for few of them has few products to each register of weights.
+    // Tokens are divided evenly: a pass of few tokens does few products per register of weights.
     let passes = n.div_ceil(MOST);
     // SAFETY: the scratch holds a tile, and the accumulators and records of all tokens; rows, columns and tokens are inside their arrays.
     unsafe {
@@ -73,7 +75,7 @@ unsafe fn width<P: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f
                     for p in 0..passes {
                         let (all, at) = (passes * halves, half * passes + p);
                         let (from, to) = (n * p / passes, n * (p + 1) / passes);
-                        let some = Pass {
+                        let some = RowPass {
                             q: q.add(64 * half),
                             s: scales.s.add(16 * half),
                             b: scales.b.add(16 * half),
@@ -127,7 +129,7 @@ unsafe fn record(x: &Groups, tokens: &[u32], cols: usize, format: Grouped, recor
     }
 }
 
-/// Some rows of the tile that comes next, fetched bit by bit while tokens pass over this one: many at once would wait for each other.
+/// Rows of the next tile, prefetched bit by bit while tokens pass over this one. Many prefetches at once would wait for each other.
 struct Ahead {
     data: *const u8,
     /// Bytes of a row, and those of them that the tile reads.
@@ -139,7 +141,7 @@ struct Ahead {
 }
 
 impl Ahead {
-    /// `rows` of the tile at (r, k). They may lie past the last row, where the next call often goes on.
+    /// `rows` of the tile at (r, k). They may be past the last row, where the next call often continues.
     fn new<P: Packing>(w: &Matrix, format: Grouped, r: usize, k: usize, rows: std::ops::Range<usize>) -> Ahead {
         let (stride, scale_stride) = (w.row_bytes(), w.scale_row_bytes());
         let scales = (r + rows.start) * scale_stride + k / format.group * format.scale.size();
@@ -172,7 +174,7 @@ impl Ahead {
 }
 
 /// Rearranges sixteen rows from `r` on (the last row again where there is none) and columns `k..k + cols`: a register has four bytes of each row,
-/// eight columns that stay packed at 4 bits, four columns of one byte each otherwise. Registers lie `ROWS` double words apart.
+/// eight columns that stay packed at 4 bits, four columns of one byte each otherwise. Registers are `ROWS` double words apart.
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
@@ -216,7 +218,7 @@ unsafe fn fill<P: Packing>(w: &Matrix, r: usize, k: usize, cols: usize, q: *mut 
 }
 
 /// Sixteen rows of a tile and some tokens.
-struct Pass {
+struct RowPass {
     /// [columns / 8 or / 4, ROWS, 4], from the first of these rows on.
     q: *const u8,
     /// [weight groups, ROWS], likewise.
@@ -233,9 +235,9 @@ struct Pass {
     ahead: Ahead,
 }
 
-/// [`pass`] for `tokens` tokens: 4 to [`MOST`], since more than [`FEW`](super::integers::FEW) come and are dealt evenly.
+/// [`pass`] for `tokens` tokens: 4 to [`MOST`], since there are more than [`FEW`](super::int8_decode::FEW) and they are divided evenly.
 #[inline(always)]
-unsafe fn pass_some<const PACKED: bool, const PARTS: usize>(some: &Pass, tokens: usize) {
+unsafe fn pass_some<const PACKED: bool, const PARTS: usize>(some: &RowPass, tokens: usize) {
     // SAFETY: the caller's.
     unsafe {
         match tokens {
@@ -253,7 +255,7 @@ unsafe fn pass_some<const PACKED: bool, const PARTS: usize>(some: &Pass, tokens:
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn pass<const PACKED: bool, const PARTS: usize, const T: usize>(some: &Pass) {
+unsafe fn pass<const PACKED: bool, const PARTS: usize, const T: usize>(some: &RowPass) {
     // SAFETY: the caller vouches for the rows, the tokens and the accumulators.
     unsafe {
         let low = _mm512_set1_epi8(0x0f);
@@ -270,7 +272,7 @@ unsafe fn pass<const PACKED: bool, const PARTS: usize, const T: usize>(some: &Pa
                 for j in 0..registers {
                     let bytes = _mm512_loadu_si512(q.add(j * ROWS * 4).cast());
                     if PACKED {
-                        // The q of even columns, and those of odd ones, as the activations lie.
+                        // Even columns, and odd ones: the order of the activations.
                         let even = _mm512_and_si512(bytes, low);
                         let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low);
                         for t in 0..T {

@@ -1,28 +1,28 @@
-//! bf16 pairs: bf16 weights as they are, and affine weights rounded to bf16, times bf16 activations.
+//! bf16 pairs: bf16 weights as they are stored, and weights in groups rounded to bf16, times bf16 activations.
 
 use crate::affine;
 use crate::dispatch::{greatest, simd};
-use crate::instructions::bf16_dot::Pairs;
+use crate::instructions::bf16_dot::Bf16Dot;
 use crate::instructions::dot::Product;
 use crate::instructions::unpack::Unpack;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
 #[inline(always)]
-unsafe fn direct_lanes<V: Pairs>(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
-    let product = Product::as_it_lies(&w, x.as_ptr().cast(), tokens, tile);
+unsafe fn direct_lanes<V: Bf16Dot>(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    let product = Product::of_matrix(&w, x.as_ptr().cast(), tokens, tile);
     let [working] = scratch.cut([V::working_bytes(w.rows, w.cols, tokens.len())]);
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
     unsafe { V::product(product, working) }
 }
 
 simd! {
-    /// bf16 weights as they lie.
+    /// bf16 weights, without a copy.
     pub(super) fn direct(w: Matrix, x: &[u16], tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) = direct_lanes
 }
 
 pub(super) fn direct_scratch_bytes(rows: usize, cols: usize, tokens: usize) -> usize {
-    cut_bytes([greatest!(Pairs::working_bytes(rows, cols, tokens))])
+    cut_bytes([greatest!(Bf16Dot::working_bytes(rows, cols, tokens))])
 }
 
 /// Rows that are dequantised at a time.
@@ -34,11 +34,11 @@ fn grouped_sizes(cols: usize, working: usize) -> [usize; 3] {
 }
 
 pub(super) fn grouped_scratch_bytes(cols: usize, tokens: usize) -> usize {
-    cut_bytes(grouped_sizes(cols, greatest!(Pairs::working_bytes(ROWS, cols, tokens))))
+    cut_bytes(grouped_sizes(cols, greatest!(Bf16Dot::working_bytes(ROWS, cols, tokens))))
 }
 
 #[inline(always)]
-unsafe fn grouped_lanes<V: Pairs + Unpack>(
+unsafe fn grouped_lanes<V: Bf16Dot + Unpack>(
     w: Matrix,
     x: &[u16],
     tokens: &[u32],

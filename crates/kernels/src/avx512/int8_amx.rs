@@ -1,11 +1,11 @@
-//! Integer groups for many tokens with AMX: an activation group's sums of 16 tokens and 32 rows come from tile registers by way of the first-level cache, and become floats
-//! as by VNNI. On processors that we know tiles and vectors get in each other's way, so that this is as quick as VNNI and no more (docs/experiments.md).
+//! Integer groups for many tokens with AMX. Tile registers compute an activation group's sums of 16 tokens and 32 rows and store them in the first-level cache;
+//! from there on it is the same as with VNNI. On the processors that we measured, tiles and vectors compete, and this is no faster than VNNI (docs/experiments.md).
 
 use std::arch::x86_64::*;
 
 use super::amx::{SIDE, Tiles};
-use super::integers_prefill::{self, ACC, COLS, Few, Pass, ROWS, Tile, accumulate, joined};
-use crate::format::with_parts;
+use super::int8_prefill::{self, ACC, COLS, Few, Pass, ROWS, Tile, accumulate, joined};
+use crate::format::packing::with_parts;
 use crate::input::GROUP;
 use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
@@ -17,7 +17,7 @@ const MAX_PARTS: usize = 4;
 const SUMS: usize = SIDE * ROWS;
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
-    integers_prefill::scratch_bytes::<InTiles>(cols, tokens)
+    int8_prefill::scratch_bytes::<InTiles>(cols, tokens)
 }
 
 /// # Safety
@@ -27,7 +27,7 @@ pub unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], s
     // SAFETY: the caller's; released when it is over.
     unsafe {
         let _tiles = Tiles::of_a_group();
-        integers_prefill::product::<InTiles>(w, x, tokens, tile, scratch);
+        int8_prefill::product::<InTiles>(w, x, tokens, tile, scratch);
     }
 }
 
@@ -36,7 +36,7 @@ struct InTiles;
 
 impl Pass for InTiles {
     const TOKENS: usize = SIDE;
-    /// Sums of a weight group, [parts, tokens, ROWS], and the tokens' integers where they do not lie in a row.
+    /// Sums of a weight group, [parts, tokens, ROWS], and a copy of the tokens' integers where they are not contiguous.
     const ROOM: usize = MAX_PARTS * SUMS * 4 + SIDE * COLS;
 
     #[inline(always)]
@@ -46,7 +46,7 @@ impl Pass for InTiles {
     }
 }
 
-/// Where the tokens' integers lie: the first's, and bytes from token to token and from group to group. Tokens of which there are none are any bytes that are there.
+/// The tokens' integers: the address of the first, and the strides in bytes of tokens and of groups. Missing tokens have arbitrary integers.
 ///
 /// # Safety
 /// There are `cols` columns of each token, and room for as many of sixteen.

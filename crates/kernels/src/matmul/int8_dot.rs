@@ -2,16 +2,16 @@
 
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
-use crate::avx512::{int8_dot::SOME, integers_amx};
+use crate::avx512::{int8_amx, int8_batch::SOME};
 use crate::dispatch::{greatest, simd};
-use crate::instructions::int8_dot::{Groups, Integers};
+use crate::instructions::int8_dot::{Groups, Int8Dot};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
 #[inline(always)]
-unsafe fn grouped_lanes<V: Integers>(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+unsafe fn grouped_lanes<V: Int8Dot>(w: Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
     unsafe { V::product(&w, x, tokens, tile, scratch) }
 }
@@ -25,11 +25,11 @@ pub(super) fn grouped(isa: Isa, w: Matrix, x: Groups, tokens: &[u32], tile: &mut
     #[cfg(target_arch = "x86_64")]
     if isa.level() == Level::Amx && tokens.len() > SOME {
         // SAFETY: `matmul` checked the lengths, and an `Isa` of this level is made only where all of it was found.
-        return unsafe { integers_amx::product(&w, x, tokens, tile, scratch) };
+        return unsafe { int8_amx::product(&w, x, tokens, tile, scratch) };
     }
     in_vectors(isa, w, x, tokens, tile, scratch);
 }
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
-    greatest!(Integers::scratch_bytes(cols, tokens))
+    greatest!(Int8Dot::scratch_bytes(cols, tokens))
 }

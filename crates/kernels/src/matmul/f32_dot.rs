@@ -1,4 +1,4 @@
-//! Lane sums: f32, f16 and bf16 weights as they are, and affine weights as `w = fma(q, s, b)`, times f32 activations.
+//! f32 lanes: floats as they are stored, and weights in groups as `w = fma(q, s, b)`, times f32 activations.
 
 use crate::affine;
 use crate::dispatch::simd;
@@ -61,7 +61,7 @@ lane_sum!(WBf16, 2, V::load_bf16, |p, n| V::load_bf16(first_halves(p, n).as_ptr(
 
 #[inline(always)]
 unsafe fn direct_lanes<V: Lanes>(w: Matrix, x: &[f32], tokens: &[u32], tile: &mut [f32]) {
-    let product = Product::as_it_lies(&w, x.as_ptr().cast(), tokens, tile);
+    let product = Product::of_matrix(&w, x.as_ptr().cast(), tokens, tile);
     // SAFETY: `matmul` checked the lengths; the caller vouches for the instruction set.
     unsafe {
         match w.format {
@@ -74,7 +74,7 @@ unsafe fn direct_lanes<V: Lanes>(w: Matrix, x: &[f32], tokens: &[u32], tile: &mu
 }
 
 simd! {
-    /// Float weights as they lie.
+    /// Floats, without a copy.
     pub(super) fn direct(w: Matrix, x: &[f32], tokens: &[u32], tile: &mut [f32]) = direct_lanes
 }
 

@@ -1,13 +1,14 @@
 //! Integer groups for many tokens.
 //!
-//! A tile of rows is unpacked into cache in the layout that `vpdpbusd` takes, and AMX too: sixteen rows per register, four columns of each, so that
-//! no sum is ever spread over lanes. A few tokens at a time then pass over the tile, in one of two ways ([`Pass`]), and the four
-//! accumulators of the definition stay in scratch and are updated once per weight group. While tokens pass, the next tile's bytes are fetched.
+//! A tile of rows is unpacked into cache in the layout of `vpdpbusd` and AMX: sixteen rows per register, four columns of each, so that
+//! no sum is spread over lanes. A few tokens at a time then pass over the tile, by VNNI or AMX ([`Pass`]). The four
+//! accumulators of the definition stay in scratch and are updated once per weight group. Meanwhile the next tile's bytes are prefetched.
 
 use std::arch::x86_64::*;
 
 use super::unpack::{first_bytes, spread};
-use crate::format::{Float, Grouped, Packing, with_packing, with_parts};
+use crate::format::packing::{Packing, with_packing, with_parts};
+use crate::format::{Float, Grouped};
 use crate::input::{GROUP, ORDER};
 use crate::instructions::int8_dot::{Groups, grouped_of, weight_group_sum};
 use crate::matrix::Matrix;
@@ -48,7 +49,7 @@ pub(super) fn scratch_bytes<P: Pass>(cols: usize, tokens: usize) -> usize {
 pub(super) struct Tile {
     /// [columns / 4, ROWS, 4]
     pub q: *mut u8,
-    pub scales: Scales,
+    pub scales: TileScales,
 }
 
 /// Up to [`Pass::TOKENS`] tokens on their way over a tile.
@@ -80,7 +81,7 @@ impl Few<'_> {
 }
 
 /// The scales and biases of a tile of rows.
-pub(super) struct Scales {
+pub(super) struct TileScales {
     /// [weight groups, ROWS]
     pub s: *mut f32,
     /// [weight groups, ROWS]
@@ -101,7 +102,7 @@ pub(super) unsafe fn product<P: Pass>(w: &Matrix, x: Groups, tokens: &[u32], til
 unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let format = grouped_of(w);
     let [q, s, b, acc, sx, mx, room] = scratch.cut(sizes::<P>(w.cols, tokens.len()));
-    let cached = Tile { q, scales: Scales { s: s.cast(), b: b.cast() } };
+    let cached = Tile { q, scales: TileScales { s: s.cast(), b: b.cast() } };
     let (acc, sx, mx) = (acc.cast::<f32>(), sx.cast::<f32>(), mx.cast::<f32>());
     let (parts, groups) = (format.parts(), w.cols / format.group);
     for (i, &token) in tokens.iter().enumerate() {
@@ -157,7 +158,7 @@ unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile
     }
 }
 
-/// Fetches what a tile at (r, k) reads of some of its rows. Places past the end do no harm.
+/// Prefetches some rows of the tile at (r, k). Addresses past the end do no harm.
 #[inline(always)]
 unsafe fn prefetch<F: Packing>(w: &Matrix, format: Grouped, r: usize, k: usize, rows: std::ops::Range<usize>) {
     let cols = COLS.min(w.cols - k);
@@ -235,7 +236,7 @@ pub(super) unsafe fn fill_scales<F: Packing>(
     r: usize,
     g: usize,
     groups: usize,
-    tile: &Scales,
+    tile: &TileScales,
 ) {
     let (size, held) = (format.scale.size(), 16 / format.scale.size());
     let planes = if F::ZERO.is_none() { 2 } else { 1 };
@@ -340,7 +341,7 @@ pub(super) unsafe fn transpose(q: &mut [__m512i; 16]) {
     }
 }
 
-/// What sixteen rows' sums of the first activation groups of a weight group make, `scaled`, with those of the next one.
+/// Adds the sums of activation group `part` of a weight group to the scaled sums of those before it, for sixteen rows.
 #[inline(always)]
 pub(super) unsafe fn joined(part: usize, sx: __m512, sums: __m512i, scaled: __m512) -> __m512 {
     // SAFETY: the caller vouches for the instruction set.

@@ -12,9 +12,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::kv::{KvShape, KvType, store_row};
-use super::paged::{AHEAD, PARTITION, Paged, Scales};
+use super::paged::{AHEAD, KvScales, PARTITION, Paged};
 use super::partition::{QueryRow, Rule, tile_rows, weights};
-use super::prefill::{BATCH, Room, hull};
+use super::prefill::{BATCH, PrefillScratch, hull};
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::avx512::amx::{DEEP, Tiles};
@@ -23,7 +23,7 @@ use crate::instructions::bytes::Bytes;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 
-/// Positions, or columns of values, whose quads lie together.
+/// Positions, or columns of values, of a panel of quads.
 const PANEL: usize = 32;
 /// Bytes of a panel's quads.
 const QUADS: usize = 4 * PANEL;
@@ -61,14 +61,14 @@ pub fn scratch_len(shape: &KvShape, rows: usize) -> usize {
 /// Words of a cache line.
 const LINE: usize = 16;
 
-/// Scratch, divided: [`Room::widened`] is for [`pack`], [`Room::q`] for [`quantise_query`], [`Room::scores`] ends with the weights' bytes.
-pub fn room<'a>(shape: &KvShape, rows: usize, scratch: &'a mut [f32]) -> Room<'a> {
+/// Scratch, divided: [`PrefillScratch::widened`] is for [`pack`], [`PrefillScratch::q`] for [`quantise_query`], [`PrefillScratch::scores`] ends with the weights' bytes.
+pub fn room<'a>(shape: &KvShape, rows: usize, scratch: &'a mut [f32]) -> PrefillScratch<'a> {
     let (q_stride, v_stride, batch) = (HEADER + k_quads(shape.k_dim), padded_v(shape.v_dim), batch(rows));
     let skip = scratch.as_ptr().align_offset(4 * LINE).min(LINE);
     let (widened, rest) = scratch[skip..].split_at_mut(packed_len(shape));
     let (q, rest) = rest.split_at_mut(rows * q_stride);
     let (scores, rest) = rest.split_at_mut(batch * (PARTITION + PARTITION / 4));
-    Room { widened, q, scores, sums: &mut rest[..batch * v_stride], q_stride, v_stride }
+    PrefillScratch { widened, q, scores, sums: &mut rest[..batch * v_stride], q_stride, v_stride }
 }
 
 /// Words as bytes.
@@ -95,7 +95,7 @@ pub struct Packed<'a> {
     keys: *const u8,
     /// `[v_stride / PANEL, PARTITION / 4, PANEL, 4]`: four positions of each column, missing columns zeros.
     values: *const u8,
-    scales: &'a Scales,
+    scales: &'a KvScales,
     k_quads: usize,
     v_stride: usize,
     seen: Range<usize>,
@@ -122,7 +122,7 @@ unsafe fn pack_lanes<'a, V: Bytes>(from: &'a Paged, room: &'a mut [f32]) -> Pack
         bytes_of(room)[..4 * PARTITION * k_quads + PARTITION * v_stride].split_at_mut(4 * PARTITION * k_quads);
     let (keys, values) = (keys.as_mut_ptr(), values.as_mut_ptr());
     let seen = from.seen.clone();
-    // SAFETY: `from` was checked when it was made (what is not seen points into the pool, to a row's length of bytes); what is written lies inside `room`; the
+    // SAFETY: `from` was checked when it was made (what is not seen points into the pool, to a row's length of bytes); what is written is inside `room`; the
     // shell has the instruction set.
     unsafe {
         // Keys of positions that come later, or the first values, are asked for before they are wanted.
@@ -290,7 +290,7 @@ simd! {
     fn scale_sums(batch: &mut Batch, v_stride: usize) = scale_lanes
 }
 
-/// Integers plus `more`, as floats times `scale`, where they lie.
+/// Integers plus `more`, as floats times `scale`, in place.
 #[inline(always)]
 unsafe fn convert<V: Bytes>(sums: &mut [f32], more: i32, scale: V) {
     for i in (0..sums.len()).step_by(16) {

@@ -1,25 +1,26 @@
 //! Integer groups with AVX-512 VNNI, for a few tokens: rows stream once, four at a time, straight from their packed bytes.
 //!
-//! A step is four rows by four weight groups: PARTS pieces of 128 columns. The sixteen integer sums of a piece are brought into one register, lane 4g + r
-//! for activation group g and row r; the pieces' quads then change places so that lane 4w + r of register i has part i of weight group w, and
-//! the float operations of the definition serve all sixteen: quad w of the accumulator is accumulator w of the definition. Before the rows,
-//! each token is laid out the way the unpackers want it, with its scales spread to the same lanes.
+//! A step is four rows by four weight groups: PARTS pieces of 128 columns. The sixteen integer sums of a piece are gathered in one register, lane 4g + r
+//! for activation group g and row r. The pieces' quads are then exchanged, so that lane 4w + r of register i has part i of weight group w, and
+//! each float operation of the definition handles all sixteen. Quad w of the accumulator is accumulator w of the definition. Before the rows,
+//! each token is arranged in the order of the unpackers, with its scales spread to the same lanes.
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::int8_dot::FEW;
+use super::scale_stream::ScaleStream;
 use super::unpack::{first_bytes, spread};
-use crate::format::{Float, Packing, with_packing, with_parts};
+use crate::format::packing::{Packing, with_packing, with_parts};
 use crate::input::ORDER;
 use crate::instructions::int8_dot::{Groups, grouped_of};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
+/// The most tokens that stream the packed rows at the speed of memory. With more, it pays that a register of sixteen rows needs no sum over its lanes.
+pub(super) const FEW: usize = 12;
 /// Columns of a piece.
 const PIECE: usize = 128;
-/// How far ahead rows are fetched, at least, in bytes: what a core reads in the time that memory takes to answer, and some.
+/// Prefetch distance in bytes, at least: what a core reads during the latency of memory, and some more.
 const AHEAD: usize = 8 << 10;
 
 /// Bytes of a token's step: its activations, then sixteen `sx` for each part, then sixteen `mx`.
@@ -40,8 +41,7 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
     cut_bytes(sizes(cols, tokens))
 }
 
-/// Even columns of a piece in one register and odd ones in the other suit widths of which two q, or sixteen, are found at one place;
-/// the other widths unpack in natural order.
+/// Whether a width unpacks into even columns of a piece in one register and odd columns in the other. The other widths unpack in natural order.
 const fn alternate(bits: usize) -> bool {
     bits <= 4
 }
@@ -83,7 +83,7 @@ unsafe fn all_rows<P: Packing, const PARTS: usize>(
             while i < tokens.len() {
                 let x = prepared.add(i * token_bytes);
                 let out = tile.as_mut_ptr().add(i * w.rows);
-                // None of them alone where it can be helped: unpacking is half of the work for a single token.
+                // Avoids groups of one: unpacking is half of the work for a single token.
                 let n = match tokens.len() - i {
                     few @ 1..=3 => few,
                     5 | 6 => 3,
@@ -108,7 +108,7 @@ unsafe fn prepare<P: Packing, const PARTS: usize>(x: &Groups, token: usize, cols
     const NATURAL: [u8; 64] = {
         let (mut index, mut i) = ([0; 64], 0);
         while i < 64 {
-            // Where byte i of natural order lies.
+            // The place of byte i of natural order.
             index[i / 8 * 8 + ORDER[i % 8]] = (i % 16) as u8;
             i += 1;
         }
@@ -170,15 +170,14 @@ unsafe fn rows<P: Packing, const PARTS: usize, const T: usize>(
     let (step_bytes, steps) = (step_cols / 8 * P::BITS, w.cols / step_cols);
     let token_bytes = token_bytes(w.cols, PARTS);
     let rest = (w.cols - steps * step_cols) / (32 * PARTS);
-    // Four streams, a quarter of the rows each: they lie on pages of their own, so that more of the prefetchers' trackers work at once.
+    // Four streams, a quarter of the rows each. They are on different pages, so that more of the hardware prefetchers' trackers work at once.
     let quarter = all.len().div_ceil(4);
     let rows_ahead = AHEAD.div_ceil(4 * row_bytes);
-    let mut scales = Scales::<P>::new(w);
+    let mut scales = ScaleStream::<P>::new(w);
     for r in 0..quarter {
-        // Past the last row the last row is computed once more.
+        // Beyond the last row, the last row is computed again.
         let index: [usize; 4] = std::array::from_fn(|i| all.start + (i * quarter + r).min(all.len() - 1));
-        // The same place some rows further on in the stream, or in that of as many rows behind these, which often come next. It may lie
-        // past the end: a prefetch does not fault.
+        // The same column some rows further on in the stream, or past its end in the rows that often follow. A prefetch does not fault.
         let further = if r + rows_ahead < quarter { rows_ahead } else { all.len() + rows_ahead - quarter };
         let ahead = further * row_bytes;
         // SAFETY: rows are inside the matrix, steps inside the rows and the token.
@@ -287,7 +286,7 @@ unsafe fn scaled<const PARTS: usize>(sums: [__m512i; PARTS], sx: *const f32) -> 
     }
 }
 
-/// The q of a row's piece, `groups` (1 to 4) of which are there, the rest zero: even and odd columns, or the first and the second 64.
+/// The integers of a row's piece: even and odd columns, or the first and the second 64. Reads `groups` groups (1 to 4); the rest is unspecified.
 #[inline(always)]
 unsafe fn weights<P: Packing>(p: *const u8, groups: usize) -> (__m512i, __m512i) {
     // SAFETY: reads 4 * BITS bytes per group.
@@ -380,141 +379,5 @@ unsafe fn gather<P: Packing>(d: [__m512i; 4]) -> __m512i {
             let order = _mm512_setr_epi32(0, 2, 8, 10, 4, 6, 12, 14, 1, 3, 9, 11, 5, 7, 13, 15);
             _mm512_permutexvar_epi32(order, all)
         }
-    }
-}
-
-/// The scales and biases of four rows, four weight groups at a time, spread to lane 4w + r.
-struct Scales<P> {
-    packing: PhantomData<P>,
-    scale: Float,
-    s: [*const u8; 4],
-    b: [*const u8; 4],
-    row_bytes: usize,
-    ahead: usize,
-    /// 16 bytes of each row: eight or four numbers.
-    s_block: __m512i,
-    b_block: __m512i,
-    /// Steps that one block serves: this power of two.
-    log_steps: u32,
-    /// Where lane 4w + r finds its number in a block at its first step, in words or double words.
-    index: __m512i,
-    /// Numbers per step.
-    advance: __m512i,
-}
-
-impl<P: Packing> Scales<P> {
-    #[inline(always)]
-    fn new(w: &Matrix) -> Scales<P> {
-        let (format, row_bytes) = (grouped_of(w), w.scale_row_bytes());
-        // SAFETY: the shell that this is inlined to has the instruction set.
-        unsafe {
-            let held = 16 / format.scale.size();
-            let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            let row = _mm512_and_si512(lane, _mm512_set1_epi32(3));
-            let group = _mm512_srli_epi32::<2>(lane);
-            let index = _mm512_add_epi32(_mm512_mullo_epi32(row, _mm512_set1_epi32(held as i32)), group);
-            let advance = _mm512_set1_epi32(4);
-            // bf16 numbers go to the high half of a lane, f16 numbers to the low half of the register.
-            let (index, advance) = match format.scale {
-                Float::F32 => (index, advance),
-                Float::Bf16 => (_mm512_slli_epi32::<16>(index), _mm512_slli_epi32::<16>(advance)),
-                Float::F16 => (
-                    _mm512_castsi256_si512(_mm512_cvtepi32_epi16(index)),
-                    _mm512_castsi256_si512(_mm512_cvtepi32_epi16(advance)),
-                ),
-            };
-            let zero = _mm512_setzero_si512();
-            Scales {
-                packing: PhantomData,
-                scale: format.scale,
-                s: [w.scales.as_ptr(); 4],
-                b: [w.biases.as_ptr(); 4],
-                row_bytes,
-                ahead: 0,
-                s_block: zero,
-                b_block: zero,
-                log_steps: (held / 4).trailing_zeros(),
-                index,
-                advance,
-            }
-        }
-    }
-
-    /// Goes to the first step of four rows, and will fetch what lies `further` rows on.
-    ///
-    /// # Safety
-    /// The rows are inside the matrix.
-    #[inline(always)]
-    unsafe fn start(&mut self, w: &Matrix, rows: [usize; 4], further: usize) {
-        self.ahead = further * self.row_bytes;
-        // SAFETY: the caller's.
-        unsafe {
-            self.s = rows.map(|row| w.scales.as_ptr().add(row * self.row_bytes));
-            if P::ZERO.is_none() {
-                self.b = rows.map(|row| w.biases.as_ptr().add(row * self.row_bytes));
-            }
-        }
-    }
-
-    /// The scales and biases of step `step`; steps come in order.
-    #[inline(always)]
-    unsafe fn next(&mut self, step: usize) -> (__m512, __m512) {
-        // SAFETY: blocks are read under a mask that ends with the row; the caller vouches for the instruction set.
-        unsafe {
-            let in_block = step & ((1 << self.log_steps) - 1);
-            if in_block == 0 {
-                let at = (step >> self.log_steps) * 16;
-                let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
-                for row in 0..4 {
-                    _mm_prefetch::<_MM_HINT_T1>(self.s[row].wrapping_add(at + self.ahead).cast());
-                    if P::ZERO.is_none() {
-                        _mm_prefetch::<_MM_HINT_T1>(self.b[row].wrapping_add(at + self.ahead).cast());
-                    }
-                }
-                self.s_block = four(self.s, at, mask);
-                if P::ZERO.is_none() {
-                    self.b_block = four(self.b, at, mask);
-                }
-            }
-            let n = _mm512_set1_epi32(in_block as i32);
-            let n = if self.scale == Float::F32 { n } else { _mm512_set1_epi16(in_block as i16) };
-            match self.scale {
-                Float::F32 => {
-                    let index = _mm512_add_epi32(self.index, _mm512_mullo_epi16(n, self.advance));
-                    let take = |v| _mm512_permutexvar_ps(index, _mm512_castsi512_ps(v));
-                    with_bias::<P>(take(self.s_block), || take(self.b_block))
-                }
-                Float::Bf16 => {
-                    let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
-                    let take = |v| _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, index, v));
-                    with_bias::<P>(take(self.s_block), || take(self.b_block))
-                }
-                Float::F16 => {
-                    let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
-                    let take = |v| _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(index, v)));
-                    with_bias::<P>(take(self.s_block), || take(self.b_block))
-                }
-            }
-        }
-    }
-}
-
-/// Scales, and biases that are either read or made of them.
-#[inline(always)]
-unsafe fn with_bias<P: Packing>(s: __m512, read: impl FnOnce() -> __m512) -> (__m512, __m512) {
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe { (s, P::ZERO.map_or_else(read, |zero| _mm512_mul_ps(_mm512_set1_ps(-zero), s))) }
-}
-
-/// Sixteen bytes of each of four rows at offset `at`, under `mask`.
-#[inline(always)]
-unsafe fn four(rows: [*const u8; 4], at: usize, mask: u16) -> __m512i {
-    // SAFETY: the caller vouches for the bytes under the mask.
-    unsafe {
-        let part = |i: usize| _mm_maskz_loadu_epi8(mask, rows[i].add(at).cast());
-        let v = _mm512_castsi128_si512(part(0));
-        let v = _mm512_inserti32x4::<1>(v, part(1));
-        let v = _mm512_inserti32x4::<2>(v, part(2));
-        _mm512_inserti32x4::<3>(v, part(3))
     }
 }

@@ -1,13 +1,13 @@
 //! bf16 pairs with AVX-512, for many tokens.
 //!
-//! The sixteen lanes of the definition are sixteen sums that never meet before the end, so they need not lie side by side. A tile of rows is
-//! rearranged in cache such that a register holds one pair of columns of sixteen rows; for one lane after the other a dozen tokens pass over
-//! the tile, each with a pair that is spread over a register. The lanes' sums stay in scratch; at the end the tree adds registers.
+//! The sixteen lanes of the definition are sixteen independent sums until the end, so they need not share a register. A tile of rows is
+//! rearranged in cache so that a register holds one pair of columns of sixteen rows. For each lane in turn a dozen tokens pass over
+//! the tile, each with a pair that is broadcast to a register. The lanes' sums stay in scratch; at the end the tree adds registers.
 
 use std::arch::x86_64::*;
 
 use super::Avx512x16;
-use crate::instructions::bf16_dot::Pairs;
+use crate::instructions::bf16_dot::Bf16Dot;
 use crate::instructions::dot::Product;
 use crate::instructions::f32_dot::Lanes;
 
@@ -19,14 +19,14 @@ const TOKENS: usize = 12;
 const LANES: usize = 16;
 /// Columns that pass at a time: those of a dozen tokens (24 KB) stay in the first-level cache while lane after lane reads them.
 const COLS: usize = 1024;
-/// Bytes from one token's piece to the next one's: pairs of the same columns of neighbouring tokens lie in different banks of the first-level cache.
+/// Bytes from one token's piece to the next one's: pairs of the same columns of neighbouring tokens are in different banks of the first-level cache.
 const X_STRIDE: usize = COLS * 2 + 64 + 40;
 /// Bytes of rearranged tiles that one dozen of tokens passes over: they stay in the second-level cache.
 const TILES: usize = 512 << 10;
 /// f32 of a tile's sums.
 const SUMS: usize = LANES * TOKENS * ROWS;
 
-/// How the tiles of a product lie.
+/// The layout of a product's tiles.
 #[derive(Clone, Copy)]
 struct Layout {
     /// Bytes of one lane of a piece of [`COLS`] columns: `[columns / 32, ROWS]` pairs, and a line, so that lanes are no power of two apart.
@@ -65,7 +65,7 @@ pub(super) fn working_bytes(rows: usize, cols: usize) -> usize {
 pub(super) unsafe fn product(product: Product, tiles: *mut u8) {
     let layout = Layout::new(product.rows, product.cols);
     let [tile_bytes, x_bytes, _] = layout.sizes();
-    // SAFETY: the three parts lie one behind the other.
+    // SAFETY: the three parts are contiguous.
     let (x, sums) = unsafe { (tiles.add(tile_bytes), tiles.add(tile_bytes + x_bytes).cast::<f32>()) };
     for first in (0..product.rows).step_by(layout.tiles * ROWS) {
         let count = layout.tiles.min((product.rows - first).div_ceil(ROWS));
