@@ -58,7 +58,7 @@ elif [ "$kind" = address ]; then
   run --workspace -- "${left_out[@]}"
 else
   # Of the engine only what has threads: a template's depth, which its own tests go to the end of, takes more stack here than there is.
-  run -p sluice-backend -p sluice-store -p sluice-experts --lib --test readers --test schedules
+  run -p sluice-cpu -p sluice-store -p sluice-experts --lib --test readers --test schedules
   run -p sluice-engine --test streaming --test exactness
 fi
 say "$kind: nothing found"

@@ -1,4 +1,4 @@
-//! What operations are given: the parts of a layer, over opaque buffers.
+//! The arguments of operations: the parts of a layer, over handles.
 
 use std::ops::Range;
 
@@ -9,30 +9,36 @@ use crate::memory::{MatrixId, RotaryId, Tensor};
 /// Rows of a weight matrix, with an optional bias: `y = W[rows] x + b`.
 #[derive(Clone, Debug)]
 pub struct Linear {
+    /// The matrix.
     pub matrix: MatrixId,
+    /// The rows of it that are used.
     pub rows: Range<usize>,
     /// `[rows.len()]`
     pub bias: Option<Tensor>,
 }
 
-/// RMS norm: `weight` is `[1, cols]`, with 1 already added where the model centres it at zero.
+/// RMS norm.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
+    /// `[1, cols]`, with 1 already added where the model centres it at zero.
     pub weight: Tensor,
+    /// Added to the mean of squares.
     pub eps: f32,
 }
 
-/// One projection of a [`Backend::project`]: `out[:, ..] = linear(x)`, `out` is `[tokens, linear.rows]`.
+/// One projection of a [`Operations::project`](crate::Operations::project): `out[:, ..] = linear(x)`, `out` is `[tokens, linear.rows]`.
 #[derive(Clone, Debug)]
 pub struct Projection {
+    /// The weights.
     pub linear: Linear,
+    /// `[tokens, linear.rows]`
     pub out: Tensor,
 }
 
 /// One attention layer. Sources: Vaswani et al. 2017; grouped queries Ainslie et al. 2023.
 #[derive(Clone, Debug)]
 pub struct AttentionLayer {
-    /// `[tokens, heads * (head_dim or, with `gated`, 2 head_dim: query then gate)]`; may be normed and turned in place.
+    /// `[tokens, heads * (head_dim or, with `gated`, 2 head_dim: query then gate)]`; may be normalised and rotated in place.
     pub q: Tensor,
     /// `[tokens, kv_heads * head_dim]`; as `q`.
     pub k: Tensor,
@@ -40,31 +46,40 @@ pub struct AttentionLayer {
     pub v: Tensor,
     /// `[tokens, heads * head_dim]`
     pub out: Tensor,
+    /// Query heads.
     pub heads: usize,
     /// Each head of `q` is followed by a gate: the output is multiplied by its sigmoid.
     pub gated: bool,
     /// Over each head of q and k, before the rotation.
     pub q_norm: Option<Norm>,
+    /// As `q_norm`.
     pub k_norm: Option<Norm>,
+    /// The rotary embedding of queries and keys.
     pub rotary: RotaryId,
-    /// Which of the step's cache groups, and which layer of it.
+    /// The cache group.
     pub group: usize,
+    /// The layer in that cache group.
     pub layer: usize,
+    /// Scores are multiplied by it.
     pub scale: f32,
-    /// Only the last so many positions are visible, the token's own among them.
+    /// The number of last positions that a token sees, its own among them. `None`: all.
     pub window: Option<usize>,
     /// Scores become `cap * tanh(s / cap)`.
     pub softcap: Option<f32>,
-    /// `[1, heads]`: one more term of each head's softmax, which has no value.
+    /// `[1, heads]`: an additional term of each head's softmax, without a value.
     pub sinks: Option<Tensor>,
 }
 
 /// The shape of a GatedDeltaNet layer (Yang et al. 2024, as in Qwen3-Next).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaShape {
+    /// Heads of queries and keys.
     pub key_heads: usize,
+    /// Heads of values: a multiple of `key_heads`.
     pub value_heads: usize,
+    /// Elements of a query and of a key.
     pub key_dim: usize,
+    /// Elements of a value.
     pub value_dim: usize,
     /// Taps of the short convolution.
     pub taps: usize,
@@ -86,54 +101,67 @@ impl DeltaShape {
 /// One GatedDeltaNet layer.
 #[derive(Clone, Debug)]
 pub struct DeltaLayer {
+    /// Heads and dimensions.
     pub shape: DeltaShape,
     /// `[tokens, channels]`: q, k, v before the convolution.
     pub qkv: Tensor,
     /// `[tokens, value_heads * value_dim]`
     pub z: Tensor,
-    /// `[tokens, value_heads]` each
+    /// `[tokens, value_heads]`: write strength before its sigmoid.
     pub b: Tensor,
+    /// `[tokens, value_heads]`: input of the decay.
     pub a: Tensor,
     /// `[tokens, value_heads * value_dim]`
     pub out: Tensor,
     /// `[taps, channels]`: the oldest tap first.
     pub conv: Tensor,
-    /// `[1, value_heads]` each
+    /// `[1, value_heads]`: logarithm of the decay rate.
     pub a_log: Tensor,
+    /// `[1, value_heads]`: added to `a`.
     pub dt_bias: Tensor,
+    /// The norm of the output, over each head.
     pub norm: Norm,
-    /// Which recurrent layer it is.
+    /// The recurrent layer, counted from 0.
     pub layer: usize,
 }
 
 /// A dense feed-forward layer: `down(silu(gate(x)) * up(x))`. Gate and up have no bias.
 #[derive(Clone, Debug)]
 pub struct Mlp {
+    /// `[intermediate, hidden]`, goes through SiLU.
     pub gate: Linear,
+    /// `[intermediate, hidden]`
     pub up: Linear,
+    /// `[hidden, intermediate]`
     pub down: Linear,
 }
 
 /// An expert that every token takes, scaled by the sigmoid of `gate` (a `[1, hidden]` matrix) where there is one. Its projections have no bias.
 #[derive(Clone, Debug)]
 pub struct SharedExpert {
+    /// The expert.
     pub mlp: Mlp,
+    /// `[1, hidden]`: its sigmoid scales the expert.
     pub gate: Option<Linear>,
 }
 
-/// Where one projection of every expert lies: in one stacked matrix, or in a matrix each.
+/// The place of one projection of all experts: one stacked matrix, or a matrix each.
 #[derive(Clone, Debug)]
 pub enum ExpertMatrix {
     /// Expert e has rows `e * stride + offset ..` of it.
     Stacked {
+        /// The matrix of all experts.
         matrix: MatrixId,
+        /// Rows from one expert to the next.
         stride: usize,
+        /// The first row of expert 0.
         offset: usize,
     },
+    /// A matrix for each expert.
     Single(Vec<MatrixId>),
 }
 
-/// What an expert does with its projections.
+/// What an expert computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertKind {
     /// Parts are gate, up and down: `down(silu(gate(x)) * up(x))`.
@@ -143,17 +171,22 @@ pub enum ExpertKind {
 /// One projection of every expert of a layer: `[rows, cols]` each.
 #[derive(Clone, Debug)]
 pub struct ExpertPart {
+    /// Where it is.
     pub matrix: ExpertMatrix,
+    /// Outputs.
     pub rows: usize,
+    /// Inputs.
     pub cols: usize,
 }
 
 /// The experts of a layer.
 #[derive(Clone, Debug)]
 pub struct Experts {
+    /// The number of experts.
     pub count: usize,
+    /// What each computes.
     pub kind: ExpertKind,
-    /// As `kind` says.
+    /// The projections, in the order that `kind` says.
     pub parts: Vec<ExpertPart>,
 }
 
@@ -163,23 +196,28 @@ impl Experts {
         self.parts[0].cols
     }
 
-    /// Elements of what lies between.
+    /// Elements of an expert's hidden activations.
     pub fn intermediate(&self) -> usize {
         self.parts[0].rows
     }
 }
 
-/// A mixture of experts: `x += sum of weight * expert(norm(x))` over those that its router chooses, and the shared one.
+/// A mixture of experts: `x += sum of weight * expert(norm(x))` over the experts that its router chooses, and the shared expert.
 #[derive(Clone, Debug)]
 pub struct Moe {
+    /// Norm of the input.
     pub norm: Norm,
+    /// `[experts, hidden]`
     pub router: Linear,
+    /// How router logits become experts and weights.
     pub scoring: Scoring,
+    /// The routed experts.
     pub experts: Experts,
+    /// The expert that every token takes.
     pub shared: Option<SharedExpert>,
 }
 
-/// Which experts each token takes, and with what weight.
+/// The experts of each token, and their weights.
 #[derive(Clone, Debug, Default)]
 pub struct Routing {
     /// Experts per token.
@@ -190,15 +228,15 @@ pub struct Routing {
     pub weights: Vec<f32>,
 }
 
-/// What a router chose when a step came to its layer.
+/// The choice of a router in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Routed {
-    /// Number of the mixture, in the order in which a step comes to them.
+    /// The mixture, by its number in the order of registration.
     pub layer: usize,
     /// Experts per token.
     pub k: usize,
     /// `[tokens, k]`, ascending within a token.
     pub experts: Vec<u32>,
-    /// The same as its router would have chosen from what came to the layer before; empty for the first.
+    /// The experts that its router would have chosen from the input of the layer before. Empty for the first mixture.
     pub guessed: Vec<u32>,
 }

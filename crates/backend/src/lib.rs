@@ -4,28 +4,20 @@
 //! [`Backend::begin`], operations that only enqueue work, and [`Backend::end`], which returns an [`Outcome`] and a handle to logits. A new device is one more
 //! implementor of these traits, in a crate of its own. A new operation is one method of [`Operations`] and one file per device.
 
-mod affinity;
 mod backend;
-mod cpu;
 mod layers;
 mod memory;
-mod numa;
 mod operations;
-mod pool;
 mod profile;
 mod resources;
 mod sampling;
 mod step;
 mod streamed;
-mod threading;
 
 pub use backend::Backend;
-pub use cpu::{Cpu, HostExperts, OffloadedExpert};
 pub use layers::*;
 pub use memory::*;
-pub use numa::{Numa, Processors, default_threads};
 pub use operations::Operations;
-pub use pool::Pool;
 pub use profile::{Phase, PhaseRow, Profile};
 pub use resources::{Caches, Resources};
 pub use sampling::{Best, DRAWN_TOGETHER, DeviceSampling, MOST_RANKS, Ranked, Scaled, Top};

@@ -1,4 +1,4 @@
-//! What a backend keeps for a model: buffers, weights, caches, and the names by which they are known.
+//! Handles of buffers, weights and caches, and the memory that they take.
 
 use std::ops::Range;
 
@@ -9,22 +9,22 @@ use sluice_store::Bytes;
 /// What a buffer is for: memory is accounted by class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryClass {
-    /// Weights used where their file is mapped.
+    /// Weights that are used in their mapped file.
     WeightsMapped,
-    /// Weights that were copied: norms and other vectors, widened to f32; matrices that were read to memory of our own; and those that nodes of memory have a
-    /// copy of each.
+    /// Weights that were copied: norms and other vectors, widened to f32; matrices that were read into our own memory; and copies for memory nodes.
     WeightsCopied,
     /// Keys and values of attention layers.
     Kv,
     /// Recurrent states.
     State,
-    /// Slots of experts that are read when tokens want them.
+    /// Slots of streamed experts.
     Experts,
     /// Activations and everything else a step needs.
     Scratch,
 }
 
 impl MemoryClass {
+    /// All classes.
     pub const ALL: [MemoryClass; 6] = [
         MemoryClass::WeightsMapped,
         MemoryClass::WeightsCopied,
@@ -34,6 +34,7 @@ impl MemoryClass {
         MemoryClass::Scratch,
     ];
 
+    /// The name in reports and metrics.
     pub fn name(self) -> &'static str {
         match self {
             MemoryClass::WeightsMapped => "weights_mapped",
@@ -51,33 +52,39 @@ impl MemoryClass {
 pub enum Device {
     /// The memory of the machine.
     Host,
-    /// That of an accelerator, by number.
+    /// The memory of an accelerator, by number.
     Accelerator(u32),
 }
 
-/// Bytes that a class takes somewhere.
+/// Bytes of a class on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
+    /// What it is for.
     pub class: MemoryClass,
+    /// Where it is.
     pub device: Device,
+    /// How much.
     pub bytes: usize,
 }
 
 /// Memory of a device that computes in its own, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
+    /// The device.
     pub device: Device,
-    /// What was free before this backend took any, and what of that should stay free.
+    /// Free memory before this backend took any.
     pub free: u64,
+    /// How much of that should stay free.
     pub reserve: u64,
-    /// What all weights take that are known, and of these the mixtures' experts.
+    /// Bytes of all registered weights.
     pub weights: u64,
+    /// How much of that experts take.
     pub experts: u64,
-    /// Bytes of a block of all cache groups, where it has only some of the layers.
+    /// Bytes of a block of all cache groups, if the device has only some of the layers.
     pub block: Option<usize>,
-    /// What experts take at least that are not all on the device.
+    /// The least that experts take if not all are on the device.
     pub least_experts: u64,
-    /// And what they have come to take.
+    /// What experts take now.
     pub taken_by_experts: u64,
 }
 
@@ -90,7 +97,7 @@ pub struct StepScratch {
     pub per_128_positions: usize,
 }
 
-/// Names something that a backend keeps; what the number means is for the backend to know.
+/// A handle. Only the backend knows what its number means.
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -98,10 +105,12 @@ macro_rules! handle {
         pub struct $name(u32);
 
         impl $name {
+            /// The handle with this number.
             pub fn new(number: usize) -> $name {
                 $name(u32::try_from(number).expect("fewer than 2^32"))
             }
 
+            /// Its number.
             pub fn number(self) -> usize {
                 self.0 as usize
             }
@@ -118,7 +127,7 @@ handle! {
     MatrixId
 }
 handle! {
-    /// The angles of a way of rotary embedding, for all positions.
+    /// The angles of a rotary embedding, for all positions.
     RotaryId
 }
 handle! {
@@ -129,11 +138,15 @@ handle! {
 /// A row-major f32 matrix inside a buffer: `[rows, cols]`, rows `stride` elements apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor {
+    /// The buffer.
     pub buffer: BufferId,
     /// In elements from the buffer's start.
     pub offset: usize,
+    /// Rows.
     pub rows: usize,
+    /// Columns.
     pub cols: usize,
+    /// Elements from one row to the next.
     pub stride: usize,
 }
 
@@ -157,12 +170,16 @@ impl Tensor {
     }
 }
 
-/// A weight matrix as its checkpoint has it: `[rows, cols]` row-major, in the arrays that [`Form::parts`] lists, in that order.
+/// A weight matrix in its checkpoint's bytes: `[rows, cols]` row-major, in the planes that [`WeightFormat::planes`] lists, in that order.
 #[derive(Clone, Debug)]
 pub struct MatrixSource {
+    /// The format.
     pub form: WeightFormat,
+    /// Outputs.
     pub rows: usize,
+    /// Inputs.
     pub cols: usize,
+    /// The planes.
     pub parts: Vec<Bytes>,
 }
 
@@ -171,16 +188,24 @@ pub struct MatrixSource {
 /// type has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
+    /// Attention layers of the group.
     pub layers: usize,
+    /// Heads of keys and values.
     pub kv_heads: usize,
+    /// Elements of a key.
     pub k_dim: usize,
+    /// Elements of a value.
     pub v_dim: usize,
+    /// Their stored type.
     pub kv_type: KvType,
+    /// The arithmetic of attention.
     pub mode: AttentionMode,
+    /// Positions of a block.
     pub block_tokens: usize,
 }
 
 impl KvLayout {
+    /// Bytes of one layer in a block.
     pub fn layer_bytes(&self) -> usize {
         let rows = self.kv_heads * self.block_tokens;
         self.kv_type.bytes(rows, self.k_dim) + self.kv_type.bytes(rows, self.v_dim)
@@ -195,6 +220,8 @@ impl KvLayout {
 /// The blocks of one cache group.
 #[derive(Clone, Copy, Debug)]
 pub struct KvPool {
+    /// The buffer.
     pub buffer: BufferId,
+    /// The layout of a block.
     pub layout: KvLayout,
 }

@@ -1,21 +1,30 @@
-//! Where a step's time goes, by phase of a layer.
+//! The time of a step, by phase.
 
 use std::time::Duration;
 
 /// A phase of a model step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
+    /// Rows of the embedding.
     Embed,
+    /// Projections of token mixers.
     Project,
+    /// Attention, without projections.
     Attention,
+    /// Delta rule, without projections.
     DeltaNet,
+    /// Dense feed-forward layers.
     Mlp,
+    /// Routers.
     Route,
+    /// Experts of mixtures.
     Experts,
+    /// Final norm and logits.
     Head,
 }
 
 impl Phase {
+    /// All phases, in the order of a step.
     pub const ALL: [Phase; 8] = [
         Phase::Embed,
         Phase::Project,
@@ -27,6 +36,7 @@ impl Phase {
         Phase::Head,
     ];
 
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Embed => "embed",
@@ -44,7 +54,9 @@ impl Phase {
 /// What one phase took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PhaseRow {
+    /// Total time.
     pub time: Duration,
+    /// Operations.
     pub calls: u64,
     /// Weight bytes used, counted once per call and matrix row.
     pub weight_bytes: u64,
@@ -59,11 +71,12 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// What a phase took.
     pub fn row(&self, phase: Phase) -> PhaseRow {
         self.rows[phase as usize]
     }
 
-    /// What was counted elsewhere.
+    /// Adds what another profile counted.
     pub fn add_row(&mut self, phase: Phase, more: PhaseRow) {
         let row = &mut self.rows[phase as usize];
         row.time += more.time;
@@ -72,7 +85,7 @@ impl Profile {
         row.macs += more.macs;
     }
 
-    /// A call of a phase took `time`, used so many bytes of weights and multiplied so often.
+    /// Counts one call of a phase.
     pub fn add(&mut self, phase: Phase, time: Duration, weight_bytes: u64, macs: u64) {
         let row = &mut self.rows[phase as usize];
         row.time += time;

@@ -1,14 +1,14 @@
-//! What goes into a model step and what comes out of it.
+//! The inputs and the outcome of a model step.
 //!
-//! A step is `begin(inputs)`, operations that are only enqueued, and `end()`: on a device, one upload, one graph, one look at the outcome.
+//! A step is `begin(inputs)`, operations that are only enqueued, and `end()`. On a GPU these are one upload, one graph and one download.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Routed;
 
-/// The tokens of some sequences that one step takes through the model, in flat arrays whose capacity is fixed when they are made, so that a device
-/// can hold their counterparts at fixed addresses. Prefill and decode are the same step with different lengths.
+/// The tokens of the sequences of one step, in flat arrays of fixed capacity, so that a device
+/// can keep copies at fixed addresses. Prefill and decode are the same step with different lengths.
 #[derive(Debug)]
 pub struct StepInputs {
     /// Tokens per block of each cache group.
@@ -18,32 +18,35 @@ pub struct StepInputs {
     tokens: Vec<u32>,
     /// `[tokens]`
     positions: Vec<u32>,
-    /// `[groups, capacity.tokens]`: where each token's keys and values go: block number times tokens per block plus offset.
+    /// `[groups, capacity.tokens]`: the slot of each token's keys and values: block number times tokens per block plus offset.
     slots: Vec<u64>,
-    /// `[sequences + 1]`: where each sequence's rows begin, and the last one's end.
+    /// `[sequences + 1]`: the first row of each sequence, and the end of the last.
     starts: Vec<u32>,
     /// `[sequences]`: rows of the pool of recurrent states.
     states: Vec<u32>,
     /// `[groups, capacity.blocks]`: the block tables of all sequences, one after the other, in ascending position.
     tables: Vec<u32>,
-    /// `[groups, capacity.sequences + 1]`: where each sequence's table begins in them.
+    /// `[groups, capacity.sequences + 1]`: the start of each sequence's table in `tables`.
     table_starts: Vec<u32>,
     /// Rows whose logits are wanted, ascending.
     wanted: Vec<u32>,
 }
 
-/// What [`StepInputs`] have room for.
+/// The capacity of [`StepInputs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
+    /// Tokens of a step.
     pub tokens: usize,
+    /// Sequences of a step.
     pub sequences: usize,
     /// Blocks in the tables of all sequences, in each cache group.
     pub blocks: usize,
 }
 
-/// Whose logits a step leaves.
+/// The rows whose logits a step computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
+    /// No logits.
     None,
     /// After the sequence's last token of this step.
     Last,
@@ -54,6 +57,7 @@ pub enum Wanted {
 /// The new tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceInput<'a, T> {
+    /// The tokens.
     pub tokens: &'a [u32],
     /// Position of the first of them; the others follow.
     pub position: usize,
@@ -61,6 +65,7 @@ pub struct SequenceInput<'a, T> {
     pub state: u32,
     /// For each cache group, the block numbers in ascending position; those that no query sees any more may be anything.
     pub tables: &'a [T],
+    /// The rows whose logits are wanted.
     pub wanted: Wanted,
 }
 
@@ -118,7 +123,7 @@ impl StepInputs {
         inputs
     }
 
-    /// Takes all sequences out.
+    /// Removes all sequences.
     pub fn clear(&mut self) {
         for list in [&mut self.tokens, &mut self.positions, &mut self.states, &mut self.wanted, &mut self.starts] {
             list.clear();
@@ -158,6 +163,7 @@ impl StepInputs {
         }
     }
 
+    /// What there is room for.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
@@ -172,12 +178,12 @@ impl StepInputs {
         &self.positions
     }
 
-    /// `[tokens]`: where keys and values go in this cache group.
+    /// `[tokens]`: the slots of keys and values in this cache group.
     pub fn slots(&self, group: usize) -> &[u64] {
         &self.slots[group * self.capacity.tokens..][..self.tokens.len()]
     }
 
-    /// How many sequences there are.
+    /// The number of sequences.
     pub fn sequences(&self) -> usize {
         self.states.len()
     }
@@ -219,31 +225,34 @@ impl StepInputs {
     }
 }
 
-/// What came of a step.
+/// The outcome of a step.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Logits of the rows that were wanted, until the next step begins: see [`crate::Backend::read_logits`].
     pub logits: Logits,
     /// Rows that could not be computed, and why; all others are valid.
     pub failed: Vec<Failed>,
-    /// What routers chose, layer after layer, where it is recorded.
+    /// The choices of routers, layer after layer, if they are recorded.
     pub routed: Vec<Routed>,
-    /// How often the host waited for the device: to read a value, or to give it one.
+    /// How often the host waited for the device, to read or write a value.
     pub synchronisations: usize,
 }
 
 /// Names the logits of a step: `[rows, vocabulary]`, wherever they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Logits {
+    /// Rows.
     pub rows: usize,
+    /// Columns.
     pub vocabulary: usize,
 }
 
-/// Rows that a step could not compute, because weights that they needed could not be had.
+/// Rows that a step could not compute because their weights could not be read.
 #[derive(Clone, Debug)]
 pub struct Failed {
     /// Ascending.
     pub rows: Vec<u32>,
+    /// The reason.
     pub why: Arc<anyhow::Error>,
 }
 

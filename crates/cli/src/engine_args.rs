@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
-use sluice_backend::default_threads;
+use sluice_cpu::default_threads;
 use sluice_engine::{
     Activations, AttentionMode, ExpertOptions, HotExperts, KvType, LoadMode, LoadOptions, Lookahead, Numa, Options,
     Placement, Policy,

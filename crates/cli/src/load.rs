@@ -6,11 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
-use sluice_backend::{Activations, Cpu, Isa};
+use sluice_backend::{Activations, Isa};
+use sluice_cpu::Cpu;
 use sluice_engine::text::{ChatTemplate, ModelText, Tokenizer};
 use sluice_engine::{Engine, Loading, ModelSource, ModelTensors, Options, Placement, refused_by_device, source};
 
-use crate::device::{Device, DeviceArg};
+use crate::device::{self, Device, DeviceArg};
 use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
 use crate::{folders, machine, prompt_cache_args, terminal, units};
@@ -77,7 +78,7 @@ fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options)
     let opened = loop {
         match open(&device, options.clone()) {
             Err(small) if *asked == DeviceArg::Auto && refused_by_device(&small) => {
-                device = device.or_another();
+                device = device.and_another().unwrap_or_else(device::host);
                 terminal::note(&format!("device: {device} instead: {small:#}"));
             }
             opened => break opened,

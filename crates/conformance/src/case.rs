@@ -1,10 +1,10 @@
-//! One random case on one backend: what it is given, and what was seen of it.
+//! One random case on one backend: its inputs and what it observed.
 
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 
-use crate::Setup;
+use crate::setup::Setup;
 use fastrand::Rng;
 use sluice_backend::{
     Activations, Backend, Capacity, Linear, MatrixSource, MemoryClass, Norm, Outcome, SequenceInput, StepInputs,
@@ -12,7 +12,7 @@ use sluice_backend::{
 };
 use sluice_store::Bytes;
 
-/// What a case saw of a backend, in order.
+/// What a case observed of a backend, in order.
 #[derive(Default)]
 pub(crate) struct Seen {
     /// For people; the same on every backend.
@@ -22,7 +22,7 @@ pub(crate) struct Seen {
     pub values: Vec<(String, Value)>,
 }
 
-/// Something that must be equal.
+/// An observation that must be equal.
 pub(crate) enum Value {
     Floats { cols: usize, values: Vec<f32> },
     Bytes(Vec<u8>),
@@ -37,7 +37,7 @@ pub struct Placed {
 }
 
 impl fmt::Display for Placed {
-    /// Without the handle, which is the backend's affair.
+    /// Without the handle, which differs between backends.
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Tensor { offset, rows, cols, stride, .. } = self.tensor;
         write!(f, "{rows} x {cols} at {offset} by {stride}")
@@ -47,7 +47,7 @@ impl fmt::Display for Placed {
 /// A prime, so that rows of a matrix are not alike.
 const POOL: usize = 4099;
 
-/// A random case under way. Random numbers never depend on what the backend does.
+/// A random case in progress. Random numbers never depend on the backend.
 pub struct Case {
     // Dropped before what it reads from.
     pub backend: Box<dyn Backend>,
@@ -55,10 +55,10 @@ pub struct Case {
     pub activations: Activations,
     /// Whether this is the run that others are compared with.
     pub is_reference: bool,
-    /// The form of all matrices from here on, where they have one.
+    /// The format of all matrices from here on. `None`: each has its own.
     pub uniform: Option<WeightFormat>,
     seen: Seen,
-    /// Values in (-1, 1) that weights are cut from: many are needed, and quickly.
+    /// Values in (-1, 1) from which weights are copied, since many are needed quickly.
     pool: Vec<f32>,
     /// Files and loads that weights come from.
     kept: Vec<Box<dyn Any>>,
@@ -158,7 +158,7 @@ impl Case {
     }
 }
 
-/// What is made known, and what is seen.
+/// Tensors, weights and observations.
 impl Case {
     pub fn shape(&mut self, text: String) {
         self.seen.shapes.push(text);
@@ -173,7 +173,7 @@ impl Case {
         self.tensor_inside(rows, cols, around)
     }
 
-    /// The same, with so much above, below and on both sides of it.
+    /// The same, with these margins in the larger buffer.
     pub fn tensor_inside(&mut self, rows: usize, cols: usize, [above, below, left, right]: [usize; 4]) -> Placed {
         let (all_rows, all_cols) = (above + rows + below, left + cols + right);
         let whole = self.backend.alloc(MemoryClass::Scratch, all_rows, all_cols).expect("memory for a tensor");
@@ -200,7 +200,7 @@ impl Case {
         Norm { weight: self.vector(&weight), eps: self.one_of(&[1e-6, 1e-5, 1e-3]) }
     }
 
-    /// A matrix `[rows, cols]` of any form.
+    /// A matrix `[rows, cols]` of any format.
     pub fn linear(&mut self, rows: usize, cols: usize, bias: bool) -> Linear {
         let extra = if self.once_in(3) { self.random.usize(..70) } else { 0 };
         let first = self.random.usize(..=extra);
@@ -209,14 +209,14 @@ impl Case {
         Linear { matrix, rows: first..first + rows, bias }
     }
 
-    /// What a tensor holds now must be equal.
+    /// Observes the values of a tensor.
     pub fn see(&mut self, label: impl Into<String>, tensor: Tensor) {
         let mut values = vec![0.0; tensor.rows * tensor.cols];
         self.backend.download(tensor, &mut values);
         self.see_floats(label, tensor.cols, values);
     }
 
-    /// Only some rows of it must be.
+    /// Observes some rows of a tensor.
     pub fn see_rows(&mut self, label: &str, tensor: Tensor, rows: impl Iterator<Item = usize>) {
         let mut values = vec![0.0; tensor.rows * tensor.cols];
         self.backend.download(tensor, &mut values);

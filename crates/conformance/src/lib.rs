@@ -1,4 +1,4 @@
-//! What every backend has to do, to the bit: random cases of each operation of `Backend`, compared with the CPU's plain code on one thread.
+//! Holds every backend to the same bits: random cases of each operation, compared with the CPU's generic code on one thread.
 //!
 //! For tests only. It is a crate because a backend is one too, and takes this one as a dev-dependency:
 //!
@@ -6,16 +6,18 @@
 //! sluice_conformance::tests!(vec![Candidate::new("cuda", |setup| Ok(Box::new(Cuda::new(0, setup.activations)?)))]);
 //! ```
 //!
-//! A case is a function of a seed and a backend. It runs on the reference and on each candidate with the same random numbers, and what it saw of each must
-//! be equal. A case that fails prints its seed, its shapes and what differs first; `SLUICE_CONFORMANCE_SEED=N` runs that seed alone, and
+//! A case is a function of a seed and a backend. It runs on the reference and on each candidate with the same random numbers, and its observations must
+//! be equal. A case that fails prints its seed, its shapes and the first difference. `SLUICE_CONFORMANCE_SEED=N` runs that seed alone, and
 //! `SLUICE_CONFORMANCE_CASES=N` so many cases of each kind instead of the usual number.
 //!
-//! [`Checker`] is a backend of this crate's own: it holds whoever drives it to the order of calls, and replays steps.
+//! [`Checker`] is a backend that checks its caller and replays steps.
 #![forbid(unsafe_code)]
 
 mod case;
 mod checker;
+mod family;
 mod operations;
+mod setup;
 mod weights;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -24,36 +26,26 @@ use std::sync::Mutex;
 use fastrand::Rng;
 #[cfg(doc)]
 use sluice_backend::AttentionMode;
-use sluice_backend::{Activations, Backend, Capacity, Cpu, Isa};
+use sluice_backend::{Activations, Backend, Isa};
+use sluice_cpu::Cpu;
 
 pub use case::Case;
 use case::{Seen, Value};
 pub use checker::{CacheContents, Checker, Log, Made, Operation, Recording, Spoil, Spoilt};
+pub use family::Family;
 pub use operations::*;
-
-/// What a backend is to be made for.
-#[derive(Clone, Copy, Debug)]
-pub struct Setup {
-    pub activations: Activations,
-    /// The case's seed, for whatever may differ from case to case: how many threads, say.
-    pub seed: u64,
-    /// The largest step of any case.
-    pub capacity: Capacity,
-}
-
-/// No case has larger steps.
-pub const CAPACITY: Capacity = Capacity { tokens: 512, sequences: 48, blocks: 8192 };
+pub use setup::{CAPACITY, Setup};
 
 type Make = Box<dyn Fn(&Setup) -> anyhow::Result<Box<dyn Backend>>>;
 
-/// A backend to be held to the reference.
+/// A backend that is compared with the reference.
 pub struct Candidate {
     name: String,
     make: Make,
     in_turns: bool,
 }
 
-/// Whose turn it is.
+/// Held by the candidate that runs, among those that take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
 impl Candidate {
@@ -64,18 +56,10 @@ impl Candidate {
         Candidate { name: name.into(), make: Box::new(make), in_turns: false }
     }
 
-    /// There is one of it in the process at a time: while a device waits for the host in the middle of a step, another's calls may not wait for that device.
+    /// Lets only one such candidate run at a time. While a device waits for the host inside of a step, calls of another may block on it.
     pub fn in_turns(self) -> Candidate {
         Candidate { in_turns: true, ..self }
     }
-}
-
-/// The cases of one kind.
-pub struct Family {
-    pub name: &'static str,
-    /// Seeds that are tried when nothing else is asked for.
-    pub cases: u64,
-    pub run: fn(&mut Case),
 }
 
 /// One test for each family of cases, over a `Vec<Candidate>`.
@@ -126,7 +110,7 @@ fn number(variable: &str) -> Option<u64> {
 /// Runs the cases of a family on the reference and on all candidates.
 ///
 /// # Panics
-/// At the first case in which a candidate is not the reference's equal, with what it takes to run it again.
+/// At the first case in which a candidate differs from the reference, with the seed that repeats it.
 pub fn check(family: &Family, candidates: &[Candidate]) {
     if candidates.is_empty() {
         return;
@@ -146,13 +130,13 @@ pub fn check(family: &Family, candidates: &[Candidate]) {
                 continue;
             }
             if let Some(difference) = difference(&got, &wanted) {
-                panic!("{}", told(family, seed, candidate, &wanted, &difference));
+                panic!("{}", report(family, seed, candidate, &wanted, &difference));
             }
         }
     }
 }
 
-fn told(family: &Family, seed: u64, candidate: &Candidate, seen: &Seen, what: &str) -> String {
+fn report(family: &Family, seed: u64, candidate: &Candidate, seen: &Seen, what: &str) -> String {
     let shapes: String = seen.shapes.iter().map(|s| format!("\n    {s}")).collect();
     let (family, candidate) = (family.name, &candidate.name);
     format!(
@@ -172,13 +156,13 @@ fn run(family: &Family, seed: u64, candidate: &Candidate, is_reference: bool) ->
     match catch_unwind(AssertUnwindSafe(|| (family.run)(&mut case))) {
         Ok(()) => case.into_seen(),
         Err(panic) => {
-            eprintln!("{}", told(family, seed, candidate, &case.into_seen(), "panicked"));
+            eprintln!("{}", report(family, seed, candidate, &case.into_seen(), "panicked"));
             resume_unwind(panic)
         }
     }
 }
 
-/// What differs first.
+/// The first difference.
 fn difference(got: &Seen, wanted: &Seen) -> Option<String> {
     if got.shapes != wanted.shapes {
         return Some(format!("a case must not depend on its backend, but took other shapes: {:?}", got.shapes));

@@ -1,10 +1,10 @@
-//! Random weight matrices of every form, in bytes as a checkpoint has them: at any alignment, with any tail.
+//! Random weight matrices of every format, as the bytes of a checkpoint: at any alignment, with any tail.
 
 use half::{bf16, f16};
 use sluice_backend::{Float, MatrixId, MatrixSource, WeightFormat};
 use sluice_store::Bytes;
 
-use crate::Case;
+use crate::case::Case;
 
 /// A matrix by its bytes: elements, scales, biases.
 pub struct Parts {
@@ -26,7 +26,7 @@ pub fn encode(float: Float, values: &[f32]) -> Vec<u8> {
 }
 
 impl Case {
-    /// A form that a matrix with so many columns can have.
+    /// A format that a matrix with so many columns can have.
     pub fn form(&mut self, cols: usize) -> WeightFormat {
         if let Some(form) = self.uniform {
             return form;
@@ -39,7 +39,7 @@ impl Case {
         WeightFormat::Affine { bits, group, scale: self.one_of(&FLOATS) }
     }
 
-    /// Random weights `[rows, cols]` in a form.
+    /// Random weights `[rows, cols]` in a format.
     pub fn parts(&mut self, form: WeightFormat, rows: usize, cols: usize) -> Parts {
         let bytes = match form {
             WeightFormat::Float(float) => [encode(float, &self.small(rows * cols, 0.5)), vec![], vec![]],
@@ -68,7 +68,7 @@ impl Case {
         Parts { form, rows, cols, bytes }
     }
 
-    /// Makes weights known that lie in memory, at any alignment.
+    /// Registers weights in memory, at any alignment.
     pub fn register(&mut self, parts: &Parts) -> MatrixId {
         let Parts { form, rows, cols, ref bytes } = *parts;
         let arrays = form.planes(cols).expect("a form that there is").len();
@@ -82,7 +82,7 @@ impl Case {
         self.backend.matrix(MatrixSource { form, rows, cols, parts }).expect("a matrix of a known form")
     }
 
-    /// A matrix of any form.
+    /// A matrix of any format.
     pub fn matrix(&mut self, rows: usize, cols: usize) -> MatrixId {
         let form = self.form(cols);
         self.shape(format!("matrix {rows} x {cols}, {form:?}"));

@@ -1,7 +1,8 @@
 //! The CPU on every instruction set, with one, two and three threads in turn.
 
-use sluice_backend::{Cpu, Isa};
+use sluice_backend::Isa;
 use sluice_conformance::{Candidate, Setup};
+use sluice_cpu::Cpu;
 
 fn candidates() -> Vec<Candidate> {
     let candidate = |isa: Isa| {

@@ -2,11 +2,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sluice_backend::{Activations, Cpu, Isa, MatrixId};
+use sluice_backend::{Activations, Isa, MatrixId};
 use sluice_conformance::{
     ATTENTION, Candidate, Checker, DELTA_RULES, DENSE_LAYERS, EMBEDDINGS, Family, LOGITS, MIXTURES, Operation,
     PROJECTIONS, WHOLE_STEPS, check,
 };
+use sluice_cpu::Cpu;
 
 /// What is wrong, where it must be noticed, and how.
 type Fault = (&'static str, Family, fn(&mut Operation));

@@ -7,9 +7,10 @@ use anyhow::{Result, ensure};
 use sluice_backend::{
     AttentionLayer, Backend, Best, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, ExpertOptions,
     Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe,
-    MoeId, Norm, Operations, Outcome, Phase, Pool as Threads, Profile, Projection, Ranked, Resources,
-    RotaryFrequencies, RotaryId, Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
+    MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId,
+    Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
 };
+use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
 
 use crate::cuda::{Cuda, expect_device};

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use sluice_backend::{Activations, Linear, Phase, Pool as Threads};
+use sluice_backend::{Activations, Linear, Phase};
+use sluice_cpu::Pool as Threads;
 
 use crate::device::stream::Gpu;
 use crate::moe::experts::bytes_of_experts;

@@ -26,9 +26,10 @@ pub use setup::budget::{AdmittedMemory, refused_by_device};
 pub use setup::device_share::DeviceUse;
 pub use setup::placement::Placed;
 pub use sluice_backend::{
-    Activations, AttentionMode, Backend, Cpu, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
-    NUMERICS_VERSION, Numa, Phase, PhaseRow, Processors, Profile, Routed, Streamed,
+    Activations, AttentionMode, Backend, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
+    NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed, Streamed,
 };
+pub use sluice_cpu::{Cpu, Numa, Processors};
 pub use sluice_experts::{Policy, ReadFaults};
 pub use sluice_model::{Config, Description, ModelSource, ModelTensors, source};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};

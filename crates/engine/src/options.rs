@@ -1,9 +1,8 @@
 //! Options of an engine.
 
 use anyhow::Result;
-use sluice_backend::{
-    Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead, Numa, Processors, default_threads,
-};
+use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead};
+use sluice_cpu::{Numa, Processors, default_threads};
 use sluice_store::LoadOptions;
 
 use crate::setup::budget::AdmittedMemory;

@@ -5,13 +5,11 @@
 //! | `policy` | how likely an expert is to be wanted again, learned online from past routing |
 //! | `residency` | which expert has which slot of which tier, and which is evicted or promoted |
 //! | `pool` | [`ExpertPool`]: slots in memory that it is lent, read from disk when a layer asks for experts, and before |
-//! | `buffers` | [`BufferPool`]: the buffers of a device with a faster tier, one state each |
 //! | `routing` | recorded routing, and the simulator that drives the same residency with it |
 //!
 //! Nothing here computes, and nothing here knows a device: whoever has a faster tier says how many slots it has, and copies.
 #![warn(missing_docs)]
 
-mod buffers;
 mod error;
 mod layout;
 mod options;
@@ -20,7 +18,6 @@ mod pool;
 mod residency;
 mod routing;
 
-pub use buffers::{BufferPool, BufferState, ExpertId};
 pub use error::Error;
 pub use layout::LayerLayout;
 pub use options::{ExpertOptions, ExpertStats, Keep};

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value, json};
-use sluice_backend::{Activations, Cpu, Isa};
+use sluice_backend::{Activations, Isa};
 use sluice_cache::disk::{self, FileKey, Label, MOST_TOKENS};
+use sluice_cpu::Cpu;
 use sluice_engine::text::{
     AnswerParser, Calls, ChatTemplate, Detokenizer, ModelText, Opened, Piece, Style, Tokenizer, Tools, parse_messages,
 };

@@ -24,16 +24,16 @@ fn main() {
     let best = (0..5).map(|_| peak()).fold(0.0, f64::max);
     println!("{isa} {rows} rows, {cols} columns, {tokens} tokens; peak {best:.0} G operations/s");
     for (bits, group) in [(4, 64), (4, 32), (4, 128), (8, 64)] {
-        let form = WeightFormat::Affine { bits, group, scale: Float::Bf16 };
+        let format = WeightFormat::Affine { bits, group, scale: Float::Bf16 };
         let data: Vec<u8> = (0..rows * cols / 8 * bits as usize).map(|i| ((i * 7919) >> 3) as u8).collect();
         let scales = [0x3c, 0x3d].repeat(rows * cols / group as usize);
-        let w = Matrix::new(form, rows, cols, [&data[..], &scales, &scales]).expect("a matrix");
+        let w = Matrix::new(format, rows, cols, [&data[..], &scales, &scales]).expect("a matrix");
         let x: Vec<f32> = (0..tokens * cols).map(|i| ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
         let (mut q, mut s, mut m) = (vec![0; x.len()], vec![0.0; x.len() / 32], vec![0.0; x.len() / 32]);
         encode_int8(isa, &x, &mut q, &mut s, &mut m);
         let all: Vec<u32> = (0..tokens as u32).collect();
         let mut out = vec![0.0; rows * tokens];
-        let mut scratch = Scratch::with_bytes(scratch_bytes(form, cols, rows, tokens, Activations::Int8));
+        let mut scratch = Scratch::with_bytes(scratch_bytes(format, cols, rows, tokens, Activations::Int8));
         let mut speeds: Vec<f64> = (0..15)
             .map(|_| {
                 let begun = Instant::now();

@@ -1,14 +1,14 @@
-//! Activations in the encodings that [`matmul`](mod@crate::matmul) consumes.
+//! Encodes activations for [`matmul`](mod@crate::matmul).
 //!
-//! What is not finite stays visible: in bf16 as itself, in int8 as a group whose scale is not finite (with q of 0), which makes every product with it
-//! NaN or infinite. Nothing here panics on any bits.
+//! Values that are not finite stay visible: in bf16 as themselves, in int8 as a group whose scale is not finite (with q of 0), so that every product with it
+//! is NaN or infinite. No bits make this panic.
 
 use crate::dispatch::simd;
-use crate::instructions::bf16_dot::Pairs;
+use crate::instructions::bf16_dot::Bf16Dot;
 use crate::instructions::encode::Encode;
 
 #[inline(always)]
-unsafe fn encode_bf16_lanes<V: Pairs>(x: &[f32], out: &mut [u16]) {
+unsafe fn encode_bf16_lanes<V: Bf16Dot>(x: &[f32], out: &mut [u16]) {
     assert_eq!(x.len(), out.len(), "one bf16 per f32");
     let whole = x.len() / 16 * 16;
     // SAFETY: every access stays inside the slices; a rest goes through a buffer; the caller vouches for the instruction set.

@@ -1,6 +1,4 @@
-//! MLX's affine quantisation: groups of 32, 64 or 128 columns share a scale s and a bias b, `w = q * s + b`.
-//!
-//! The q of a row lie in one little-endian bit stream, all widths alike. Where scales and biases come from: [`crate::quantize`].
+//! Weights in groups as floats: `w = q * s + b`. Their integers are one little-endian bit stream per row. [`crate::quantize`] makes such weights.
 
 use crate::dispatch::simd;
 use crate::format::{Float, WeightFormat};

@@ -19,6 +19,7 @@ thread_local! {
 }
 
 impl Buffer {
+    /// A zeroed buffer of `len` f32.
     pub fn zeros(len: usize) -> Buffer {
         // The smallest that is large enough, or the largest, which then grows: never more of them than were in use at once.
         let fit = |v: &Vec<f32>| if v.capacity() >= len { (0, v.capacity()) } else { (1, usize::MAX - v.capacity()) };
@@ -62,7 +63,9 @@ pub const RIGHT: usize = 8;
 /// A matrix packed as a factor: its rows in panels of `N`, each `[depth, N]`; the last is filled up with zeros.
 #[derive(Debug, PartialEq)]
 pub struct Panels<const N: usize> {
+    /// Rows.
     pub rows: usize,
+    /// Columns: the length of the dot products.
     pub depth: usize,
     /// `[panels, depth, N]`
     pub data: Buffer,
@@ -195,7 +198,7 @@ unsafe fn add_lanes<V: Lanes>(
     }
 }
 
-/// Where a tile's results go: row j, column i at `to + j * stride + i`, of which there are `rows` columns.
+/// The output of a tile: row j, column i at `to + j * stride + i`. It has `rows` columns.
 #[derive(Clone, Copy)]
 struct Out {
     to: *mut f32,

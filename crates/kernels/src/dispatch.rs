@@ -1,10 +1,10 @@
-//! From an [`Isa`](crate::isa::Isa) to the code of its folder: the one place that lists the instruction sets beside `isa.rs`.
+//! From an [`Isa`](crate::isa::Isa) to the code of its folder. Only this file and `isa.rs` list the instruction sets.
 
-use crate::instructions::bf16_dot::Pairs;
+use crate::instructions::bf16_dot::Bf16Dot;
 use crate::instructions::bytes::Bytes;
 use crate::instructions::encode::Encode;
 use crate::instructions::f32_dot::Lanes;
-use crate::instructions::int8_dot::Integers;
+use crate::instructions::int8_dot::Int8Dot;
 use crate::instructions::peak::Peak;
 use crate::instructions::unpack::Unpack;
 
@@ -62,7 +62,7 @@ macro_rules! greatest {
 pub(crate) use greatest;
 
 /// Checks at compile time that an instruction set implements every trait.
-const fn is_whole<V: Lanes + Bytes + Encode + Integers + Pairs + Peak + Unpack>() {}
+const fn is_whole<V: Lanes + Bytes + Encode + Int8Dot + Bf16Dot + Peak + Unpack>() {}
 
 const _: () = is_whole::<crate::generic::Generic16>();
 #[cfg(target_arch = "x86_64")]

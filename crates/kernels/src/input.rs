@@ -1,7 +1,7 @@
-//! Activations in the encodings that a product takes.
+//! Encoded activations.
 //!
-//! The q of int8 activations lie in [`ORDER`] inside each eight columns: where 4-bit weights are unpacked with a mask and a shift, even columns
-//! come out in one register and odd ones in another, and so they meet their activations without a shuffle.
+//! Int8 activations are stored in [`ORDER`] inside each eight columns. A mask and a shift unpack 4-bit weights into even columns in one register and odd ones in
+//! another, and in this order they meet their activations without a shuffle.
 
 /// Columns of a group of int8 activations, which share a scale.
 pub const GROUP: usize = 32;

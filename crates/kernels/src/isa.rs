@@ -43,8 +43,10 @@ impl fmt::Display for Isa {
 }
 
 impl Isa {
+    /// Portable Rust, which every machine has.
     pub const GENERIC: Isa = Isa(Level::Generic);
 
+    /// The instruction set.
     pub fn level(self) -> Level {
         self.0
     }
@@ -68,7 +70,10 @@ impl Isa {
         all
     }
 
-    /// The fastest instruction set of this machine, or the one that `SLUICE_ISA` asks for.
+    /// The fastest instruction set of this machine, or the one that `SLUICE_ISA` names.
+    ///
+    /// # Errors
+    /// When this machine does not have it.
     pub fn from_env() -> Result<Isa, IsaError> {
         let best = *Isa::supported().last().expect("generic is always there");
         let Some(wanted) = std::env::var_os("SLUICE_ISA") else { return Ok(best) };

@@ -1,13 +1,35 @@
-//! Bytes to numbers: the arithmetic of Sluice, on plain slices. Knows nothing of files, models or threads.
+//! The arithmetic of Sluice, on plain slices. Knows nothing of files, models or threads.
 //!
-//! Every kernel gives the same bits in every instruction set and for every split of the work; `docs/numerics.md` says how each
-//! reduction is defined. One file is one family of kernels, written once over the traits of [`instructions`]:
+//! Every kernel gives the same bits on every instruction set and for every split of the work. `docs/numerics.md` defines each reduction. One file is one family
+//! of kernels, written once over the traits of [`instructions`]:
 //!
-//! - a kernel stands in its family's file, behind `simd!` (`dispatch`);
-//! - an instruction set is one folder (`generic`, `avx2`, `avx512`) that implements those traits for its sixteen lanes, a [`isa::Level`], and an arm in `dispatch`;
-//! - a weight form is a variant of [`form::Form`], which lists the arrays that it lies in, and an unpacker ([`instructions`]).
+//! - a kernel is a function in its family's file, behind `simd!` (`dispatch`);
+//! - an instruction set is a folder (`generic`, `avx2`, `avx512`) that implements those traits for its sixteen lanes, a [`isa::Level`], and an arm in `dispatch`;
+//! - a weight format is a file of [`mod@format`] that lists its planes, groups and packing.
 //!
-//! Imports between files point one way: `form`, `rows` <- `matrix`, `input` <- `instructions` <- instruction sets <- `dispatch` <- kernels.
+//! Imports point one way: `format`, `rows` <- `matrix`, `input` <- `instructions` <- instruction sets <- `dispatch` <- kernels.
+//!
+//! The product of a matrix in a checkpoint's own bytes with two tokens:
+//!
+//! ```
+//! use sluice_kernels::Isa;
+//! use sluice_kernels::format::{Float, WeightFormat};
+//! use sluice_kernels::input::Input;
+//! use sluice_kernels::matmul::matmul;
+//! use sluice_kernels::matrix::Matrix;
+//! use sluice_kernels::scratch::Scratch;
+//!
+//! // W: [2 rows, 3 columns] of f32, as its bytes.
+//! let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|w| w.to_le_bytes()).collect();
+//! let w = Matrix::new(WeightFormat::Float(Float::F32), 2, 3, [&bytes[..]])?;
+//! // x: [2 tokens, 3 columns].
+//! let x = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0];
+//! // y: [2 tokens, 2 rows].
+//! let mut y = [0.0; 4];
+//! matmul(Isa::GENERIC, &w, 0..2, Input::F32(&x), &[0, 1], &mut y, &mut Scratch::default());
+//! assert_eq!(y, [1.0, 4.0, 6.0, 15.0]);
+//! # Ok::<(), sluice_kernels::format::MatrixError>(())
+//! ```
 
 pub mod activations;
 pub mod affine;

@@ -72,7 +72,7 @@ unsafe fn rms_lanes<V: Lanes>(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
     }
 }
 
-/// [`rms_norm`] where it lies; `w` of `None` is all ones. For kernels that go on with the vector.
+/// [`rms_norm`] in place; `w` of `None` is all ones. For kernels that continue with the vector.
 #[inline(always)]
 pub(crate) unsafe fn rms_in_place_lanes<V: Lanes>(x: &mut [f32], w: Option<&[f32]>, eps: f32) {
     let n = x.len();
@@ -198,7 +198,7 @@ simd! {
 }
 
 simd! {
-    /// [`rms_norm`] where it lies; `w` of `None` is all ones.
+    /// [`rms_norm`] in place; `w` of `None` is all ones.
     pub fn rms_norm_in_place(x: &mut [f32], w: Option<&[f32]>, eps: f32) = rms_in_place_lanes
 }
 
@@ -213,7 +213,7 @@ simd! {
 }
 
 simd! {
-    /// [`rms_norm_gated`] where it lies.
+    /// [`rms_norm_gated`] in place.
     pub fn rms_norm_gated_in_place(x: &mut [f32], w: &[f32], gate: &[f32], eps: f32) = gated_in_place_lanes
 }
 

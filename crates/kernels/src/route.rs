@@ -128,13 +128,13 @@ unsafe fn lane_sum<V: Lanes>(x: &[f32]) -> f32 {
 }
 
 /// The best so far, best first.
-struct Best<'a> {
+struct Ranking<'a> {
     ids: &'a mut [u32],
     scores: &'a mut [f32],
     taken: usize,
 }
 
-impl Best<'_> {
+impl Ranking<'_> {
     /// Offers the experts of `range`, higher numbers than before, with their scores (plus `bias`, where there is one). A NaN
     /// counts as the least score.
     #[inline(always)]
@@ -210,7 +210,7 @@ unsafe fn route_lanes<V: Lanes>(scoring: &Scoring, logits: &mut [f32], experts: 
     scoring.check(n).unwrap_or_else(|e| panic!("{e}"));
     let k = scoring.k();
     assert!(experts.len() == k && weights.len() == k, "room for {} and {} of {k}", experts.len(), weights.len());
-    let mut best = Best { ids: experts, scores: weights, taken: 0 };
+    let mut best = Ranking { ids: experts, scores: weights, taken: 0 };
     // SAFETY: each stays inside its slices; the shell has the instruction set.
     unsafe {
         match scoring {

@@ -1,4 +1,4 @@
-//! Row-major matrices whose rows lie apart, and column blocks of them: how threads share one output.
+//! Row-major matrices with a stride, and column blocks of them: threads share one output this way.
 //!
 //! A head's columns of `[tokens, heads * dim]` interleave with its neighbours', so they are no slice. [`RowsMut`] is a view
 //! of such columns, made safely from a whole matrix or, by a caller that keeps threads apart, from an address.
@@ -48,7 +48,7 @@ impl<'a> Rows<'a> {
         Rows { start: data.as_ptr(), rows, cols, stride, matrix: PhantomData }
     }
 
-    /// Rows that lie one after the other.
+    /// Dense rows.
     pub fn dense(data: &'a [f32], cols: usize) -> Self {
         assert!(cols > 0 && data.len().is_multiple_of(cols), "{} elements in rows of {cols}", data.len());
         Rows::new(data, data.len() / cols, cols, cols)
@@ -60,14 +60,17 @@ impl<'a> Rows<'a> {
         Rows { start, rows, cols, stride, matrix: PhantomData }
     }
 
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
+    /// The number of columns.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
+    /// Row `i`, `[cols]`.
     pub fn row(&self, i: usize) -> &'a [f32] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
         // SAFETY: inside the matrix, as just checked, which is quiet for `'a`.
@@ -86,7 +89,7 @@ impl<'a> Rows<'a> {
     /// Some of the rows.
     pub fn part(&self, range: Range<usize>) -> Rows<'a> {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
-        // The start of no rows may lie a stride beyond the end.
+        // An empty range of rows may start a stride beyond the end.
         let offset = if range.is_empty() { 0 } else { range.start * self.stride };
         // SAFETY: the start of a row.
         Rows { start: unsafe { self.start.add(offset) }, rows: range.len(), ..*self }
@@ -101,7 +104,7 @@ impl<'a> RowsMut<'a> {
         RowsMut { start: data.as_mut_ptr(), rows, cols, stride, matrix: PhantomData }
     }
 
-    /// Rows that lie one after the other.
+    /// Dense rows.
     pub fn dense(data: &'a mut [f32], cols: usize) -> Self {
         assert!(cols > 0 && data.len().is_multiple_of(cols), "{} elements in rows of {cols}", data.len());
         let rows = data.len() / cols;
@@ -114,10 +117,12 @@ impl<'a> RowsMut<'a> {
         RowsMut { start, rows, cols, stride, matrix: PhantomData }
     }
 
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
+    /// The number of columns.
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -132,6 +137,7 @@ impl<'a> RowsMut<'a> {
         Rows { start: self.start, rows: self.rows, cols: self.cols, stride: self.stride, matrix: PhantomData }
     }
 
+    /// Row `i`, `[cols]`, to write.
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
         // SAFETY: inside the matrix, as just checked, and this view's own.

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use sluice_backend::{Activations, Cpu, Isa};
+use sluice_backend::{Activations, Isa};
+use sluice_cpu::Cpu;
 use sluice_model::{
     Belongs, Config, Description, Leaf, ModelTensors, Options, WeightClass, WeightKind, describe, describe_stored,
     source,

@@ -8,7 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
-use sluice_backend::{Isa, Numa, default_threads};
+use sluice_backend::Isa;
+use sluice_cpu::{Numa, default_threads};
 use sluice_kernels::roofline::{self, Arithmetic};
 use sluice_store::Buffer;
 

@@ -1,6 +1,6 @@
 //! The machine itself.
 
-use super::Kind;
+use super::kind::Kind;
 
 pub(super) static KIND: Kind = Kind {
     name: "cpu",

@@ -5,7 +5,7 @@ use sluice_backend::Backend;
 use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::Options;
 
-use super::{Device, Kind, Probes};
+use super::kind::{Device, Kind, Probes};
 
 pub(super) static KIND: Kind = Kind {
     name: "cuda",

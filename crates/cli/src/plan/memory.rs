@@ -4,7 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use sluice_backend::{Activations, Isa, Numa, default_threads};
+use sluice_backend::{Activations, Isa};
+use sluice_cpu::{Numa, default_threads};
 use sluice_kernels::activations::{encode_bf16, encode_int8};
 use sluice_kernels::format::{ActivationFormat, Float, WeightFormat};
 use sluice_kernels::input::Input;

@@ -1,31 +1,31 @@
-//! What a checker saw, and what it is to do.
+//! What a checker recorded, and the faults that it injects.
 
 use sluice_backend::StepInputs;
 
 use super::recording::{Made, Operation, Recording};
 
-/// Rows of a step that shall fail, though they were computed.
+/// Rows of a step that fail though they were computed.
 #[derive(Clone, Debug, Default)]
 pub struct Spoilt {
-    /// Rows that the outcome shall name as failed; what their sequences have in states is overwritten.
+    /// Rows that the outcome reports as failed. The states of their sequences are overwritten.
     pub failed: Vec<u32>,
-    /// Rows of logits that shall not be numbers.
+    /// Rows of logits that become NaN.
     pub not_numbers: Vec<usize>,
 }
 
-/// What a step that begins with these inputs shall fail in.
+/// Chooses the failures of a step with these inputs.
 pub type Spoil = Box<dyn FnMut(&StepInputs) -> Spoilt + Send>;
 
-/// What a [`Checker`] saw, and what it is to do.
+/// What a [`Checker`](super::Checker) recorded, and the faults that it injects.
 #[derive(Default)]
 pub struct Log {
-    /// Whether the next steps are to be recorded.
+    /// Whether to record the next steps.
     pub record: bool,
     pub recordings: Vec<Recording>,
-    /// Steps that have ended: names of their operations, and how often each waited.
+    /// Completed steps: the names of their operations, and their synchronisations.
     pub steps: Vec<(Vec<&'static str>, usize)>,
     pub spoil: Option<Spoil>,
-    /// A fault of the backend: what is asked of it is done in another way.
+    /// A fault of the backend: changes an operation before it runs.
     pub fault: Option<fn(&mut Operation)>,
     pub(super) made: Vec<Made>,
 }

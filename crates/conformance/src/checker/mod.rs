@@ -1,37 +1,39 @@
-//! A backend of another crate than the CPU's: it has handles of its own, checks what it is asked against what it was given before, records steps, and has
-//! a backend inside do the work.
+//! A backend that checks its caller. It has its own handles, checks the arguments of each call, records steps, and
+//! passes calls on to a backend inside.
 //!
-//! It panics where whoever drives it breaks the order of calls (`begin`, operations, `end`; nothing made, written or read back in between), uses what was
-//! never made, or reaches beyond what was allocated or committed.
+//! It panics when the caller breaks the order of calls (`begin`, operations, `end`; nothing is allocated, written or read back in between), uses an unknown
+//! handle, or exceeds what was allocated or committed.
 
 mod log;
 mod names;
 mod operations;
 mod recording;
+mod replay;
 mod resources;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
-    Backend, Capacity, DeviceSampling, Failed, KvPool, Logits, MemoryUse, Outcome, Profile, StepInputs, Streamed,
+    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Failed, KvPool, Linear, Logits, MatrixId, MemoryUse,
+    Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
 use names::Names;
-use operations::Step;
+use operations::{CheckedStep, Step};
 pub use recording::{CacheContents, Made, Operation, Recording};
 
-/// See the module.
+/// A backend that checks its caller: see the module.
 pub struct Checker {
     inner: Box<dyn Backend>,
     names: Names,
     log: Arc<Mutex<Log>>,
     step: Option<Step>,
-    /// What the last step left.
+    /// The logits of the last step.
     left: Option<Logits>,
     not_numbers: Vec<usize>,
-    /// Logits with rows that are not numbers.
+    /// Logits with rows of NaN.
     spoilt: Vec<f32>,
 }
 
@@ -48,7 +50,7 @@ impl Checker {
         }
     }
 
-    /// To look at while somebody else owns the checker.
+    /// The log, to read while the checker is owned elsewhere.
     pub fn log(&self) -> Arc<Mutex<Log>> {
         Arc::clone(&self.log)
     }
@@ -61,17 +63,17 @@ impl Checker {
         self.locked().made.push(made);
     }
 
-    /// What may not happen inside of a step.
+    /// Panics inside of a step.
     fn outside(&self, what: &str) {
         assert!(self.step.is_none(), "{what} inside of a step");
     }
 
-    /// The pool of a cache group, as it was given out.
+    /// The checker's own handle of a cache group's pool.
     fn pool_of(&self, group: usize) -> KvPool {
         self.names.pools.all()[group].outer
     }
 
-    /// What the caches hold that a step uses.
+    /// The contents of the caches that a step uses.
     pub(crate) fn caches(&mut self, inputs: &StepInputs) -> CacheContents {
         let mut caches = CacheContents::default();
         for (group, pool) in self.names.pools.all().to_vec().into_iter().enumerate() {
@@ -96,7 +98,7 @@ impl Checker {
         caches
     }
 
-    /// Rows of a step are spoilt as the log says.
+    /// Makes rows of a step fail as the log says.
     fn spoil(&mut self, inputs: &StepInputs, outcome: &mut Outcome) {
         let spoil = self.locked().spoil.take();
         let Some(mut spoil) = spoil else { return };
@@ -196,5 +198,52 @@ impl Backend for Checker {
     fn memory(&mut self) -> Vec<MemoryUse> {
         self.outside("memory");
         self.inner.memory()
+    }
+}
+
+impl Checker {
+    /// The step in progress.
+    fn checked(&mut self, what: &str) -> CheckedStep<'_> {
+        let fault = self.locked().fault;
+        let step = self.step.as_mut().unwrap_or_else(|| panic!("{what} outside of a step"));
+        CheckedStep { names: &self.names, step, fault, inner: &mut *self.inner }
+    }
+}
+
+impl Operations for Checker {
+    fn embed(&mut self, table: MatrixId, out: Tensor) {
+        self.checked("embed").embed(table, out);
+    }
+
+    fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
+        self.checked("project").project(x, norm, projections);
+    }
+
+    fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
+        self.checked("project_add").project_add(x, linear, out);
+    }
+
+    fn attention(&mut self, layer: &AttentionLayer) {
+        self.checked("attention").attention(layer);
+    }
+
+    fn delta_net(&mut self, layer: &DeltaLayer) {
+        self.checked("delta_net").delta_net(layer);
+    }
+
+    fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
+        self.checked("mlp").mlp(x, norm, mlp, residual);
+    }
+
+    fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
+        self.checked("mixture").mixture(x, moe, residual);
+    }
+
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
+        self.checked("logits").logits(x, norm, head);
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
+        self.checked("mixture_but_experts").mixture_but_experts(x, moe, normed, residual)
     }
 }

@@ -1,15 +1,15 @@
-//! The checker's own handles: what each stands for inside, and what is known of it.
+//! The checker's own handles, and the inner handles and shapes that belong to them.
 
 use sluice_backend::{
     AttentionLayer, BufferId, DeltaLayer, ExpertMatrix, Experts, KvPool, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
     Projection, RotaryId, SharedExpert, Tensor,
 };
 
-/// Handles are numbered by threes from here, so that none of them is one of the backend's inside.
+/// Handles are numbered by threes from here, so that none equals an inner handle.
 const FIRST: usize = 1000;
 const STEP: usize = 3;
 
-/// What handles of one kind stand for, in the order in which they were given out.
+/// The handles of one kind, in order of creation.
 #[derive(Clone)]
 pub struct Given<T>(Vec<T>);
 
@@ -55,19 +55,19 @@ pub struct MatrixName {
 #[derive(Clone, Copy)]
 pub struct PoolName {
     pub inner: KvPool,
-    /// As it was given out.
+    /// The checker's handle.
     pub outer: KvPool,
     pub blocks: usize,
     pub committed: usize,
 }
 
-/// All handles that were given out.
+/// All handles.
 #[derive(Clone, Default)]
 pub struct Names {
-    /// (Inside, elements)
+    /// (inner handle, elements)
     pub buffers: Given<(BufferId, usize)>,
     pub matrices: Given<MatrixName>,
-    /// (Inside, positions)
+    /// (inner handle, positions)
     pub rotaries: Given<(RotaryId, usize)>,
     pub moes: Given<(MoeId, Moe)>,
     /// One for each cache group; their buffers' handles are of another kind than tensors'.
@@ -76,7 +76,7 @@ pub struct Names {
     pub states: Option<(usize, usize)>,
 }
 
-/// From the handles that were given out to those inside. Panics at what was never made, and at what reaches beyond it.
+/// From the checker's handles to inner ones. Panics at unknown handles and at ranges that exceed them.
 impl Names {
     pub fn tensor(&self, t: Tensor) -> Tensor {
         let (buffer, elements) = *self.buffers.get(t.buffer.number(), "buffer");

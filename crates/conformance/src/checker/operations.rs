@@ -1,4 +1,4 @@
-//! The checks of operations inside of a step.
+//! Checks of the operations of a step.
 
 use std::collections::HashSet;
 
@@ -8,8 +8,7 @@ use sluice_backend::{
 };
 
 use super::names::Names;
-use super::recording::CacheContents;
-use super::{Checker, Operation};
+use super::recording::{CacheContents, Operation};
 
 /// A step in progress.
 pub(super) struct Step {
@@ -28,11 +27,11 @@ impl Step {
     }
 }
 
-/// Operations of a step, checked and passed on to a device (or to what stands in for one).
+/// Operations of a step, checked and passed on to a backend or a planner.
 pub(super) struct CheckedStep<'a> {
     pub names: &'a Names,
     pub step: &'a mut Step,
-    /// Changes what the device is asked for.
+    /// Changes an operation before it runs.
     pub fault: Option<fn(&mut Operation)>,
     pub inner: &'a mut dyn Operations,
 }
@@ -176,52 +175,5 @@ impl Operations for CheckedStep<'_> {
         let inner = self.names.moes.get(moe.number(), "mixture").0;
         let [x, normed, residual] = [x, normed, residual].map(|t| self.names.tensor(t));
         self.inner.mixture_but_experts(x, inner, normed, residual)
-    }
-}
-
-impl Checker {
-    /// The step in progress.
-    fn checked(&mut self, what: &str) -> CheckedStep<'_> {
-        let fault = self.locked().fault;
-        let step = self.step.as_mut().unwrap_or_else(|| panic!("{what} outside of a step"));
-        CheckedStep { names: &self.names, step, fault, inner: &mut *self.inner }
-    }
-}
-
-impl Operations for Checker {
-    fn embed(&mut self, table: MatrixId, out: Tensor) {
-        self.checked("embed").embed(table, out);
-    }
-
-    fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
-        self.checked("project").project(x, norm, projections);
-    }
-
-    fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
-        self.checked("project_add").project_add(x, linear, out);
-    }
-
-    fn attention(&mut self, layer: &AttentionLayer) {
-        self.checked("attention").attention(layer);
-    }
-
-    fn delta_net(&mut self, layer: &DeltaLayer) {
-        self.checked("delta_net").delta_net(layer);
-    }
-
-    fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
-        self.checked("mlp").mlp(x, norm, mlp, residual);
-    }
-
-    fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
-        self.checked("mixture").mixture(x, moe, residual);
-    }
-
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
-        self.checked("logits").logits(x, norm, head);
-    }
-
-    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
-        self.checked("mixture_but_experts").mixture_but_experts(x, moe, normed, residual)
     }
 }

@@ -1,4 +1,4 @@
-//! The checks of what is made once, of caches, and of when each may be used.
+//! Checks of handles and caches, and of when they may be used.
 
 use anyhow::Result;
 use sluice_backend::{
@@ -7,12 +7,13 @@ use sluice_backend::{
 };
 use sluice_store::{Bytes, Loading};
 
+use super::Checker;
 use super::names::{MatrixName, PoolName};
 use super::operations::{CheckedStep, Step};
-use super::{CacheContents, Checker, Made};
+use super::recording::{CacheContents, Made};
 
 impl Checker {
-    /// A pool inside, of which `block` is committed.
+    /// The inner pool. Panics if `block` is not committed.
     fn block_of(&self, pool: &KvPool, block: u32) -> KvPool {
         let name = self.names.pool(pool);
         assert!((block as usize) < name.committed, "block {block} of {} that are committed", name.committed);

@@ -5,9 +5,10 @@ use sluice_backend::{
     StepInputs, Wanted, WeightFormat,
 };
 
+use crate::case::Case;
 use crate::case::Placed;
+use crate::setup::CAPACITY;
 use crate::weights::encode;
-use crate::{CAPACITY, Case};
 
 /// Positions that rotary embeddings are made for.
 pub const POSITIONS: usize = 1200;
@@ -38,15 +39,15 @@ pub fn random_block(c: &mut Case, layout: &KvLayout) -> Vec<u8> {
     bytes
 }
 
-/// A layer with tensors of its own.
-pub struct Layer {
+/// An attention layer with its own tensors.
+pub struct AttentionCase {
     pub inner: AttentionLayer,
     pub out: Placed,
 }
 
 pub struct Group {
     pub pool: KvPool,
-    pub layers: Vec<Layer>,
+    pub layers: Vec<AttentionCase>,
     /// Of all its layers.
     pub window: Option<usize>,
     /// In random order.
@@ -56,7 +57,7 @@ pub struct Group {
     committed: usize,
 }
 
-/// A sequence: how far it is, and its blocks in each group.
+/// A sequence: its length, and its blocks in each group.
 #[derive(Clone, Default)]
 pub struct Sequence {
     pub len: usize,
@@ -78,7 +79,7 @@ impl Case {
         place: (usize, usize),
         window: Option<usize>,
         (positions, tokens): (usize, usize),
-    ) -> Layer {
+    ) -> AttentionCase {
         let per_kv = if self.once_in(4) { self.random.usize(5..=9) } else { self.random.usize(1..=4) };
         let heads = per_kv * layout.kv_heads;
         let gated = layout.k_dim == layout.v_dim && self.coin();
@@ -109,7 +110,7 @@ impl Case {
         self.shape(format!(
             "layer {place:?}: {heads} heads, gated {gated}, {pairs} pairs turned, norms {norms:?}, cap {softcap:?}, sinks {sinks}"
         ));
-        Layer { inner, out }
+        AttentionCase { inner, out }
     }
 
     /// A cache group with its layers; blocks for so many positions in all.
@@ -137,7 +138,7 @@ impl Case {
         Group { pool, layers, window, free, used: Vec::new(), blocks, committed: 0 }
     }
 
-    /// What all blocks in use hold must be equal.
+    /// Observes the contents of all blocks in use.
     pub fn see_blocks(&mut self, groups: &[Group]) {
         for (number, group) in groups.iter().enumerate() {
             let mut bytes = vec![0; group.pool.layout.block_bytes()];
@@ -286,7 +287,7 @@ pub fn attention(c: &mut Case) {
     }
 }
 
-/// Sequences that begin alike, in several groups and for some part each: their common blocks are read by all of them, with one token or with several.
+/// Groups of sequences with common prefixes. All of them read the common blocks, with one token or several.
 pub fn shared_prefixes(c: &mut Case) {
     const TOKENS: usize = 150;
     const POSITIONS_OF_ALL: usize = 5 * POSITIONS;

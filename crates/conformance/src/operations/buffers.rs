@@ -1,9 +1,9 @@
-//! What lies in buffers, blocks and states, and how it gets in and out.
+//! Writing and reading buffers, blocks and states.
 
 use sluice_backend::{AttentionMode, KvLayout, MemoryClass};
 
 use super::attention::random_block;
-use crate::Case;
+use crate::case::Case;
 
 const CLASSES: [MemoryClass; 4] =
     [MemoryClass::WeightsCopied, MemoryClass::State, MemoryClass::Scratch, MemoryClass::Experts];
@@ -76,7 +76,7 @@ pub fn caches(c: &mut Case) {
 }
 
 impl Case {
-    /// How blocks of a random cache group lie.
+    /// The layout of a random cache group.
     pub fn kv_layout(&mut self) -> KvLayout {
         use sluice_backend::KvType::*;
         let k_dim = match self.random.u8(..6) {

@@ -3,11 +3,11 @@
 use sluice_backend::{DeltaLayer, DeltaShape, SequenceInput, Wanted};
 
 use super::attention::inputs_for;
-use crate::Case;
+use crate::case::Case;
 use crate::case::Placed;
 
-/// A layer with tensors of its own.
-pub struct Layer {
+/// A recurrent layer with its own tensors.
+pub struct DeltaCase {
     pub inner: DeltaLayer,
     pub out: Placed,
 }
@@ -25,7 +25,7 @@ impl Case {
     }
 
     /// Recurrent layer `layer`, for steps of at most `tokens` tokens.
-    pub fn delta_layer(&mut self, shape: DeltaShape, layer: usize, tokens: usize) -> Layer {
+    pub fn delta_layer(&mut self, shape: DeltaShape, layer: usize, tokens: usize) -> DeltaCase {
         let (heads, values) = (shape.value_heads, shape.value_heads * shape.value_dim);
         let [qkv, z, b, a, out] =
             [shape.channels(), values, heads, heads, values].map(|cols| self.tensor(tokens, cols));
@@ -40,7 +40,7 @@ impl Case {
         let norm = self.norm(shape.value_dim);
         let [qkv, z, b, a] = [qkv, z, b, a].map(|p| p.tensor);
         let inner = DeltaLayer { shape, qkv, z, b, a, out: out.tensor, conv, a_log, dt_bias, norm, layer };
-        Layer { inner, out }
+        DeltaCase { inner, out }
     }
 }
 
@@ -63,7 +63,7 @@ fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
     let len = layers * shape.state_len();
     c.shape(format!("{shape:?}, {layers} layers, {rows} states"));
     c.backend.alloc_states(rows, len).unwrap();
-    let layers: Vec<Layer> = (0..layers).map(|l| c.delta_layer(shape, l, TOKENS)).collect();
+    let layers: Vec<DeltaCase> = (0..layers).map(|l| c.delta_layer(shape, l, TOKENS)).collect();
     for _ in 0..c.random.usize(1..=3) {
         // 1. States come from somewhere
         let (from, to) = (c.random.u32(..rows as u32), c.random.u32(..rows as u32));

@@ -8,7 +8,7 @@ use sluice_backend::{
     WeightFormat, sample,
 };
 
-use crate::Case;
+use crate::case::Case;
 
 pub fn embeddings(c: &mut Case) {
     let (tokens, vocabulary, cols) = (c.tokens(), c.random.usize(1..200), c.cols());
@@ -62,7 +62,7 @@ pub fn projections(c: &mut Case) {
     c.see("x", x.whole);
 }
 
-/// A matrix or two in which heads are interleaved, each head's runs of rows behind one another; mostly all of them, and one token.
+/// One or two matrices with interleaved heads: the runs of rows of each head follow one another. Mostly all runs, and one token.
 pub fn interleaved_heads(c: &mut Case) {
     let tokens = c.one_of(&[1, 1, 1, 1, 2, 5]);
     let cols = if c.coin() { c.one_of(&[256, 512]) } else { 64 * c.random.usize(1..=9) };
@@ -127,7 +127,7 @@ pub fn q8_0(c: &mut Case) {
     c.see("out", out.whole);
 }
 
-/// What comes out of a wide layer: rows for which a backend may have ways of its own.
+/// Output projections of a wide layer: long rows, for which a backend may have special kernels.
 pub fn long_rows(c: &mut Case) {
     let (tokens, cols) = (c.one_of(&[1, 1, 1, 3]), 128 * c.random.usize(60..=100));
     let rows = 8 * c.random.usize(1..=5);
@@ -138,7 +138,7 @@ pub fn long_rows(c: &mut Case) {
     c.see("sum", sum.whole);
 }
 
-/// Tokens and rows enough for the tiles of the longest prompts, mostly of weights that these are most at home with.
+/// Enough tokens and rows for the tiles of the longest prompts, mostly with the most common formats.
 pub fn large_tiles(c: &mut Case) {
     let (tokens, rows) = (c.random.usize(70..200), c.random.usize(380..520));
     let mut cols = 256 * c.random.usize(1..=3);
@@ -155,7 +155,7 @@ pub fn large_tiles(c: &mut Case) {
     c.see("out", out.whole);
 }
 
-/// Sequences enough for blocks of rows that are shared out evenly, mostly of weights that have such blocks.
+/// Enough sequences for evenly divided blocks of rows, mostly with formats that have such blocks.
 pub fn tens_of_tokens(c: &mut Case) {
     let (tokens, cols) = (c.random.usize(17..=64), c.one_of(&[64, 128, 256, 320, 1024, 1344, 2048]));
     if !c.once_in(8) {

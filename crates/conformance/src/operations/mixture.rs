@@ -1,21 +1,22 @@
-//! Mixtures of experts: every way to route, stacked and single matrices, shared experts, chains of layers that look ahead.
+//! Mixtures of experts: all kinds of routing, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
     ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
     Projection, Scoring, SharedExpert, Tensor, WeightFormat,
 };
 
+use crate::case::Case;
+use crate::setup::CAPACITY;
 use crate::weights::Parts;
-use crate::{CAPACITY, Case};
 
-/// The experts of a layer whose matrices are not made known yet: `experts` names them by their place in `matrices`.
+/// The experts of a layer before their matrices are registered: `experts` names them by their index in `matrices`.
 pub struct Drawn {
     pub matrices: Vec<Parts>,
     pub experts: Experts,
 }
 
 impl Drawn {
-    /// The experts with matrices that a backend knows.
+    /// The experts with registered matrices.
     pub fn known(&self, ids: &[MatrixId]) -> Experts {
         let mut experts = self.experts.clone();
         for part in &mut experts.parts {
@@ -117,7 +118,7 @@ impl Case {
         Moe { norm: self.norm(hidden), router: self.router(count, hidden), scoring, experts, shared }
     }
 
-    /// Layers of mixtures, each followed by the next, whose matrices `make_known` makes known: those of layer after layer at once.
+    /// A chain of mixtures. `make_known` registers the matrices of all layers at once.
     pub fn mixtures(
         &mut self,
         drawn: &[Drawn],
@@ -134,7 +135,7 @@ impl Case {
         all
     }
 
-    /// What routers chose must be equal.
+    /// Observes the choices of routers.
     pub fn see_routing(&mut self, outcome: &Outcome) {
         for routed in &outcome.routed {
             self.see_text(format!("what router {} chose", routed.layer), format!("{routed:?}"));
@@ -170,13 +171,13 @@ pub fn mixtures(c: &mut Case) {
     }
 }
 
-/// As checkpoints have it: matrices of one form whose groups are 64, and a token at a time.
+/// As in checkpoints: matrices of one format with groups of 64, and one token per step.
 pub fn mixtures_of_one_token(c: &mut Case) {
     let format = affine(c);
     mixtures_of_one_format(c, format, 10, |_, _| 1);
 }
 
-/// The same with some tokens, so that experts have up to three each in the mean.
+/// The same with some tokens, up to three per expert on average.
 pub fn mixtures_of_few_tokens(c: &mut Case) {
     let format = affine(c);
     mixtures_of_one_format(c, format, 3, |c, most| c.random.usize(2..=(3 * most).clamp(2, 32)));
@@ -194,7 +195,7 @@ fn affine(c: &mut Case) -> WeightFormat {
     WeightFormat::Affine { bits, group: 64, scale }
 }
 
-/// `widest`: of large experts, in 256 columns. `tokens`: of a step, by how many give each expert one, in the mean.
+/// `widest`: the most columns of large experts, in units of 256. `tokens`: tokens of a step, given the number with which each expert has one on average.
 fn mixtures_of_one_format(
     c: &mut Case,
     format: WeightFormat,
@@ -250,7 +251,7 @@ fn mixtures_of_one_format(
     }
 }
 
-/// As calibration has it: everything of a mixture but its routed experts.
+/// As in calibration: everything of a mixture but its routed experts.
 fn without_experts(c: &mut Case, moe: MoeId, x: Tensor) {
     let (normed, residual) = (c.tensor(x.rows, x.cols), c.tensor(x.rows, x.cols));
     let mut routing = None;

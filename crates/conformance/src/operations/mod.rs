@@ -8,7 +8,7 @@ mod mixture;
 mod streamed;
 mod whole_step;
 
-use crate::Family;
+use crate::family::Family;
 
 pub const BUFFERS: Family = Family { name: "buffers", cases: 20, run: buffers::buffers };
 pub const CACHES: Family = Family { name: "caches", cases: 20, run: buffers::caches };

@@ -1,4 +1,4 @@
-//! Mixtures whose experts stay on disk: the same bits as in memory, whatever is kept or guessed, and where a disk fails, the rows that it fails.
+//! Mixtures whose experts stay on disk: the same bits as in memory for any residency and prediction, and the failed rows when the disk fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,10 +13,10 @@ use sluice_store::load::{self, LoadOptions};
 use sluice_store::{Bytes, Checkpoint, Dtype, TensorPlan, Writer};
 
 use super::mixture::Drawn;
-use crate::Case;
+use crate::case::Case;
 use crate::weights::Parts;
 
-/// A disk that is late now and then, and cannot read some places.
+/// A disk that is sometimes slow and has unreadable places.
 #[derive(Debug)]
 struct Disk {
     late: Mutex<Rng>,
@@ -42,16 +42,16 @@ impl ReadFaults for Disk {
 
 const PAGE: usize = 4096;
 
-/// Where the matrices of a file are, and where on disk each run of them lies.
+/// The matrices of a file, and the place of each run of them on disk.
 struct OnDisk {
     matrices: Vec<Vec<MatrixId>>,
     runs: Vec<Range<u64>>,
 }
 
-/// Where a matrix is: in which blob, and where in it its elements, scales and biases.
+/// The place of a matrix: its blob, and the ranges of its planes.
 type InBlob = (usize, [Range<usize>; 3]);
 
-/// Writes matrices to a file, each of `runs` (layer and numbers of matrices) in pages of its own, and makes them known from there.
+/// Writes matrices to a file, each of `runs` (layer and numbers of matrices) in its own pages, and registers them from there.
 fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDisk {
     // 1. The file
     let mut blobs: Vec<Vec<u8>> = Vec::new();
@@ -97,7 +97,7 @@ fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDis
     OnDisk { matrices, runs }
 }
 
-/// Starts to stream, with everything about it by chance.
+/// Starts to stream with random options.
 fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize) {
     let pinned = (0..c.random.usize(..4)).map(|_| (c.random.usize(..layers), c.random.usize(..4))).collect();
     let disk = Disk { late: Mutex::new(c.random.fork()), dead };

@@ -1,10 +1,10 @@
-//! Steps of a small random model: everything that is enqueued finds what came before it, with nothing looked at in between.
+//! Steps of a small random model: each operation sees the results of those before it, without synchronisation in between.
 
 use sluice_backend::{AttentionLayer, DeltaLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Tensor, Wanted};
 
 use super::attention::{POSITIONS, inputs_for};
 use super::{attention, delta_rule};
-use crate::Case;
+use crate::case::Case;
 
 enum Mixer {
     Attention(Box<AttentionLayer>),
@@ -16,7 +16,7 @@ enum FeedForward {
     Moe(MoeId),
 }
 
-struct Layer {
+struct ModelLayer {
     norm: Norm,
     projections: Vec<Projection>,
     mixer: Mixer,
@@ -56,7 +56,7 @@ pub fn whole_steps(c: &mut Case) {
         groups.push(group);
     }
     let mut mixers: Vec<(Mixer, Tensor)> = Vec::new();
-    for attention::Layer { inner, out } in groups.iter_mut().flat_map(|g| g.layers.drain(..)) {
+    for attention::AttentionCase { inner, out } in groups.iter_mut().flat_map(|g| g.layers.drain(..)) {
         mixers.push((Mixer::Attention(Box::new(inner)), out.tensor));
     }
     let recurrent = if mixers.is_empty() { 2 } else { c.random.usize(..=2) };
@@ -65,7 +65,7 @@ pub fn whole_steps(c: &mut Case) {
         c.shape(format!("{recurrent} layers of {shape:?}"));
         c.backend.alloc_states(SEQUENCES, recurrent * shape.state_len()).unwrap();
         for layer in 0..recurrent {
-            let delta_rule::Layer { inner, out } = c.delta_layer(shape, layer, TOKENS);
+            let delta_rule::DeltaCase { inner, out } = c.delta_layer(shape, layer, TOKENS);
             mixers.push((Mixer::Delta(Box::new(inner)), out.tensor));
         }
     }
@@ -80,7 +80,7 @@ pub fn whole_steps(c: &mut Case) {
         let (norm, out) = (c.norm(hidden), c.linear(hidden, mixed.cols, false));
         let feed_forward = c.feed_forward(hidden, before);
         before = if let FeedForward::Moe(moe) = &feed_forward { Some(*moe) } else { None };
-        layers.push(Layer { norm, projections, mixer, mixed, out, feed_forward });
+        layers.push(ModelLayer { norm, projections, mixer, mixed, out, feed_forward });
     }
     let (table, head, last) = (c.matrix(vocabulary, hidden), c.matrix(vocabulary, hidden), c.norm(hidden));
     let x = c.tensor(TOKENS, hidden);

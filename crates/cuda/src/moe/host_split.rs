@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Result;
-use sluice_backend::{Activations, Experts, HostExperts, Isa, OffloadedExpert};
+use sluice_backend::{Activations, Experts, Isa};
+use sluice_cpu::{HostExperts, OffloadedExpert};
 
 use crate::device::copies::CopyStream;
 use crate::device::memory::DeviceBuffer;

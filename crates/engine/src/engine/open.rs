@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
-    Activations, AttentionMode, Backend, Capacity, Cpu, Device, ExpertOptions, Float, KvLayout, KvPool, KvType,
-    MemoryClass,
+    Activations, AttentionMode, Backend, Capacity, Device, ExpertOptions, Float, KvLayout, KvPool, KvType, MemoryClass,
 };
 use sluice_cache::{Group, KvCache, PrefixOptions};
+use sluice_cpu::Cpu;
 use sluice_experts::Keep;
 use sluice_model::{CacheKind, ModelSource, ModelTensors};
 use sluice_store::load::ReadAhead;

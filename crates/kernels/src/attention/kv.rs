@@ -1,4 +1,4 @@
-//! How keys and values are stored: element types, where a row lies in the pool, writing one.
+//! How keys and values are stored: element types, the place of a row in the pool, writing one.
 
 use std::ops::Range;
 
@@ -52,7 +52,7 @@ pub enum AttentionMode {
     Int8,
 }
 
-/// Where one layer's keys and values lie in a pool of blocks: inside each block, K `[kv_heads, block_tokens, k_dim]` and V
+/// The layout of one layer's keys and values in a pool of blocks: inside each block, K `[kv_heads, block_tokens, k_dim]` and V
 /// `[kv_heads, block_tokens, v_dim]`, each followed by its scales `[kv_heads, block_tokens]` where the type has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
@@ -60,11 +60,17 @@ pub struct KvShape {
     pub block_bytes: usize,
     /// Bytes from a block's start to the layer's K, and to its V.
     pub k_offset: usize,
+    /// Bytes from the start of a block to this layer's values.
     pub v_offset: usize,
+    /// Positions of a block.
     pub block_tokens: usize,
+    /// Heads of keys and values.
     pub kv_heads: usize,
+    /// Elements of a key.
     pub k_dim: usize,
+    /// Elements of a value.
     pub v_dim: usize,
+    /// Their stored type.
     pub kv_type: KvType,
     pub mode: AttentionMode,
 }
@@ -110,7 +116,9 @@ impl KvShape {
 /// A pool of blocks, to read.
 #[derive(Clone, Copy)]
 pub struct KvView<'a> {
+    /// The bytes of all blocks.
     pub bytes: &'a [u8],
+    /// The layout of a layer in them.
     pub shape: KvShape,
 }
 
@@ -193,7 +201,7 @@ unsafe fn quantise<V: Lanes>(x: &[f32], q: &mut [u8]) -> f32 {
 /// # Safety
 /// As for [`Lanes`]; pointers are valid for the elements read.
 #[allow(clippy::missing_safety_doc)]
-pub trait Element {
+pub trait KvElement {
     const SIZE: usize;
     unsafe fn load<V: Lanes>(p: *const u8) -> V;
     /// The first `n <= 16`, the rest zero.
@@ -209,9 +217,10 @@ unsafe fn pad(p: *const u8, n: usize) -> [u8; 32] {
     bytes
 }
 
+/// f32 keys and values.
 #[derive(Clone, Copy)]
 pub struct F32;
-impl Element for F32 {
+impl KvElement for F32 {
     const SIZE: usize = 4;
     #[inline(always)]
     unsafe fn load<V: Lanes>(p: *const u8) -> V {
@@ -225,9 +234,10 @@ impl Element for F32 {
     }
 }
 
+/// bf16 keys and values.
 #[derive(Clone, Copy)]
 pub struct Bf16;
-impl Element for Bf16 {
+impl KvElement for Bf16 {
     const SIZE: usize = 2;
     #[inline(always)]
     unsafe fn load<V: Lanes>(p: *const u8) -> V {
@@ -241,9 +251,10 @@ impl Element for Bf16 {
     }
 }
 
+/// f16 keys and values.
 #[derive(Clone, Copy)]
 pub struct F16;
-impl Element for F16 {
+impl KvElement for F16 {
     const SIZE: usize = 2;
     #[inline(always)]
     unsafe fn load<V: Lanes>(p: *const u8) -> V {
@@ -260,7 +271,7 @@ impl Element for F16 {
 /// The integers, without their scale.
 #[derive(Clone, Copy)]
 pub struct Int8;
-impl Element for Int8 {
+impl KvElement for Int8 {
     const SIZE: usize = 1;
     #[inline(always)]
     unsafe fn load<V: Lanes>(p: *const u8) -> V {

@@ -4,10 +4,11 @@
 //! Keys and values are read through block tables, in the type they are stored in. `docs/numerics.md` fixes the arithmetic:
 //! partitions of 128 positions aligned to position 0, joined in ascending order; so one token at a time, a whole prompt, several sequences at once and
 //! partitions on several threads give the same bits, whatever the size of a block. Threads split KV heads, runs of query tokens and,
-//! where these are few, partitions ([`attend_partition`], [`join`]). A partition that lies in the same blocks for several sequences is read once for all
+//! where these are few, partitions ([`attend_partition`], [`join`]). A partition that is in the same blocks for several sequences is read once for all
 //! their queries ([`Together`]). Nothing here allocates.
 
-mod integers;
+mod head;
+mod int8;
 mod join;
 mod kv;
 mod paged;
@@ -17,87 +18,26 @@ mod shared_prefix;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
-
 use crate::Isa;
 use crate::rows::{Rows, RowsMut};
 
-use integers::{Packed, attend_integers, pack, quantise_query};
+pub use head::{Head, Run};
+use int8::{Packed, attend_integers, pack, quantise_query};
 use join::{finish, join_two};
 pub use kv::{AttentionMode, KvShape, KvType, KvView, store_row};
 pub use paged::PARTITION;
 use paged::{Paged, key_at};
 use partition::{QueryRow, Rule, partition, rows_at_once};
-use prefill::{Room, Target, Widened, attend_rows, join_rows, widen};
+use prefill::{PrefillScratch, Target, Widened, attend_rows, join_rows, widen};
 pub use shared_prefix::{RUNS, SharedPrefix, begin_alike};
 
-/// From so many query rows on, keys and values are widened and laid out once for all of them. Fewer are as well or better off with the cache as it lies, which
+/// From so many query rows on, keys and values are widened and laid out once for all of them. Fewer read the cache directly at the same speed or better, which
 /// is fetched ahead.
 const WIDEN_ROWS: usize = 40;
 /// A single token's query heads that share a KV head are seldom more.
 const FEW: usize = 8;
 
-/// One KV head in one layer, and how queries look at it.
-#[derive(Clone, Copy)]
-pub struct Head<'a> {
-    pub kv: KvView<'a>,
-    pub kv_head: usize,
-    /// Query heads that share the KV head.
-    pub group: usize,
-    pub scale: f32,
-    /// Only the last so many positions are visible, the token's own among them; at least 1.
-    pub window: Option<usize>,
-    /// Scores become `cap * tanh(s / cap)` (Gemma 2).
-    pub softcap: Option<f32>,
-    /// One logit per query head of the group, `[group]`, that takes part in the softmax and has no value (gpt-oss).
-    pub sinks: Option<&'a [f32]>,
-}
-
-/// Consecutive query tokens of one sequence, whose own keys and values are already in the cache.
-#[derive(Clone, Copy)]
-pub struct Run<'a> {
-    /// Block numbers in ascending position.
-    pub table: &'a [u32],
-    /// Of the first token.
-    pub position: usize,
-    /// The first token's row of the queries and of the outputs.
-    pub row: usize,
-    pub tokens: usize,
-}
-
-impl Run<'_> {
-    pub const EMPTY: Run<'static> = Run { table: &[], position: 0, row: 0, tokens: 0 };
-
-    /// The last token's position.
-    fn last(&self) -> usize {
-        self.position + self.tokens - 1
-    }
-}
-
 impl Head<'_> {
-    /// The first position that a token at `position` sees.
-    fn first_visible(&self, position: usize) -> usize {
-        self.window.map_or(0, |w| (position + 1).saturating_sub(w))
-    }
-
-    /// The partitions that a token at `position` sees, of which some may be seen in part.
-    pub fn partitions(&self, position: usize) -> Range<usize> {
-        self.first_visible(position) / PARTITION..position / PARTITION + 1
-    }
-
-    /// What tokens from one position to another see of a partition, all together.
-    fn seen(&self, first: usize, last: usize, p: usize) -> Range<usize> {
-        let base = p * PARTITION;
-        let (from, to) =
-            (self.first_visible(first).saturating_sub(base), (last + 1).saturating_sub(base).min(PARTITION));
-        if from < to { from..to } else { 0..0 }
-    }
-
-    /// Elements of a part ([`attend_partition`]): for each query head `v_dim` weighted sums, the greatest score and the sum of weights.
-    pub fn part_len(&self) -> usize {
-        self.group * (self.kv.shape.v_dim + 2)
-    }
-
     /// Elements of scratch for [`attend`] on runs of `tokens` query tokens in all, or for [`attend_partition`] on so many runs.
     pub fn scratch_len(&self, tokens: usize) -> usize {
         scratch_len(&self.kv.shape, self.group, tokens)
@@ -129,7 +69,7 @@ impl Head<'_> {
 pub fn scratch_len(shape: &KvShape, group: usize, tokens: usize) -> usize {
     let rows = group * tokens;
     if shape.mode == AttentionMode::Int8 {
-        return 2 * rows + integers::scratch_len(shape, rows);
+        return 2 * rows + int8::scratch_len(shape, rows);
     }
     let few = rows.min(WIDEN_ROWS) * (PARTITION + shape.v_dim);
     2 * rows + if rows < WIDEN_ROWS { few } else { few.max(prefill::scratch_len(shape, rows)) }
@@ -177,7 +117,7 @@ type Sink<'a> = dyn FnMut(&[Target], &[QueryRow], &[f32], usize) + 'a;
 
 /// A partition's keys and values, as its queries need them.
 enum Laid<'a> {
-    /// As they lie in the cache.
+    /// As the cache stores them.
     Stored,
     Widened(Widened<'a>),
     Packed(Packed<'a>),
@@ -191,7 +131,7 @@ struct Reader<'a> {
     q: Rows<'a>,
     /// Where each run's query rows begin, among those of all.
     starts: [usize; RUNS],
-    room: Room<'a>,
+    room: PrefillScratch<'a>,
 }
 
 impl<'a> Reader<'a> {
@@ -203,21 +143,21 @@ impl<'a> Reader<'a> {
             *start = rows;
             rows += run.tokens * group;
         }
-        // Queries one after the other, whatever lies between them.
+        // Queries one after the other, at any stride.
         let tokens = runs.iter().flat_map(|run| run.row..run.row + run.tokens);
         let queries = tokens.flat_map(|t| q.row(t).chunks_exact(k_dim));
         let shape = &head.kv.shape;
         let room = match shape.mode {
             AttentionMode::Int8 => {
-                let room = integers::room(shape, rows, scratch);
+                let room = int8::room(shape, rows, scratch);
                 for (query, to) in queries.zip(room.q.chunks_exact_mut(room.q_stride)) {
                     quantise_query(isa, query, to);
                 }
                 room
             }
-            AttentionMode::F32 if rows < WIDEN_ROWS => Room::few(shape, rows, scratch),
+            AttentionMode::F32 if rows < WIDEN_ROWS => PrefillScratch::few(shape, rows, scratch),
             AttentionMode::F32 => {
-                let room = Room::new(shape, rows, scratch);
+                let room = PrefillScratch::new(shape, rows, scratch);
                 // With zeros at their ends.
                 for (query, to) in queries.zip(room.q.chunks_exact_mut(room.q_stride)) {
                     to[..k_dim].copy_from_slice(query);
@@ -257,7 +197,7 @@ impl<'a> Reader<'a> {
         let lead = &runs[leader];
         let seen = head.seen(lead.position, lead.last(), p);
         let mut located = Paged::new(&head.kv, lead.table, head.kv_head, base, seen);
-        let Room { widened, q: copied, scores, sums, q_stride, v_stride } = &mut self.room;
+        let PrefillScratch { widened, q: copied, scores, sums, q_stride, v_stride } = &mut self.room;
         let (copied, q_stride, v_stride) = (&**copied, *q_stride, *v_stride);
         let integers = head.kv.shape.mode == AttentionMode::Int8;
         if (integers || rows < WIDEN_ROWS) && p < lead.last() / PARTITION {

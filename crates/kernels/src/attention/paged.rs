@@ -1,4 +1,4 @@
-//! Where one partition's keys and values lie: in the cache, found through the block table.
+//! The keys and values of one partition, found in the cache through the block table.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,39 +11,45 @@ pub const PARTITION: usize = 128;
 /// How many positions ahead stored keys and values are asked for.
 pub const AHEAD: usize = 32;
 
-/// Where a partition's keys and values lie.
+/// The addresses of a partition's keys and values.
 pub struct Paged<'a> {
     /// Those that are not `seen` point to a row that is.
     pub keys: [*const u8; PARTITION],
     /// Row by row, and then addresses to prefetch.
     pub values: [*const u8; PARTITION + AHEAD],
     /// The scales of those keys and values that are seen, where they have some. What is not seen has any scale.
-    pub scales: Option<Scales>,
+    pub scales: Option<KvScales>,
+    /// The positions of the partition that any query sees.
     pub seen: Range<usize>,
+    /// The stored type.
     pub kv_type: KvType,
+    /// Elements of a key.
     pub k_dim: usize,
+    /// Elements of a value.
     pub v_dim: usize,
     pool: PhantomData<&'a [u8]>,
 }
 
 /// Of a partition's keys and values.
 #[derive(Clone, Copy)]
-pub struct Scales {
+pub struct KvScales {
+    /// Of each position's key.
     pub k: [f32; PARTITION],
+    /// Of each position's value.
     pub v: [f32; PARTITION],
 }
 
 impl<'a> Paged<'a> {
-    /// Looks the positions `base + seen` up and checks that they lie in the pool.
+    /// Looks up the positions `base + seen` and checks that they are inside the pool.
     pub fn new(kv: &KvView<'a>, table: &[u32], kv_head: usize, base: usize, seen: Range<usize>) -> Paged<'a> {
         let s = &kv.shape;
         let mut keys = [kv.bytes.as_ptr(); PARTITION];
         let mut values = [kv.bytes.as_ptr(); PARTITION + AHEAD];
         let scaled = s.kv_type.scale_size() > 0;
-        let mut scales = scaled.then_some(Scales { k: [0.0; PARTITION], v: [0.0; PARTITION] });
+        let mut scales = scaled.then_some(KvScales { k: [0.0; PARTITION], v: [0.0; PARTITION] });
         let mut i = seen.start;
         while i < seen.end {
-            // The rest of a block: its rows lie one after the other.
+            // The rest of a block: its rows are contiguous.
             let (block, token) = ((base + i) / s.block_tokens, (base + i) % s.block_tokens);
             let n = (s.block_tokens - token).min(seen.end - i);
             let slot = table[block] as usize * s.block_tokens + token;
@@ -78,7 +84,7 @@ impl<'a> Paged<'a> {
     }
 }
 
-/// Where a position's key lies, to prefetch it.
+/// The address of a position's key, for a prefetch.
 pub fn key_at(kv: &KvView, table: &[u32], kv_head: usize, position: usize) -> *const u8 {
     let s = &kv.shape;
     let slot = table[position / s.block_tokens] as usize * s.block_tokens + position % s.block_tokens;

@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 
-use super::kv::{Bf16, Element, F16, F32, Int8, KvType};
-use super::paged::{AHEAD, PARTITION, Paged, Scales};
+use super::kv::{Bf16, F16, F32, Int8, KvElement, KvType};
+use super::paged::{AHEAD, KvScales, PARTITION, Paged};
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
 use crate::math::{exp, tanh};
@@ -26,24 +26,30 @@ pub fn rows_at_once(k_dim: usize) -> usize {
 /// What is done to a score before the softmax.
 #[derive(Clone, Copy)]
 pub struct Rule {
+    /// Scores are multiplied by it.
     pub scale: f32,
+    /// Scores become `cap * tanh(s / cap)`.
     pub softcap: Option<f32>,
 }
 
 /// One query row: a query head of a token.
 #[derive(Clone)]
 pub struct QueryRow<'a> {
+    /// The query, `[k_dim]`.
     pub q: &'a [f32],
     /// What it sees, from the partition's start.
     pub visible: Range<usize>,
     /// The greatest visible score and the sum of weights; set by [`partition`] where something is visible.
     pub m: f32,
+    /// The sum of weights.
     pub l: f32,
 }
 
 impl<'a> QueryRow<'a> {
+    /// A row without a query.
     pub const EMPTY: QueryRow<'static> = QueryRow { q: &[], visible: 0..0, m: 0.0, l: 0.0 };
 
+    /// A row that has seen nothing yet.
     pub fn new(q: &'a [f32], visible: Range<usize>) -> QueryRow<'a> {
         // Beyond the partition, or not yet in it: nothing.
         let visible = if visible.start >= visible.end { 0..0 } else { visible };
@@ -82,7 +88,7 @@ simd! {
 }
 
 #[inline(always)]
-unsafe fn typed<V: Lanes, T: Element>(
+unsafe fn typed<V: Lanes, T: KvElement>(
     at: &Paged,
     rule: Rule,
     rows: &mut [QueryRow],
@@ -173,7 +179,7 @@ pub fn tile_rows(left: usize, most: usize) -> usize {
 
 /// The sixteen lanes of each of `Q` times `K` dot products. With `A`, as many bytes are prefetched from `ahead` on.
 #[inline(always)]
-unsafe fn dots<V: Lanes, T: Element, const Q: usize, const K: usize, const A: bool>(
+unsafe fn dots<V: Lanes, T: KvElement, const Q: usize, const K: usize, const A: bool>(
     q: [*const f32; Q],
     k: [*const u8; K],
     dim: usize,
@@ -213,9 +219,9 @@ unsafe fn dots<V: Lanes, T: Element, const Q: usize, const K: usize, const A: bo
     }
 }
 
-/// Sixteen scores of each of `Q` rows, which lie [`PARTITION`] apart, in tiles of `K` positions; `Q` times `K` is 16.
+/// Sixteen scores of each of `Q` rows, [`PARTITION`] apart, in tiles of `K` positions; `Q` times `K` is 16.
 #[inline(always)]
-unsafe fn score_tile<V: Lanes, T: Element, const Q: usize, const K: usize, const A: bool>(
+unsafe fn score_tile<V: Lanes, T: KvElement, const Q: usize, const K: usize, const A: bool>(
     rows: &[QueryRow],
     keys: &[*const u8; 16],
     dim: usize,
@@ -270,7 +276,7 @@ unsafe fn score_tile<V: Lanes, T: Element, const Q: usize, const K: usize, const
 #[inline(always)]
 pub unsafe fn weights<V: Lanes>(
     rule: Rule,
-    scales: Option<&Scales>,
+    scales: Option<&KvScales>,
     visible: Range<usize>,
     scores: &mut [f32; PARTITION],
 ) -> (f32, f32) {
@@ -322,7 +328,7 @@ pub unsafe fn weights<V: Lanes>(
 
 /// [`weights`] where all is visible: in registers.
 #[inline(always)]
-unsafe fn all_weights<V: Lanes>(rule: Rule, scales: Option<&Scales>, scores: &mut [f32; PARTITION]) -> (f32, f32) {
+unsafe fn all_weights<V: Lanes>(rule: Rule, scales: Option<&KvScales>, scores: &mut [f32; PARTITION]) -> (f32, f32) {
     const N: usize = PARTITION / 16;
     let p = scores.as_mut_ptr();
     // SAFETY: whole registers of the partition; the caller vouches for the instruction set.
@@ -367,14 +373,14 @@ struct Sum<'a, 'b> {
 impl Sum<'_, '_> {
     /// Column c of the value at a position, or of what is to be prefetched, at most [`AHEAD`] beyond the partition.
     #[inline(always)]
-    unsafe fn value<T: Element>(&self, position: usize, c: usize) -> *const u8 {
-        // SAFETY: the caller vouches for the position; what is only prefetched may lie anywhere.
+    unsafe fn value<T: KvElement>(&self, position: usize, c: usize) -> *const u8 {
+        // SAFETY: the caller vouches for the position; a prefetch may have any address.
         unsafe { self.values.get_unchecked(position) }.wrapping_add(c * T::SIZE)
     }
 
     /// `C` registers of columns from `c` on, in tiles of at most `most` rows.
     #[inline(always)]
-    unsafe fn columns<V: Lanes, T: Element, const C: usize>(&mut self, c: usize, most: usize) {
+    unsafe fn columns<V: Lanes, T: KvElement, const C: usize>(&mut self, c: usize, most: usize) {
         let mut r = 0;
         while r < self.rows.len() {
             let n = tile_rows(self.rows.len() - r, most);
@@ -407,7 +413,7 @@ impl Sum<'_, '_> {
 
     /// `o = fma(p, v, o)` in ascending position, for `Q` rows from `r` on.
     #[inline(always)]
-    unsafe fn tile<V: Lanes, T: Element, const Q: usize, const C: usize>(
+    unsafe fn tile<V: Lanes, T: KvElement, const Q: usize, const C: usize>(
         &mut self,
         r: usize,
         at: Range<usize>,
@@ -455,7 +461,7 @@ impl Sum<'_, '_> {
 
     /// The columns from `c` on, fewer than sixteen.
     #[inline(always)]
-    unsafe fn last_columns<V: Lanes, T: Element>(&mut self, c: usize) {
+    unsafe fn last_columns<V: Lanes, T: KvElement>(&mut self, c: usize) {
         let n = self.v_dim - c;
         for (r, row) in self.rows.iter().enumerate() {
             // SAFETY: as the caller vouches.

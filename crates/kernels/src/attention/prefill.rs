@@ -1,6 +1,6 @@
 //! One partition of attention for many query rows: keys and values are widened once and laid out for all of them.
 //!
-//! Keys lie with positions across, so that sixteen scores share a register and none is summed horizontally: each lane of the
+//! Keys are transposed, with positions across a register, so that sixteen scores share a register and none is summed horizontally: each lane of the
 //! lane dot is a register of its own here, and the tree adds registers. The order of every sum is that of [`super::partition`].
 
 // Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
@@ -9,17 +9,17 @@
 use std::marker::PhantomData;
 
 use super::join::join_sums;
-use super::kv::{Bf16, Element, F16, F32, Int8, KvShape, KvType};
-use super::paged::{PARTITION, Paged, Scales};
+use super::kv::{Bf16, F16, F32, Int8, KvElement, KvShape, KvType};
+use super::paged::{KvScales, PARTITION, Paged};
 use super::partition::{QueryRow, Rule, weights};
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
 use crate::math::exp;
 use crate::rows::RowsMut;
 
-/// Columns of widened values that lie together: a partition of them fits the first-level cache, which rows a power of two apart do not.
+/// Columns of a panel of widened values: a partition's panel fits the first-level cache, which rows a power of two apart do not.
 const PANEL: usize = 32;
-/// Positions of widened keys that lie together.
+/// Positions of a panel of widened keys.
 const ACROSS: usize = 32;
 /// Rows of a tile of weighted sums; scores are in smaller tiles.
 const TILE: usize = 8;
@@ -50,32 +50,44 @@ pub fn scratch_len(shape: &KvShape, rows: usize) -> usize {
 }
 
 /// Scratch, divided.
-pub struct Room<'a> {
+pub struct PrefillScratch<'a> {
+    /// Widened keys and values.
     pub widened: &'a mut [f32],
-    /// All query rows, [`Room::q_stride`] apart.
+    /// All query rows, [`PrefillScratch::q_stride`] apart.
     pub q: &'a mut [f32],
+    /// Scores of all rows.
     pub scores: &'a mut [f32],
-    /// Weighted sums of a batch, [`Room::v_stride`] apart.
+    /// Weighted sums of a batch, [`PrefillScratch::v_stride`] apart.
     pub sums: &'a mut [f32],
+    /// Elements from one query to the next.
     pub q_stride: usize,
+    /// Elements from one output to the next.
     pub v_stride: usize,
 }
 
-impl<'a> Room<'a> {
+impl<'a> PrefillScratch<'a> {
     /// For rows too few to be widened for: scores and sums alone.
-    pub fn few(shape: &KvShape, rows: usize, scratch: &'a mut [f32]) -> Room<'a> {
+    pub fn few(shape: &KvShape, rows: usize, scratch: &'a mut [f32]) -> PrefillScratch<'a> {
         let (scores, sums) = scratch.split_at_mut(rows * PARTITION);
-        Room { widened: &mut [], q: &mut [], scores, sums: &mut sums[..rows * shape.v_dim], q_stride: 0, v_stride: 0 }
+        PrefillScratch {
+            widened: &mut [],
+            q: &mut [],
+            scores,
+            sums: &mut sums[..rows * shape.v_dim],
+            q_stride: 0,
+            v_stride: 0,
+        }
     }
 
-    pub fn new(shape: &KvShape, rows: usize, scratch: &'a mut [f32]) -> Room<'a> {
+    /// Cuts `scratch` for `rows` query rows.
+    pub fn new(shape: &KvShape, rows: usize, scratch: &'a mut [f32]) -> PrefillScratch<'a> {
         let (q_stride, v_stride) = (padded_k(shape), padded_v(shape));
         // Every part is whole lines, so that they all begin with one if the first does.
         let skip = scratch.as_ptr().align_offset(4 * LINE).min(LINE);
         let (widened, rest) = scratch[skip..].split_at_mut(widened_len(shape));
         let (q, rest) = rest.split_at_mut(rows * q_stride);
         let (scores, rest) = rest.split_at_mut(BATCH * PARTITION);
-        Room { widened, q, scores, sums: &mut rest[..BATCH * v_stride], q_stride, v_stride }
+        PrefillScratch { widened, q, scores, sums: &mut rest[..BATCH * v_stride], q_stride, v_stride }
     }
 }
 
@@ -86,7 +98,7 @@ pub struct Widened<'a> {
     keys: *const f32,
     /// `[v_stride / PANEL, PARTITION, PANEL]`, missing columns zeros.
     values: *const f32,
-    scales: Option<&'a Scales>,
+    scales: Option<&'a KvScales>,
     k_stride: usize,
     v_stride: usize,
     seen: std::ops::Range<usize>,
@@ -107,19 +119,19 @@ unsafe fn widen_lanes<'a, V: Lanes>(from: &'a Paged, room: &'a mut [f32]) -> Wid
 }
 
 #[inline(always)]
-unsafe fn load_some<V: Lanes, T: Element>(p: *const u8, n: usize) -> V {
+unsafe fn load_some<V: Lanes, T: KvElement>(p: *const u8, n: usize) -> V {
     // SAFETY: as the caller vouches.
     unsafe { if n >= 16 { T::load(p) } else { T::load_first(p, n) } }
 }
 
 #[inline(always)]
-unsafe fn widen_typed<'a, V: Lanes, T: Element>(from: &'a Paged, room: &'a mut [f32]) -> Widened<'a> {
+unsafe fn widen_typed<'a, V: Lanes, T: KvElement>(from: &'a Paged, room: &'a mut [f32]) -> Widened<'a> {
     let (k_dim, v_dim) = (from.k_dim, from.v_dim);
     let (k_stride, v_stride) = (k_dim.next_multiple_of(16), v_dim.next_multiple_of(PANEL));
     let chunks = k_stride / 16;
     let (keys, values) = room[..PARTITION * (k_stride + v_stride)].split_at_mut(PARTITION * k_stride);
     let (keys, values) = (keys.as_mut_ptr(), values.as_mut_ptr());
-    // SAFETY: `from` was checked when it was made (keys that are not seen point to one that is); what is written lies inside `room`.
+    // SAFETY: `from` was checked when it was made (keys that are not seen point to one that is); what is written is inside `room`.
     unsafe {
         for first in (from.seen.start / 16 * 16..from.seen.end).step_by(16) {
             let to = keys.add(first / ACROSS * ACROSS * k_stride + first % ACROSS);
@@ -405,6 +417,7 @@ pub struct Target {
     pub row: usize,
     /// The row of the outputs, and which head of it.
     pub token: usize,
+    /// The head.
     pub head: usize,
     /// Something is there already, for this one to be joined to.
     pub begun: bool,

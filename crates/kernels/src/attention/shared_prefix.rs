@@ -1,23 +1,24 @@
-//! Which runs of query tokens find a partition in the same blocks, so that it is read once for all of them.
+//! Finds runs of query tokens that have a partition in the same blocks, so that it is read once for all of them.
 //!
-//! Sequences that begin alike share blocks, and a block table says so by itself: equal numbers are equal bytes. Only a partition that lies wholly before a
+//! Sequences with a common prefix share blocks. Block tables show it: equal numbers are equal bytes. Only a partition that is wholly before a
 //! run's first token is read together with others, so that all of them see it to its end.
 
 use std::ops::Range;
 
-use super::{Head, PARTITION, Run};
+use super::head::{Head, Run};
+use super::paged::PARTITION;
 
-/// Runs that are taken through the cache at once, at most.
+/// The most runs that read the cache together.
 pub const RUNS: usize = 64;
 
 /// Not a leader: the run sees nothing of the partition.
 const NONE: u8 = u8::MAX;
 
-/// Which runs read a partition together, partition after partition in ascending order. Who reads one by itself where others see it too reads all that follow by
-/// itself: prefixes that have parted do not meet again.
+/// The runs that read a partition together, for ascending partitions. A run that reads a partition alone which others also see reads all later ones
+/// alone: diverged prefixes do not converge again.
 #[derive(Clone)]
 pub struct SharedPrefix {
-    /// For each run, through whose table the partition is found: the first one of those that read it together.
+    /// For each run, the first of the runs that read the partition with it. Its table gives the blocks.
     leader: [u8; RUNS],
     parted: [bool; RUNS],
 }

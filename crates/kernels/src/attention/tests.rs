@@ -1,5 +1,7 @@
 //! The promises of attention: the same bits however the work is cut, and close to the exact result.
 
+use std::ops::Range;
+
 use super::*;
 use crate::Isa;
 use crate::test_random::{assert_close, bits, random};

@@ -1,7 +1,7 @@
 use std::arch::x86_64::*;
 
 use super::Avx2x16;
-use crate::instructions::bf16_dot::{Pairs, flushed_fma, widen};
+use crate::instructions::bf16_dot::{Bf16Dot, flushed_fma, widen};
 
 /// Eight lanes of `mac_pair`.
 #[inline(always)]
@@ -66,7 +66,7 @@ unsafe fn round8(x: __m256) -> __m256i {
 
 // SAFETY (all): the caller vouches for the instruction set and for the pointers, see `Lanes`.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Pairs for Avx2x16 {
+impl Bf16Dot for Avx2x16 {
     type Pair = (__m256i, __m256i);
     #[inline(always)]
     unsafe fn load_pair(p: *const u8) -> Self::Pair {

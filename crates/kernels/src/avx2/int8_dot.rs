@@ -4,11 +4,11 @@ use std::arch::x86_64::*;
 
 use super::Avx2x16;
 use crate::input::GROUP;
-use crate::instructions::int8_dot::{Groups, Integers, TokenScales, add_group, grouped_of, row_by_row};
+use crate::instructions::int8_dot::{Groups, Int8Dot, TokenScales, add_group, grouped_of, row_by_row};
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
-impl Integers for Avx2x16 {
+impl Int8Dot for Avx2x16 {
     #[inline(always)]
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
         // `vpmaddubsw` adds two products in 16 bits: 2 * 127 * 127 fits, 8-bit q do not.

@@ -1,7 +1,7 @@
 use std::arch::x86_64::*;
 
 use super::Avx2x16;
-use crate::format::Packing;
+use crate::format::packing::Packing;
 use crate::instructions::unpack::Unpack;
 
 impl Unpack for Avx2x16 {

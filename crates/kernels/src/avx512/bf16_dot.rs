@@ -1,17 +1,17 @@
-//! Many tokens go through `pairs_prefill`, which rearranges tiles of rows in cache; all else streams the rows as they lie.
+//! Chooses a kernel by the number of tokens: `bf16_prefill` (many) rearranges tiles of rows in cache, the other streams the rows.
 
 use std::arch::x86_64::*;
 
-use super::{Avx512x16, pairs_prefill};
-use crate::instructions::bf16_dot::{BothBf16, Pairs};
+use super::{Avx512x16, bf16_prefill};
+use crate::instructions::bf16_dot::{Bf16Dot, BothBf16};
 use crate::instructions::dot::{Product, multiply};
 
-/// Up to this many tokens stream through the rows; from there on tiles of rows in cache pay.
+/// The most tokens that stream the rows. With more, tiles of rows in cache pay.
 const FEW: usize = 32;
 
 // SAFETY (all): the caller vouches for the instruction set and for the pointers, see `Lanes`.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Pairs for Avx512x16 {
+impl Bf16Dot for Avx512x16 {
     type Pair = __m512bh;
     #[inline(always)]
     unsafe fn load_pair(p: *const u8) -> __m512bh {
@@ -29,7 +29,7 @@ impl Pairs for Avx512x16 {
         }
     }
     fn working_bytes(rows: usize, cols: usize, tokens: usize) -> usize {
-        if tokens <= FEW { 0 } else { pairs_prefill::working_bytes(rows, cols) }
+        if tokens <= FEW { 0 } else { bf16_prefill::working_bytes(rows, cols) }
     }
     #[inline(always)]
     unsafe fn product(product: Product, working: *mut u8) {
@@ -37,7 +37,7 @@ impl Pairs for Avx512x16 {
             if product.tokens.len() <= FEW {
                 multiply::<Self, BothBf16>(product);
             } else {
-                pairs_prefill::product(product, working);
+                bf16_prefill::product(product, working);
             }
         }
     }

@@ -2,16 +2,17 @@
 
 pub mod amx;
 mod bf16_dot;
+mod bf16_prefill;
 mod bytes;
 mod encode;
 mod f32_dot;
+pub mod int8_amx;
+pub mod int8_batch;
+mod int8_decode;
 pub mod int8_dot;
-pub mod integers_amx;
-mod integers_batch;
-mod integers_decode;
-mod integers_prefill;
-mod pairs_prefill;
+mod int8_prefill;
 mod peak;
+mod scale_stream;
 mod unpack;
 
 use std::arch::x86_64::__m512;

@@ -1,7 +1,7 @@
 use std::arch::x86_64::*;
 
 use super::Avx512x16;
-use crate::format::Packing;
+use crate::format::packing::Packing;
 use crate::instructions::unpack::Unpack;
 
 /// Where each 64-bit lane of [`spread`] finds its eight q: byte `BITS * lane` and on.

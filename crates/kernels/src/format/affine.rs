@@ -1,8 +1,9 @@
 //! MLX's affine groups: `w = q * s + b`, one s and one b for each group of columns.
 
-use super::{
-    ActivationFormat, Activations, Element, Float, Format, Grouped, MatrixError, Packing, PackingName, Planes,
-};
+use super::definition::{ActivationFormat, Activations, Format, Grouped};
+use super::float::Float;
+use super::packing::PackingName;
+use super::planes::{Element, MatrixError, Planes};
 
 /// The parameters of [`WeightFormat::Affine`](super::WeightFormat::Affine).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,21 +15,6 @@ pub struct Affine {
     /// The type of s and b.
     pub scale: Float,
 }
-
-/// Unsigned integers of a width.
-#[derive(Clone, Copy)]
-pub(crate) struct Unsigned<const BITS: usize>;
-
-impl<const BITS: usize> Packing for Unsigned<BITS> {
-    const BITS: usize = BITS;
-}
-
-pub(crate) type U2 = Unsigned<2>;
-pub(crate) type U3 = Unsigned<3>;
-pub(crate) type U4 = Unsigned<4>;
-pub(crate) type U5 = Unsigned<5>;
-pub(crate) type U6 = Unsigned<6>;
-pub(crate) type U8 = Unsigned<8>;
 
 impl Format for Affine {
     fn planes(&self, cols: usize) -> Result<Planes, MatrixError> {

@@ -1,6 +1,4 @@
-//! Floats, one element after the other.
-
-use super::{ActivationFormat, Activations, Element, Format, Grouped, MatrixError, Planes};
+//! Element types of checkpoints.
 
 /// An element type of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,26 +51,6 @@ impl Float {
                 let bits = v.to_bits();
                 f32::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1))) & 0xffff_0000)
             }
-        }
-    }
-}
-
-impl Format for Float {
-    fn planes(&self, cols: usize) -> Result<Planes, MatrixError> {
-        let row_bytes = cols.checked_mul(self.size()).ok_or(MatrixError::TooBig { rows: 1, cols })?;
-        let mut planes = Planes::default();
-        planes.add("weight", Element::Float(*self), row_bytes);
-        Ok(planes)
-    }
-
-    fn grouped(&self) -> Option<Grouped> {
-        None
-    }
-
-    fn activation_format(&self, mode: Activations) -> ActivationFormat {
-        match (self, mode) {
-            (Float::F32 | Float::F16, _) | (_, Activations::F32) => ActivationFormat::F32,
-            (Float::Bf16, _) => ActivationFormat::Bf16,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use super::Float;
+use super::float::Float;
 
 /// What a plane consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

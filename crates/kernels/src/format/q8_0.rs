@@ -6,9 +6,10 @@
 //!
 //! Kernels compute with unsigned integers: `q + 128` and the bias `-128 * s`, which is exact (`docs/numerics.md`).
 
-use super::{
-    ActivationFormat, Activations, Element, Float, Format, Grouped, MatrixError, Packing, PackingName, Planes,
-};
+use super::definition::{ActivationFormat, Activations, Format, Grouped};
+use super::float::Float;
+use super::packing::PackingName;
+use super::planes::{Element, MatrixError, Planes};
 
 /// The format [`WeightFormat::Q8_0`](super::WeightFormat::Q8_0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,16 +49,6 @@ impl Q8_0 {
         }
         (integers, scales)
     }
-}
-
-/// Signed bytes around zero.
-#[derive(Clone, Copy)]
-pub(crate) struct I8;
-
-impl Packing for I8 {
-    const BITS: usize = 8;
-    const SIGNED: bool = true;
-    const ZERO: Option<f32> = Some(128.0);
 }
 
 impl Format for Q8_0 {

@@ -1,10 +1,10 @@
 use super::Generic16;
-use crate::instructions::bf16_dot::{Pairs, flushed_fma, to_bf16, widen};
+use crate::instructions::bf16_dot::{Bf16Dot, flushed_fma, to_bf16, widen};
 use crate::instructions::f32_dot::Lanes;
 
 // SAFETY (all): the caller vouches for the instruction set and for the pointers, see `Lanes`.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Pairs for Generic16 {
+impl Bf16Dot for Generic16 {
     type Pair = [u16; 32];
     #[inline(always)]
     unsafe fn load_pair(p: *const u8) -> [u16; 32] {

@@ -1,10 +1,10 @@
 use super::Generic16;
 use crate::input::GROUP;
-use crate::instructions::int8_dot::{Groups, Integers, TokenScales, add_group, row_by_row};
+use crate::instructions::int8_dot::{Groups, Int8Dot, TokenScales, add_group, row_by_row};
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
-impl Integers for Generic16 {
+impl Int8Dot for Generic16 {
     #[inline(always)]
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
         let dot = |q: &[u8], s: &[f32], b: &[f32], xq: &[i8], scales: TokenScales| {

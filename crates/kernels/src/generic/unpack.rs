@@ -1,5 +1,5 @@
 use super::Generic16;
-use crate::format::Packing;
+use crate::format::packing::Packing;
 use crate::instructions::unpack::{Unpack, unpack};
 
 impl Unpack for Generic16 {

@@ -11,7 +11,7 @@ use super::f32_dot::Lanes;
 ///
 /// # Safety
 /// As for [`Lanes`].
-pub(crate) trait Pairs: Lanes {
+pub(crate) trait Bf16Dot: Lanes {
     /// 32 bf16.
     type Pair: Copy;
     unsafe fn load_pair(p: *const u8) -> Self::Pair;
@@ -19,11 +19,11 @@ pub(crate) trait Pairs: Lanes {
     unsafe fn mac_pair(self, a: Self::Pair, b: Self::Pair) -> Self;
     /// Rounds to bf16 as `vcvtneps2bf16` does it: to nearest even, denormals to zero, NaN quieted; 32 bytes to `p`.
     unsafe fn store_bf16(self, p: *mut u8);
-    /// Bytes that [`Pairs::product`] works in, from the start of a line on.
+    /// Bytes that [`Bf16Dot::product`] works in, from the start of a line on.
     fn working_bytes(_rows: usize, _cols: usize, _tokens: usize) -> usize {
         0
     }
-    /// The instruction set's way through a product; `working` has [`Pairs::working_bytes`].
+    /// The instruction set's matrix product of bf16; `working` has [`Bf16Dot::working_bytes`].
     #[inline(always)]
     unsafe fn product(product: Product, _working: *mut u8) {
         // SAFETY: the caller's.
@@ -71,12 +71,12 @@ pub(crate) fn widen(x: u16) -> f32 {
     f32::from_bits((x as u32) << 16)
 }
 
-/// bf16 on both sides, as it lies.
+/// bf16 weights times bf16 activations.
 pub(crate) struct BothBf16;
 
 // SAFETY (all): the caller vouches for the instruction set and the pointers, see `Dot`.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<V: Pairs> Dot<V> for BothBf16 {
+impl<V: Bf16Dot> Dot<V> for BothBf16 {
     const STEP: usize = 32;
     const SIZES: (usize, usize) = (2, 2);
     type W = V::Pair;

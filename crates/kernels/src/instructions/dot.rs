@@ -6,7 +6,7 @@
 use super::f32_dot::Lanes;
 use crate::matrix::Matrix;
 
-/// One way of multiplying a stretch of a weight row by the same stretch of a token.
+/// Multiplies a run of columns of a weight row by the same columns of a token.
 ///
 /// # Safety
 /// As for [`Lanes`]: called only where the instruction set of `V` is available, with pointers that hold the elements read.
@@ -30,20 +30,25 @@ pub(crate) trait Dot<V: Lanes> {
 pub(crate) struct Product<'a> {
     /// [rows, stride bytes]
     pub w: *const u8,
+    /// Bytes from one row of weights to the next.
     pub w_stride: usize,
+    /// Rows of weights.
     pub rows: usize,
     /// [n, cols], dense
     pub x: *const u8,
+    /// Columns of weights and of tokens.
     pub cols: usize,
+    /// The rows of `x`.
     pub tokens: &'a [u32],
     /// Token i, row r at `out[i * out_stride + r]`.
     pub out: *mut f32,
+    /// Elements of `out` from one token to the next.
     pub out_stride: usize,
 }
 
 impl<'a> Product<'a> {
-    /// Float weights as they lie, times the rows `tokens` of `x`, which has as many columns.
-    pub fn as_it_lies(w: &Matrix, x: *const u8, tokens: &'a [u32], tile: &mut [f32]) -> Product<'a> {
+    /// Floats of `w` times the rows `tokens` of `x`, which has as many columns.
+    pub fn of_matrix(w: &Matrix, x: *const u8, tokens: &'a [u32], tile: &mut [f32]) -> Product<'a> {
         Product {
             w: w.data.as_ptr(),
             w_stride: w.row_bytes(),
@@ -63,7 +68,7 @@ const L1_WEIGHTS: usize = 24 << 10;
 /// How far ahead the rows of one token are fetched, at least, in bytes.
 const AHEAD: usize = 8 << 10;
 
-/// Asks for the line at `p`, which may lie anywhere: a prefetch does not fault. As [`crate::instructions::lanes::Lanes::prefetch`], into the second-level cache.
+/// Prefetches the line at `p`, any address, into the second-level cache, as [`Lanes::prefetch`] does. A prefetch does not fault.
 #[inline(always)]
 fn fetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -123,16 +128,16 @@ unsafe fn rows_by<V: Lanes, D: Dot<V>, const R: usize, const T: usize>(product: 
     }
 }
 
-/// All rows of `product` for its token `i`, in four streams of a quarter of the rows each: these lie on pages of their own, so that more of the
+/// All rows of `product` for its token `i`, in four streams of a quarter of the rows each. The streams are on different pages, so that more of the hardware
 /// prefetchers' trackers work at once.
 #[inline(always)]
 unsafe fn rows_in_streams<V: Lanes, D: Dot<V>>(product: &Product, i: usize) {
     let quarter = product.rows.div_ceil(4);
     let ahead = AHEAD.div_ceil(4 * product.w_stride.max(1));
     for r in 0..quarter {
-        // The same place some rows further on in the stream, or in that of as many rows behind these, which often come next.
+        // The same column some rows further on in the stream, or past its end in the rows that often follow.
         let further = if r + ahead < quarter { ahead } else { product.rows + ahead - quarter };
-        // Past the last row the last row is computed once more.
+        // Beyond the last row, the last row is computed again.
         let rows = std::array::from_fn(|i| (i * quarter + r).min(product.rows - 1));
         // SAFETY: these rows and this token are the product's.
         unsafe { tile::<V, D, 4, 1>(product, rows, i, further * product.w_stride) };

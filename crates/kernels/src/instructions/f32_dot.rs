@@ -50,7 +50,7 @@ pub trait Lanes: Copy {
     unsafe fn select_lt(self, bound: Self, a: Self, b: Self) -> Self;
     /// The sum of all lanes by the fixed tree: lanes i and i+8, then i and i+4, i and i+2, 0 and 1.
     unsafe fn sum(self) -> f32;
-    /// The sum of 64 lanes, of which register j has lanes 16j and on: lanes i and i+32, i and i+16, and then [`Lanes::sum`].
+    /// The sum of 64 lanes (register j has lanes 16j to 16j+15): lanes i and i+32, then i and i+16, then [`Lanes::sum`].
     #[inline(always)]
     unsafe fn sum64(v: [Self; 4]) -> f32 {
         // SAFETY: the caller vouches for the instruction set.
@@ -62,8 +62,8 @@ pub trait Lanes: Copy {
     unsafe fn transpose16(v: [Self; 16]) -> [Self; 16];
     /// The greatest lane by the same tree (lanes must not be NaN for a meaningful answer).
     unsafe fn max_lane(self) -> f32;
-    /// Asks for the cache line of `p`, which may be any address, into the second-level cache: what is asked for into the first waits in one of its few fill
-    /// buffers, two dozen or fewer, which is less than memory needs under way to keep its pace.
+    /// Prefetches the cache line of `p`, any address, into the second-level cache. The first-level cache has two dozen fill buffers or fewer, too few outstanding
+    /// reads to saturate memory.
     unsafe fn prefetch(_p: *const u8) {}
     /// Bits of each lane.
     unsafe fn to_array(self) -> [f32; 16] {

@@ -1,9 +1,9 @@
-//! Integer groups: affine weights times activations in int8.
+//! Integer groups: weights in groups times activations in int8.
 //!
-//! The integer sum of an activation group (32 columns) is exact in any order, so an instruction set is free to lay out the bytes as it likes; the float
-//! sequence over the groups is fixed: the sums of a weight group are joined with their activations' scales, and then take one fma with the
-//! weight group's scale and one with its bias; four accumulators per output, weight group w to accumulator w mod 4. [`row_by_row`] is the plain
-//! way, for an instruction set that only brings its own dot product.
+//! The integer sum of an activation group (32 columns) is exact in any order, so an instruction set may arrange the bytes freely. The float
+//! sequence over the groups is fixed. The sums of a weight group are combined with their activations' scales, followed by one fma with the
+//! weight group's scale and one with its bias. An output has four accumulators; weight group w goes to accumulator w mod 4. [`row_by_row`] is the plain
+//! algorithm, for an instruction set that only has its own dot product.
 
 use super::unpack::{Unpack, unpack_lanes};
 use crate::format::Grouped;
@@ -22,12 +22,12 @@ pub(crate) struct Groups<'a> {
     pub sums: &'a [f32],
 }
 
-/// The instruction set's way through a product.
+/// The instruction set's matrix product of integers.
 ///
 /// # Safety
-/// As for [`Lanes`](super::lanes::Lanes).
-pub(crate) trait Integers: Unpack {
-    /// Bytes of scratch that [`Integers::product`] takes.
+/// As for [`Lanes`](super::f32_dot::Lanes).
+pub(crate) trait Int8Dot: Unpack {
+    /// Bytes of scratch that [`Int8Dot::product`] takes.
     fn scratch_bytes(cols: usize, tokens: usize) -> usize {
         cut_bytes(row_sizes(cols, tokens))
     }
@@ -39,7 +39,7 @@ pub(crate) fn grouped_of(w: &Matrix) -> Grouped {
     w.format.grouped().expect("a format in groups")
 }
 
-/// One token's scales as the sequence over the weight groups wants them.
+/// One token's scales, by part of a weight group and then by weight group.
 #[derive(Clone, Copy)]
 pub(crate) struct TokenScales<'a> {
     /// [parts, weight groups]

@@ -1,5 +1,5 @@
-//! What an instruction set gives the kernels, one trait per file; a folder of `src` implements all of them for its sixteen lanes. What several
-//! instruction sets share (the register tile of dot products, the plain way through integer groups) stands beside its trait.
+//! The traits of an instruction set, one per file. A folder of `src` implements all of them for its sixteen lanes. Code that several instruction sets share (the
+//! register tile of dot products, integer groups row by row) is in the file of its trait.
 
 pub(crate) mod bf16_dot;
 pub mod bytes;

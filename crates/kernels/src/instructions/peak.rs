@@ -1,18 +1,20 @@
-//! What a machine can do at best: loops that only read memory, or only multiply and add in registers.
+//! The peak of a machine: loops that only read memory, or only multiply and add in registers.
 
 /// Multiply-adds of a dot product, by the types of its factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
     F32,
-    /// Pairs of bf16, summed in f32. Where there is no such instruction, [`Arithmetic::F32`].
+    /// Bf16Dot of bf16, summed in f32. Where there is no such instruction, [`Arithmetic::F32`].
     Bf16,
     /// Fours (pairs in AVX2) of 8-bit integers, summed in i32.
     Int8,
 }
 
 impl Arithmetic {
+    /// All kinds.
     pub const ALL: [Arithmetic; 3] = [Arithmetic::F32, Arithmetic::Bf16, Arithmetic::Int8];
 
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Arithmetic::F32 => "f32",
@@ -23,7 +25,7 @@ impl Arithmetic {
 }
 
 /// # Safety
-/// As for [`Lanes`](super::lanes::Lanes).
+/// As for [`Lanes`](super::f32_dot::Lanes).
 pub(crate) trait Peak {
     /// Reads every byte once (but for a tail of less than 4 KiB) and returns something that depends on each of them.
     unsafe fn read(bytes: &[u8]) -> u64;
@@ -31,7 +33,7 @@ pub(crate) trait Peak {
     unsafe fn multiply_add(arithmetic: Arithmetic, macs: u64) -> u64;
 }
 
-/// Streams that are read side by side: each lies on pages of its own, so that more of the prefetchers' trackers work at once.
+/// Streams that are read at the same time. They are on different pages, so that more of the hardware prefetchers' trackers work at once.
 pub(crate) const STREAMS: usize = 4;
 
 /// Independent sums: more than latency times throughput of any of these instructions, fewer than registers.

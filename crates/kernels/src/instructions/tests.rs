@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::bf16_dot::Pairs;
+use super::bf16_dot::Bf16Dot;
 use super::f32_dot::Lanes;
 use crate::Isa;
 use crate::dispatch::simd;
@@ -89,7 +89,7 @@ proptest! {
 }
 
 #[inline(always)]
-unsafe fn mac_lanes<V: Pairs>(acc: &[f32; 16], a: &[u16; 32], b: &[u16; 32]) -> [f32; 16] {
+unsafe fn mac_lanes<V: Bf16Dot>(acc: &[f32; 16], a: &[u16; 32], b: &[u16; 32]) -> [f32; 16] {
     // SAFETY: whole registers; the shell has the instruction set.
     unsafe {
         let (a, b) = (V::load_pair(a.as_ptr().cast()), V::load_pair(b.as_ptr().cast()));
@@ -99,7 +99,7 @@ unsafe fn mac_lanes<V: Pairs>(acc: &[f32; 16], a: &[u16; 32], b: &[u16; 32]) -> 
 simd! { fn mac(acc: &[f32; 16], a: &[u16; 32], b: &[u16; 32]) -> [f32; 16] = mac_lanes }
 
 #[inline(always)]
-unsafe fn round_lanes<V: Pairs>(x: &[f32; 16]) -> [u16; 16] {
+unsafe fn round_lanes<V: Bf16Dot>(x: &[f32; 16]) -> [u16; 16] {
     let mut out = [0u16; 16];
     // SAFETY: whole registers; the shell has the instruction set.
     unsafe { V::load(x.as_ptr()).store_bf16(out.as_mut_ptr().cast()) };

@@ -1,7 +1,7 @@
-//! From the bit stream of a row to one byte per q.
+//! Unpacks the bit stream of a row into one byte per integer.
 
 use super::f32_dot::Lanes;
-use crate::format::{Packing, PackingName, with_packing};
+use crate::format::packing::{Packing, PackingName, with_packing};
 
 /// Unpacks q of `bits` (2, 3, 4, 5, 6 or 8) each: `q.len()` is a multiple of 8 and `packed` has `q.len() * bits / 8` bytes.
 pub fn unpack(bits: u8, packed: &[u8], q: &mut [u8]) {

@@ -1,13 +1,13 @@
-//! Matrix times vectors: `y = W x` for every weight form, one token or many, straight from the checkpoint's own bytes.
+//! Matrix products: `y = W x` for every weight format, one token or many, straight from the checkpoint's own bytes.
 //!
-//! A weight form is an unpacker in front of one of three dot cores, chosen by [`Form::encoding`]: lane sums (`float`), bf16
-//! pairs (`pairs`) and integer groups (`int8`). `docs/numerics.md` defines each output to the bit; nothing here may let the range
-//! of rows, the number or order of tokens, the blocking or the instruction set show in a result. [`matmul`] allocates nothing
-//! when its [`Scratch`] was sized ahead, and never reads past the end of a matrix (it may end where a file's map ends).
+//! Weights are unpacked and go through one of three dot products, which [`WeightFormat::activation_format`] chooses: f32 lanes (`f32_dot`), bf16
+//! pairs (`bf16_dot`) or integer groups (`int8_dot`). `docs/numerics.md` defines each output to the bit. A result must not depend on the range
+//! of rows, the number or order of tokens, the blocking or the instruction set. [`matmul`] allocates nothing
+//! when its [`Scratch`] was sized ahead, and never reads past the end of a matrix (which may be the end of a mapped file).
 
-mod float;
-mod int8;
-mod pairs;
+mod bf16_dot;
+mod f32_dot;
+mod int8_dot;
 #[cfg(test)]
 mod tests;
 
@@ -19,13 +19,15 @@ use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 use std::ops::Range;
 
-/// The granularity in which callers best split rows among threads: a multiple of every kernel's row tile.
+/// Callers split rows among threads in multiples of this: a multiple of every kernel's row tile.
 pub const ROW_BLOCK: usize = 32;
 
 /// `tile[i * rows.len() + r] = dot(w[rows.start + r], x[tokens[i]])`; `tile` has `tokens.len() * rows.len()` elements.
 ///
-/// Panics where a length, a row, a token or the pairing of form and encoding is wrong. Allocates nothing if `scratch` was made with
-/// [`scratch_bytes`] of at least these numbers of rows and tokens.
+/// Allocates nothing if `scratch` was made with [`scratch_bytes`] of at least these numbers of rows and tokens.
+///
+/// # Panics
+/// Where a length, a row, a token or the pairing of weight format and activations is wrong.
 pub fn matmul(
     isa: Isa,
     w: &Matrix,
@@ -47,14 +49,14 @@ pub fn matmul(
     let n = x.len() / w.cols;
     assert!(tokens.iter().all(|&t| (t as usize) < n), "a token is not among the {n} of the input");
     match (w.format, x) {
-        (WeightFormat::Float(_), Input::F32(x)) => float::direct(isa, w, x, tokens, tile),
-        (WeightFormat::Float(Float::Bf16), Input::Bf16(x)) => pairs::direct(isa, w, x, tokens, tile, scratch),
+        (WeightFormat::Float(_), Input::F32(x)) => f32_dot::direct(isa, w, x, tokens, tile),
+        (WeightFormat::Float(Float::Bf16), Input::Bf16(x)) => bf16_dot::direct(isa, w, x, tokens, tile, scratch),
         (format @ WeightFormat::Float(_), _) => panic!("{format:?} does not take activations in this encoding"),
-        (_, Input::F32(x)) => float::grouped(isa, w, x, tokens, tile, scratch),
-        (_, Input::Bf16(x)) => pairs::grouped(isa, w, x, tokens, tile, scratch),
+        (_, Input::F32(x)) => f32_dot::grouped(isa, w, x, tokens, tile, scratch),
+        (_, Input::Bf16(x)) => bf16_dot::grouped(isa, w, x, tokens, tile, scratch),
         (_, Input::Int8 { q, scales, sums }) => {
             assert!(scales.len() == q.len() / 32 && sums.len() == q.len() / 32, "one scale and one sum per 32");
-            int8::grouped(isa, w, Groups { q, scales, sums }, tokens, tile, scratch)
+            int8_dot::grouped(isa, w, Groups { q, scales, sums }, tokens, tile, scratch)
         }
     }
 }
@@ -62,10 +64,10 @@ pub fn matmul(
 /// Bytes of [`Scratch`] that [`matmul`] needs for ranges of up to `rows` rows and up to `tokens` tokens.
 pub fn scratch_bytes(format: WeightFormat, cols: usize, rows: usize, tokens: usize, mode: Activations) -> usize {
     match (format, format.activation_format(mode)) {
-        (WeightFormat::Float(_), ActivationFormat::Bf16) => pairs::direct_scratch_bytes(rows, cols, tokens),
+        (WeightFormat::Float(_), ActivationFormat::Bf16) => bf16_dot::direct_scratch_bytes(rows, cols, tokens),
         (WeightFormat::Float(_), _) => 0,
-        (_, ActivationFormat::F32) => float::scratch_bytes(cols),
-        (_, ActivationFormat::Bf16) => pairs::grouped_scratch_bytes(cols, tokens),
-        (_, ActivationFormat::Int8) => int8::scratch_bytes(cols, tokens),
+        (_, ActivationFormat::F32) => f32_dot::scratch_bytes(cols),
+        (_, ActivationFormat::Bf16) => bf16_dot::grouped_scratch_bytes(cols, tokens),
+        (_, ActivationFormat::Int8) => int8_dot::scratch_bytes(cols, tokens),
     }
 }

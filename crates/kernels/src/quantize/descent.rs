@@ -54,6 +54,7 @@ pub struct Quantized {
     pub q: Vec<u8>,
     /// `[rows, cols / group]`, exact values of the stored type.
     pub scales: Vec<f32>,
+    /// The bias of each group.
     pub biases: Vec<f32>,
 }
 

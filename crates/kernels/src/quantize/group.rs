@@ -5,7 +5,9 @@ use std::array::from_fn;
 /// A scale and a bias.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
+    /// The scale.
     pub s: f32,
+    /// The bias.
     pub b: f32,
 }
 

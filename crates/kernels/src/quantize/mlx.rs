@@ -5,6 +5,7 @@ use std::array::from_fn;
 
 use super::group::{LANES, Pair, ends, nearest, put};
 
+/// Quantises one group, its columns in [`LANES`] lanes, to 0..=`top`. Writes its integers to `q`.
 #[inline(always)]
 pub fn group(x: &[[f32; LANES]], top: f32, q: &mut [u8]) -> Pair {
     let (low, high) = ends(x);

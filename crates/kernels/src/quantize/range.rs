@@ -1,10 +1,11 @@
 //! A scale and bias from a group's range and nothing else: s = (max - min) / (2^bits - 1), b = min, q = round((x - b) / s). What other programs that stream
-//! experts requantise by, here to be measured beside better ways. The q are chosen before scale and bias are rounded to their stored type.
+//! experts requantise by, kept as the baseline of measurements. The q are chosen before scale and bias are rounded to their stored type.
 
 use std::array::from_fn;
 
 use super::group::{LANES, Pair, ends, nearest, put};
 
+/// Quantises one group, its columns in [`LANES`] lanes, to 0..=`top`. Writes its integers to `q`.
 #[inline(always)]
 pub fn group(x: &[[f32; LANES]], top: f32, q: &mut [u8]) -> Pair {
     let (low, high) = ends(x);

@@ -18,6 +18,7 @@ const KEPT: usize = 3;
 /// Regressions from each, at most.
 const ROUNDS: usize = 6;
 
+/// Quantises one group, its columns in [`LANES`] lanes, to 0..=`top`. Writes its integers to `q`.
 #[inline(always)]
 pub fn group(x: &[[f32; LANES]], top: f32, scale: Float, q: &mut [u8]) -> Pair {
     // 1. MLX's choice, and what it costs as it is stored
@@ -29,7 +30,7 @@ pub fn group(x: &[[f32; LANES]], top: f32, scale: Float, q: &mut [u8]) -> Pair {
         cost = from_fn(|i| cost[i] + e[i] * e[i]);
     }
     // 2. anything better?
-    let mut best = Best { cost: tree(cost) as f32, pair: None };
+    let mut best = Found { cost: tree(cost) as f32, pair: None };
     best.search(x, top, scale, mlx);
     let Some(pair) = best.pair else { return mlx };
     let inverse = 1.0 / pair.s;
@@ -38,12 +39,12 @@ pub fn group(x: &[[f32; LANES]], top: f32, scale: Float, q: &mut [u8]) -> Pair {
 }
 
 /// The cheapest pair found, if one costs less than what was there.
-struct Best {
+struct Found {
     cost: f32,
     pair: Option<Pair>,
 }
 
-impl Best {
+impl Found {
     #[inline(always)]
     fn search(&mut self, x: &[[f32; LANES]], top: f32, scale: Float, mlx: Pair) {
         let (low, high) = ends(x);

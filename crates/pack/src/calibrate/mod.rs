@@ -19,9 +19,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
-    Activations, AttentionMode, Backend, Caches, Capacity, Cpu, KvType, MemoryClass, Resources, SequenceInput,
-    StepInputs, Tensor, Wanted,
+    Activations, AttentionMode, Backend, Caches, Capacity, KvType, MemoryClass, Resources, SequenceInput, StepInputs,
+    Tensor, Wanted,
 };
+use sluice_cpu::Cpu;
 use sluice_engine::text::Tokenizer;
 use sluice_kernels::Isa;
 use sluice_model::{Decoder, Description, ModelSource, ModelTensors};

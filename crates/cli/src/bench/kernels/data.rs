@@ -1,0 +1,122 @@
+//! What kernels are measured on: random weights, tokens, keys and values.
+
+use anyhow::Result;
+use fastrand::Rng;
+use sluice_backend::Isa;
+use sluice_kernels::activations::{encode_bf16, encode_int8};
+use sluice_kernels::attention::{AttentionMode, KvShape, KvType, store_row};
+use sluice_kernels::format::{ActivationFormat, WeightFormat};
+use sluice_kernels::input::Input;
+use sluice_kernels::matrix::Matrix;
+
+use crate::engine_args::kv_type_name;
+
+/// Columns of a gate projection of Qwen3-0.6B.
+pub(super) const COLS: usize = 1024;
+
+/// Keys and values, and how attention works on them.
+pub(super) type Kind = (KvType, AttentionMode);
+
+pub(super) const KINDS: [Kind; 3] =
+    [(KvType::Bf16, AttentionMode::F32), (KvType::Int8, AttentionMode::F32), (KvType::Int8, AttentionMode::Int8)];
+
+pub(super) fn kind_name((kv_type, mode): Kind) -> &'static str {
+    match mode {
+        AttentionMode::F32 => kv_type_name(Some(kv_type)),
+        AttentionMode::Int8 => "int8 x int8",
+    }
+}
+
+/// Blocks of one layer: keys, then values of the same width.
+pub(super) fn kv_shape((kv_type, mode): Kind, kv_heads: usize, dim: usize, block_tokens: usize) -> KvShape {
+    let half = kv_type.bytes(kv_heads * block_tokens, dim);
+    KvShape {
+        block_bytes: 2 * half,
+        k_offset: 0,
+        v_offset: half,
+        block_tokens,
+        kv_heads,
+        k_dim: dim,
+        v_dim: dim,
+        kv_type,
+        mode,
+    }
+}
+
+/// A block's keys, which may be its values too.
+pub(super) fn half_block(isa: Isa, shape: &KvShape) -> Vec<u8> {
+    let KvShape { kv_type, kv_heads, block_tokens, k_dim, .. } = *shape;
+    let (mut row, mut scale) = (vec![0; k_dim * kv_type.size()], vec![0; kv_type.scale_size()]);
+    store_row(isa, kv_type, &noise(k_dim), &mut row, &mut scale);
+    [row.repeat(kv_heads * block_tokens), scale.repeat(kv_heads * block_tokens)].concat()
+}
+
+/// A random matrix of [`COLS`] columns.
+pub(super) struct Random {
+    format: WeightFormat,
+    rows: usize,
+    planes: Vec<Vec<u8>>,
+}
+
+impl Random {
+    pub fn new(format: WeightFormat, rows: usize) -> Result<Random> {
+        let mut rng = Rng::with_seed(1);
+        let planes = format.planes(COLS)?;
+        let planes = planes.iter().map(|plane| {
+            // Zeroed at once, so that large pages hold it, as they hold a file's map.
+            let mut bytes = vec![0; rows * plane.row_bytes];
+            match plane.name {
+                // Exponents of moderate size, should these bytes be floats.
+                "weight" => bytes.as_chunks_mut::<8>().0.iter_mut().for_each(|word| {
+                    *word = (rng.u64(..) & !0x4000_4000_4000_4000 | 0x3000_3000_3000_3000).to_le_bytes();
+                }),
+                _ => bytes.fill(0x3c),
+            }
+            bytes
+        });
+        Ok(Random { format, rows, planes: planes.collect() })
+    }
+
+    pub fn matrix(&self) -> Result<Matrix<'_>> {
+        Ok(Matrix::new(self.format, self.rows, COLS, self.planes.iter().map(|p| &p[..]))?)
+    }
+}
+
+/// Activations in every encoding.
+pub(super) struct Tokens {
+    pub f32: Vec<f32>,
+    pub bf16: Vec<u16>,
+    pub q: Vec<i8>,
+    pub scales: Vec<f32>,
+    pub sums: Vec<f32>,
+}
+
+impl Tokens {
+    pub fn new(isa: Isa, n: usize) -> Tokens {
+        let len = n * COLS;
+        let mut x = Tokens {
+            f32: noise(len),
+            bf16: vec![0; len],
+            q: vec![0; len],
+            scales: vec![0.0; len / 32],
+            sums: vec![0.0; len / 32],
+        };
+        encode_bf16(isa, &x.f32, &mut x.bf16);
+        encode_int8(isa, &x.f32, &mut x.q, &mut x.scales, &mut x.sums);
+        x
+    }
+
+    pub fn input(&self, encoding: ActivationFormat) -> Input<'_> {
+        match encoding {
+            ActivationFormat::F32 => Input::F32(&self.f32),
+            ActivationFormat::Bf16 => Input::Bf16(&self.bf16),
+            ActivationFormat::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
+        }
+    }
+}
+
+/// Numbers between -1 and 1.
+pub(super) fn noise(n: usize) -> Vec<f32> {
+    let mut rng = Rng::with_seed(2);
+    (0..n).map(|_| 2.0 * rng.f32() - 1.0).collect()
+}

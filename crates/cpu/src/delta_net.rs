@@ -1,0 +1,125 @@
+//! GatedDeltaNet on the CPU. Rounds of tasks: convolution by channels, norms and gates by tokens, recurrence by heads, output norm by tokens.
+
+use sluice_kernels::{delta, norm};
+
+use crate::exec::ExecContext;
+use crate::memory::Place;
+use crate::memory::part;
+use sluice_backend::{DeltaLayer, StepInputs, Tensor};
+
+/// Epsilon of the L2 norm of q and k (`l2norm` of transformers).
+const L2_EPS: f32 = 1e-6;
+/// Channels that one task convolves.
+const CHANNELS: usize = 256;
+/// Columns of a state that one task updates for all tokens.
+const COLUMNS: usize = 64;
+/// Tokens that one task norms.
+const TOKENS: usize = 4;
+
+/// Buffers between the rounds of a step. Allocated once and kept.
+#[derive(Default)]
+pub struct DeltaWork {
+    /// After the convolution: `[tokens, channels]`.
+    qkv: Vec<f32>,
+    /// Log decay and write strength: `[tokens, value_heads]` each.
+    g: Vec<f32>,
+    beta: Vec<f32>,
+}
+
+impl DeltaWork {
+    pub fn bytes(&self) -> usize {
+        4 * (self.qkv.len() + self.g.len() + self.beta.len())
+    }
+}
+
+impl DeltaWork {
+    /// Runs a layer for the tokens of `inputs`, whose states are rows of `states`.
+    pub fn run(&mut self, context: ExecContext, inputs: &StepInputs, states: Tensor, step: &DeltaLayer) {
+        let (shape, isa) = (step.shape, context.isa);
+        let (tokens, channels) = (inputs.tokens().len(), shape.channels());
+        let (keys, value_dim) = (shape.key_heads * shape.key_dim, shape.value_dim);
+        let (heads, ratio) = (shape.value_heads, shape.value_heads / shape.key_heads);
+        let [input, z, b, a, out] = [step.qkv, step.z, step.b, step.a, step.out].map(|t| context.place(t));
+        let [weight, a_log, dt_bias, states] = [step.conv, step.a_log, step.dt_bias, states].map(|t| context.place(t));
+        let (norm_weight, eps) = context.norm(&step.norm);
+        let DeltaWork { qkv, g, beta } = self;
+        let qkv = Place::of_slice(part(qkv, tokens * channels), channels);
+        let g = Place::of_slice(part(g, tokens * heads), heads);
+        let beta = Place::of_slice(part(beta, tokens * heads), heads);
+        let state_from = step.layer * shape.state_len();
+        let matrix = shape.key_dim * value_dim;
+        let sequences = inputs.sequences();
+        let pool = context.pool;
+
+        // 1. convolution over each sequence's tokens, by blocks of channels
+        let blocks = channels.div_ceil(CHANNELS);
+        pool.run(sequences * blocks, &|task, _| {
+            let s = task / blocks;
+            let from = task % blocks * CHANNELS;
+            let cols = from..(from + CHANNELS).min(channels);
+            let window = states.fold(inputs.state(s), state_from + heads * matrix, shape.taps - 1, channels);
+            // SAFETY: this task alone uses these channels of this sequence; weights are never written.
+            unsafe {
+                let x = input.part(inputs.rows(s), cols.clone()).as_rows();
+                let weight = weight.part(0..shape.taps, cols.clone()).as_rows();
+                let mut window = window.part(0..shape.taps - 1, cols.clone()).as_rows_mut();
+                let mut out = qkv.part(inputs.rows(s), cols).as_rows_mut();
+                delta::conv_step(isa, x, weight, None, &mut window, &mut out);
+            }
+        });
+        // 2. norms of q and k, gates
+        let scale = (1.0 / (shape.key_dim as f64).sqrt()) as f32;
+        pool.run(tokens.div_ceil(TOKENS), &|task, _| {
+            for t in task * TOKENS..((task + 1) * TOKENS).min(tokens) {
+                // SAFETY: this task alone uses this token's rows.
+                unsafe {
+                    for (i, head) in qkv.get_mut(t, 0..2 * keys).chunks_exact_mut(shape.key_dim).enumerate() {
+                        norm::l2_norm(isa, head, L2_EPS, if i < shape.key_heads { scale } else { 1.0 });
+                    }
+                    let (a, b, a_log) = (a.get(t, 0..heads), b.get(t, 0..heads), a_log.get(0, 0..heads));
+                    let (g, beta) = (g.get_mut(t, 0..heads), beta.get_mut(t, 0..heads));
+                    delta::gates(isa, a, b, a_log, dt_bias.get(0, 0..heads), g, beta);
+                }
+            }
+        });
+        // 3. recurrence, by value heads and blocks of their columns
+        let blocks = value_dim.div_ceil(COLUMNS);
+        pool.run(sequences * heads * blocks, &|task, _| {
+            let s = task / (heads * blocks);
+            let (head, block) = (task / blocks % heads, task % blocks);
+            let cols = block * COLUMNS..((block + 1) * COLUMNS).min(value_dim);
+            let rows = inputs.rows(s);
+            let state = states.fold(inputs.state(s), state_from + head * matrix, shape.key_dim, value_dim);
+            let key = |from: usize| {
+                let from = from + head / ratio * shape.key_dim;
+                qkv.part(rows.clone(), from..from + shape.key_dim)
+            };
+            let at = head * value_dim;
+            let v = qkv.part(rows.clone(), 2 * keys + at + cols.start..2 * keys + at + cols.end);
+            let out = out.part(rows.clone(), at + cols.start..at + cols.end);
+            // SAFETY: this task alone uses these columns of this head's state and output; the rest is only read.
+            unsafe {
+                let run = delta::HeadInputs {
+                    q: key(0).as_rows(),
+                    k: key(keys).as_rows(),
+                    v: v.as_rows(),
+                    g: g.part(rows.clone(), head..head + 1).as_rows(),
+                    beta: beta.part(rows.clone(), head..head + 1).as_rows(),
+                };
+                let mut state = state.part(0..shape.key_dim, cols).as_rows_mut();
+                delta::recurrence(isa, &mut state, &run, &mut out.as_rows_mut());
+            }
+        });
+        // 4. norm of each head, gated by z
+        pool.run(tokens.div_ceil(TOKENS), &|task, _| {
+            for t in task * TOKENS..((task + 1) * TOKENS).min(tokens) {
+                for head in 0..heads {
+                    let cols = head * value_dim..(head + 1) * value_dim;
+                    // SAFETY: this task alone uses this token's rows.
+                    let (out, z) = unsafe { (out.get_mut(t, cols.clone()), z.get(t, cols)) };
+                    norm::rms_norm_gated_in_place(isa, out, norm_weight, z, eps);
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,139 @@
+//! Activations, encoded once for all matrices that share them.
+
+use sluice_kernels::format::ActivationFormat;
+use sluice_kernels::input::Input;
+use sluice_kernels::{Isa, activations};
+
+use crate::memory::{Parts, grow};
+
+/// A set of encodings of activations.
+#[derive(Clone, Copy, Default)]
+pub struct Needs {
+    pub f32: bool,
+    pub bf16: bool,
+    pub int8: bool,
+}
+
+impl Needs {
+    pub fn add(&mut self, encoding: ActivationFormat) {
+        match encoding {
+            ActivationFormat::F32 => self.f32 = true,
+            ActivationFormat::Bf16 => self.bf16 = true,
+            ActivationFormat::Int8 => self.int8 = true,
+        }
+    }
+
+    pub fn of(encodings: impl IntoIterator<Item = ActivationFormat>) -> Needs {
+        let mut needs = Needs::default();
+        encodings.into_iter().for_each(|e| needs.add(e));
+        needs
+    }
+}
+
+/// Activations `[rows, cols]` in the encodings that were needed. Grows to the largest use and then stays.
+#[derive(Default)]
+pub struct Encoded {
+    rows: usize,
+    cols: usize,
+    f32: Vec<f32>,
+    bf16: Vec<u16>,
+    q: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+/// Elements per scale of int8 activations.
+pub const GROUP: usize = 32;
+
+impl Encoded {
+    /// Makes room for `[rows, cols]` in these encodings.
+    pub fn reset(&mut self, rows: usize, cols: usize, needs: Needs) {
+        (self.rows, self.cols) = (rows, cols);
+        if needs.f32 {
+            grow(&mut self.f32, rows * cols);
+        }
+        if needs.bf16 {
+            grow(&mut self.bf16, rows * cols);
+        }
+        if needs.int8 {
+            grow(&mut self.q, rows * cols);
+            grow(&mut self.scales, rows * cols / GROUP);
+            grow(&mut self.sums, rows * cols / GROUP);
+        }
+    }
+
+    /// Columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn bytes(&self) -> usize {
+        4 * (self.f32.len() + self.scales.len() + self.sums.len()) + 2 * self.bf16.len() + self.q.len()
+    }
+
+    pub fn input(&self, encoding: ActivationFormat) -> Input<'_> {
+        let (n, groups) = (self.rows * self.cols, self.rows * self.cols / GROUP);
+        match encoding {
+            ActivationFormat::F32 => Input::F32(&self.f32[..n]),
+            ActivationFormat::Bf16 => Input::Bf16(&self.bf16[..n]),
+            ActivationFormat::Int8 => {
+                Input::Int8 { q: &self.q[..n], scales: &self.scales[..groups], sums: &self.sums[..groups] }
+            }
+        }
+    }
+
+    /// Lets threads encode rows, or whole groups of columns, in parallel.
+    pub fn writer(&mut self, needs: Needs) -> EncodedWriter<'_> {
+        EncodedWriter {
+            needs,
+            cols: self.cols,
+            f32: Parts::new(&mut self.f32),
+            bf16: Parts::new(&mut self.bf16),
+            q: Parts::new(&mut self.q),
+            scales: Parts::new(&mut self.scales),
+            sums: Parts::new(&mut self.sums),
+        }
+    }
+}
+
+/// See [`Encoded::writer`].
+pub struct EncodedWriter<'a> {
+    needs: Needs,
+    cols: usize,
+    f32: Parts<'a, f32>,
+    bf16: Parts<'a, u16>,
+    q: Parts<'a, i8>,
+    scales: Parts<'a, f32>,
+    sums: Parts<'a, f32>,
+}
+
+impl EncodedWriter<'_> {
+    /// Encodes `x` as columns `from ..` of `row`. For int8, `from` and the length are multiples of 32.
+    ///
+    /// # Safety
+    /// Nobody else writes these elements at the same time.
+    pub unsafe fn write(&self, isa: Isa, row: usize, from: usize, x: &[f32]) {
+        let at = row * self.cols + from;
+        assert!(from + x.len() <= self.cols);
+        // SAFETY: the caller keeps threads apart.
+        unsafe {
+            if self.needs.f32 {
+                self.f32.get(at..at + x.len()).copy_from_slice(x);
+            }
+            if self.needs.bf16 {
+                activations::encode_bf16(isa, x, self.bf16.get(at..at + x.len()));
+            }
+            if self.needs.int8 {
+                assert!(from.is_multiple_of(GROUP) && x.len().is_multiple_of(GROUP));
+                let (g, n) = (at / GROUP, x.len() / GROUP);
+                let (scales, sums) = (self.scales.get(g..g + n), self.sums.get(g..g + n));
+                activations::encode_int8(isa, x, self.q.get(at..at + x.len()), scales, sums);
+            }
+        }
+    }
+}

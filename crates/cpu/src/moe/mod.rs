@@ -1,0 +1,11 @@
+//! Feed-forward layers of one or many experts.
+
+pub mod experts;
+mod offload;
+mod run;
+mod stream;
+mod trial;
+
+pub use offload::{HostExperts, OffloadedExpert};
+pub use run::HostMixture;
+pub use stream::{MAX_KEPT_BYTES, Streaming};

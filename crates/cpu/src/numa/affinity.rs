@@ -1,0 +1,144 @@
+//! System calls without a name in std: the processors of a thread, and the nodes of its memory.
+
+use std::io::{Error, Result};
+
+/// Processors are numbered below this.
+const MOST: usize = 8192;
+
+/// Processors that a thread may run on, a bit each.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Mask([u64; MOST / 64]);
+
+impl Mask {
+    /// The mask of a thread, by its kernel number. 0: the calling thread.
+    ///
+    /// # Errors
+    /// When there is no such thread, or more processors than are known here.
+    pub fn of(thread: i32) -> Result<Mask> {
+        let mut mask = Mask([0; MOST / 64]);
+        let to = mask.0.as_mut_ptr().cast();
+        // SAFETY: the kernel writes no more than the bytes that it is given.
+        let done = unsafe { libc::sched_getaffinity(thread, size_of_val(&mask.0), to) };
+        if done == 0 { Ok(mask) } else { Err(Error::last_os_error()) }
+    }
+
+    /// These processors. Leaves out numbers that are too high.
+    pub fn from_processors(all: impl IntoIterator<Item = usize>) -> Mask {
+        let mut mask = Mask([0; MOST / 64]);
+        all.into_iter().filter(|p| *p < MOST).for_each(|p| mask.0[p / 64] |= 1 << (p % 64));
+        mask
+    }
+
+    pub fn processors(&self) -> Vec<usize> {
+        (0..MOST).filter(|p| self.0[p / 64] >> (p % 64) & 1 == 1).collect()
+    }
+
+    /// Restricts a thread to these processors. 0: the calling thread.
+    ///
+    /// # Errors
+    /// When there is no such thread, or it may use none of these processors.
+    pub fn bind(&self, thread: i32) -> Result<()> {
+        // SAFETY: the kernel reads no more than the bytes that it is given.
+        let done = unsafe { libc::sched_setaffinity(thread, size_of_val(&self.0), self.0.as_ptr().cast()) };
+        if done == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+    }
+}
+
+/// Binds the thread that computes steps to its processor for the duration of a step. It does other things too, and threads that it starts would inherit the mask.
+pub struct CoreBinding {
+    own: Mask,
+    elsewhere: Option<Mask>,
+}
+
+impl CoreBinding {
+    pub fn at(processor: usize) -> CoreBinding {
+        CoreBinding { own: Mask::from_processors([processor]), elsewhere: None }
+    }
+
+    /// A processor that has gone meanwhile is no reason to stop.
+    pub fn take(&mut self) {
+        self.elsewhere = Mask::of(0).ok().filter(|_| self.own.bind(0).is_ok());
+    }
+
+    pub fn leave(&mut self) {
+        self.elsewhere.take().map(|mask| mask.bind(0));
+    }
+}
+
+/// The processor that the calling thread runs on.
+pub fn current() -> usize {
+    // SAFETY: it takes nothing; where the kernel cannot say, it is -1.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// The nodes from which the calling thread, and threads that it starts later, take memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryFrom<'a> {
+    /// Page by page in turn.
+    Each(&'a [usize]),
+    /// As long as it has any.
+    First(usize),
+}
+
+impl MemoryFrom<'_> {
+    /// # Errors
+    /// When the kernel knows no nodes, or forbids it (containers do).
+    pub fn set(self) -> Result<()> {
+        let (mode, nodes) = match self {
+            MemoryFrom::Each(nodes) => (libc::MPOL_INTERLEAVE, nodes.to_vec()),
+            MemoryFrom::First(node) => (libc::MPOL_PREFERRED, vec![node]),
+        };
+        let mask = Mask::from_processors(nodes);
+        // SAFETY: the kernel reads a bit less than it is told, which are those of the mask.
+        let done = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask.0.as_ptr(), MOST + 1) };
+        if done == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_runs_where_it_is_bound() {
+        // A thread of its own: what it is bound to ends with it.
+        std::thread::spawn(|| {
+            let all = Mask::of(0).unwrap();
+            for one in all.processors() {
+                let mask = Mask::from_processors([one]);
+                mask.bind(0).unwrap();
+                assert!(Mask::of(0).unwrap() == mask);
+                assert_eq!(current(), one);
+            }
+            all.bind(0).unwrap();
+            assert!(Mask::of(0).unwrap() == all);
+            let nowhere = Mask::from_processors([MOST - 1]);
+            assert!(nowhere.bind(0).is_err());
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn memory_comes_from_where_it_was_asked() {
+        std::thread::spawn(|| {
+            for (from, mode) in
+                [(MemoryFrom::Each(&[0]), libc::MPOL_INTERLEAVE), (MemoryFrom::First(0), libc::MPOL_PREFERRED)]
+            {
+                if let Err(e) = from.set() {
+                    println!("SKIPPED: the kernel does not let this process choose its memory: {e}");
+                    return;
+                }
+                let (mut found, mut nodes) = (0i32, Mask::from_processors([]));
+                let (no_address, no_flags) = (0usize, 0usize);
+                // SAFETY: the kernel writes a number, and as many bits as the mask has.
+                let done = unsafe {
+                    libc::syscall(libc::SYS_get_mempolicy, &mut found, nodes.0.as_mut_ptr(), MOST, no_address, no_flags)
+                };
+                assert_eq!((done, found, nodes.processors()), (0, mode, vec![0]));
+            }
+        })
+        .join()
+        .unwrap();
+    }
+}

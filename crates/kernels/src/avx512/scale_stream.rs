@@ -1,0 +1,145 @@
+//! Scales and biases of four rows of weights, streamed with the rows.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+use crate::format::Float;
+use crate::format::packing::Packing;
+use crate::instructions::int8_dot::grouped_of;
+use crate::matrix::Matrix;
+
+/// The scales and biases of four rows, four weight groups at a time, spread to lane 4w + r.
+pub(super) struct ScaleStream<P> {
+    packing: PhantomData<P>,
+    scale: Float,
+    s: [*const u8; 4],
+    b: [*const u8; 4],
+    row_bytes: usize,
+    ahead: usize,
+    /// 16 bytes of each row: eight or four numbers.
+    s_block: __m512i,
+    b_block: __m512i,
+    /// Steps that one block serves: this power of two.
+    log_steps: u32,
+    /// Where lane 4w + r finds its number in a block at its first step, in words or double words.
+    index: __m512i,
+    /// Numbers per step.
+    advance: __m512i,
+}
+
+impl<P: Packing> ScaleStream<P> {
+    #[inline(always)]
+    pub fn new(w: &Matrix) -> ScaleStream<P> {
+        let (format, row_bytes) = (grouped_of(w), w.scale_row_bytes());
+        // SAFETY: the shell that this is inlined to has the instruction set.
+        unsafe {
+            let held = 16 / format.scale.size();
+            let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let row = _mm512_and_si512(lane, _mm512_set1_epi32(3));
+            let group = _mm512_srli_epi32::<2>(lane);
+            let index = _mm512_add_epi32(_mm512_mullo_epi32(row, _mm512_set1_epi32(held as i32)), group);
+            let advance = _mm512_set1_epi32(4);
+            // bf16 numbers go to the high half of a lane, f16 numbers to the low half of the register.
+            let (index, advance) = match format.scale {
+                Float::F32 => (index, advance),
+                Float::Bf16 => (_mm512_slli_epi32::<16>(index), _mm512_slli_epi32::<16>(advance)),
+                Float::F16 => (
+                    _mm512_castsi256_si512(_mm512_cvtepi32_epi16(index)),
+                    _mm512_castsi256_si512(_mm512_cvtepi32_epi16(advance)),
+                ),
+            };
+            let zero = _mm512_setzero_si512();
+            ScaleStream {
+                packing: PhantomData,
+                scale: format.scale,
+                s: [w.scales.as_ptr(); 4],
+                b: [w.biases.as_ptr(); 4],
+                row_bytes,
+                ahead: 0,
+                s_block: zero,
+                b_block: zero,
+                log_steps: (held / 4).trailing_zeros(),
+                index,
+                advance,
+            }
+        }
+    }
+
+    /// Goes to the first step of four rows. Prefetches `further` rows ahead.
+    ///
+    /// # Safety
+    /// The rows are inside the matrix.
+    #[inline(always)]
+    pub unsafe fn start(&mut self, w: &Matrix, rows: [usize; 4], further: usize) {
+        self.ahead = further * self.row_bytes;
+        // SAFETY: the caller's.
+        unsafe {
+            self.s = rows.map(|row| w.scales.as_ptr().add(row * self.row_bytes));
+            if P::ZERO.is_none() {
+                self.b = rows.map(|row| w.biases.as_ptr().add(row * self.row_bytes));
+            }
+        }
+    }
+
+    /// The scales and biases of step `step`; steps come in order.
+    #[inline(always)]
+    pub unsafe fn next(&mut self, step: usize) -> (__m512, __m512) {
+        // SAFETY: blocks are read under a mask that ends with the row; the caller vouches for the instruction set.
+        unsafe {
+            let in_block = step & ((1 << self.log_steps) - 1);
+            if in_block == 0 {
+                let at = (step >> self.log_steps) * 16;
+                let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
+                for row in 0..4 {
+                    _mm_prefetch::<_MM_HINT_T1>(self.s[row].wrapping_add(at + self.ahead).cast());
+                    if P::ZERO.is_none() {
+                        _mm_prefetch::<_MM_HINT_T1>(self.b[row].wrapping_add(at + self.ahead).cast());
+                    }
+                }
+                self.s_block = four(self.s, at, mask);
+                if P::ZERO.is_none() {
+                    self.b_block = four(self.b, at, mask);
+                }
+            }
+            let n = _mm512_set1_epi32(in_block as i32);
+            let n = if self.scale == Float::F32 { n } else { _mm512_set1_epi16(in_block as i16) };
+            match self.scale {
+                Float::F32 => {
+                    let index = _mm512_add_epi32(self.index, _mm512_mullo_epi16(n, self.advance));
+                    let take = |v| _mm512_permutexvar_ps(index, _mm512_castsi512_ps(v));
+                    with_bias::<P>(take(self.s_block), || take(self.b_block))
+                }
+                Float::Bf16 => {
+                    let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
+                    let take = |v| _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, index, v));
+                    with_bias::<P>(take(self.s_block), || take(self.b_block))
+                }
+                Float::F16 => {
+                    let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
+                    let take = |v| _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(index, v)));
+                    with_bias::<P>(take(self.s_block), || take(self.b_block))
+                }
+            }
+        }
+    }
+}
+
+/// ScaleStream, and biases that are either read or made of them.
+#[inline(always)]
+unsafe fn with_bias<P: Packing>(s: __m512, read: impl FnOnce() -> __m512) -> (__m512, __m512) {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { (s, P::ZERO.map_or_else(read, |zero| _mm512_mul_ps(_mm512_set1_ps(-zero), s))) }
+}
+
+/// Sixteen bytes of each of four rows at offset `at`, under `mask`.
+#[inline(always)]
+unsafe fn four(rows: [*const u8; 4], at: usize, mask: u16) -> __m512i {
+    // SAFETY: the caller vouches for the bytes under the mask.
+    unsafe {
+        let part = |i: usize| _mm_maskz_loadu_epi8(mask, rows[i].add(at).cast());
+        let v = _mm512_castsi128_si512(part(0));
+        let v = _mm512_inserti32x4::<1>(v, part(1));
+        let v = _mm512_inserti32x4::<2>(v, part(2));
+        _mm512_inserti32x4::<3>(v, part(3))
+    }
+}

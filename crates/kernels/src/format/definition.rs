@@ -1,0 +1,64 @@
+//! What a weight format is, to kernels.
+
+use super::float::Float;
+use super::packing::PackingName;
+use super::planes::{MatrixError, Planes};
+
+/// The precision of activations. Chosen once at start, and a part of the numerics version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// As they are computed.
+    F32,
+    /// Rounded to bf16.
+    Bf16,
+    /// Quantised to integers in groups of 32 columns, where weights are integers in groups too.
+    Int8,
+}
+
+/// The encoding of activations that a matrix takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActivationFormat {
+    /// f32.
+    F32,
+    /// bf16.
+    Bf16,
+    /// Signed bytes in groups of 32 columns.
+    Int8,
+}
+
+/// What a format is, written down once, in its own file.
+pub(crate) trait Format {
+    /// The planes of a matrix with `cols` columns, in the order that they have everywhere.
+    fn planes(&self, cols: usize) -> Result<Planes, MatrixError>;
+    /// How groups of columns are packed; `None` for formats without groups.
+    fn grouped(&self) -> Option<Grouped>;
+    /// The encoding of activations that a matrix takes in `mode` (the table in `docs/numerics.md`).
+    fn activation_format(&self, mode: Activations) -> ActivationFormat;
+}
+
+/// A format in groups: unsigned integers q, and for each `group` columns a scale s and a bias b, so that `w = fma(q, s, b)`.
+///
+/// Plane 0 holds integers as `packing` says, plane 1 scales. Where the packing has no [`Packing::ZERO`](super::packing::Packing::ZERO), plane 2 holds biases.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grouped {
+    /// How integers are packed.
+    pub packing: PackingName,
+    /// Columns of a group: 32, 64 or 128.
+    pub group: usize,
+    /// The type of scales and biases.
+    pub scale: Float,
+}
+
+impl Grouped {
+    /// Activation groups in a weight group: 1, 2 or 4.
+    pub fn parts(self) -> usize {
+        self.group / crate::input::GROUP
+    }
+
+    /// The scale and the bias of group `g`, from a row's planes of scales and biases.
+    #[inline(always)]
+    pub fn scale_and_bias(self, scales: &[u8], biases: &[u8], g: usize) -> (f32, f32) {
+        let s = self.scale.read(scales, g);
+        (s, self.packing.zero().map_or_else(|| self.scale.read(biases, g), |zero| -zero * s))
+    }
+}
