@@ -6,10 +6,10 @@ use sluice_store::{Error, MAX_SETTINGS, read_small};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// The JSON in `folder/name`; `None` where there is no such file.
+/// Reads the JSON in `folder/name`; `None` if there is no such file.
 ///
 /// # Errors
-/// A file that cannot be read, or is no JSON: the message names the file, line and column.
+/// A file that cannot be read, or is not JSON. The message names the file, line and column.
 pub(super) fn read_json(folder: &Path, name: &str) -> Result<Option<Value>> {
     let path = folder.join(name);
     match read_small(&path, MAX_SETTINGS) {
