@@ -16,7 +16,7 @@ mod step;
 pub mod text;
 mod tiers;
 
-pub use constraint::{Called, Constraint, Demand, GrammarFormat, unknown_formats};
+pub use constraint::{Constraint, Demand, GrammarFormat, ToolCallRules, unknown_formats};
 pub use engine::Engine;
 pub use engine::open::{MakeBackend, cpu};
 pub use hot_experts::HotExperts;

@@ -14,6 +14,7 @@ fn a_step_allocates_nothing() {
     for folder in ["qwen3", "qwen3_window", "qwen3_moe", "qwen3_next", "mlx_qwen3_widths", "mlx_qwen3_5_moe"] {
         let streamed = [Placement::Mapped, Placement::Slots, Placement::PageCache].map(|p| (Activations::Int8, p));
         let mapped = [Activations::F32, Activations::Bf16].map(|a| (a, Placement::Mapped));
+        let mut engines = Vec::new();
         for (activations, experts) in mapped.into_iter().chain(streamed) {
             if experts != Placement::Mapped && !(folder.contains("moe") || folder.contains("next")) {
                 continue;
@@ -37,8 +38,11 @@ fn a_step_allocates_nothing() {
             for _ in 0..12 {
                 engine.step().unwrap();
             }
-            // Threads that the system starts late allocate as they start.
-            std::thread::sleep(std::time::Duration::from_millis(200));
+            engines.push((engine, activations, experts));
+        }
+        // Threads that the system starts late allocate as they start.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        for (mut engine, activations, experts) in engines {
             let made = allocations(|| {
                 for _ in 0..200 {
                     engine.step().unwrap();

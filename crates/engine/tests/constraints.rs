@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use sluice_engine::sampling::SamplingParams;
 use sluice_engine::text::{ModelText, Opened, Piece, Reading};
 use sluice_engine::{
-    Called, Constraint, Demand, Engine, Event, Finish, Generation, GrammarFormat, Options, SequenceId, unknown_formats,
+    Constraint, Demand, Engine, Event, Finish, Generation, GrammarFormat, Options, SequenceId, ToolCallRules,
+    unknown_formats,
 };
 
 fn folder() -> PathBuf {
@@ -139,7 +140,7 @@ fn a_call_that_is_demanded_is_made_and_read() {
     ]);
     let mut engine = engine(1, None);
     for (several, tools) in [(false, json!([tools[0]])), (true, tools.clone())] {
-        let called = Called { tools: tools.clone(), several, must: true, strict: Vec::new() };
+        let called = ToolCallRules { tools: tools.clone(), several, must: true, strict: Vec::new() };
         let constraint = constraint(&Demand { called: Some(called), ..Demand::default() }).unwrap();
         for seed in 0..4 {
             let generation = Generation { max_tokens: 600, ..generation(&constraint, seed) };
@@ -171,7 +172,7 @@ fn calls_within_text_keep_to_the_schemas_of_strict_tools() {
         {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "required": ["never"]}}},
     ]);
     let demanded = |several| {
-        let called = Called { tools: tools.clone(), several, must: false, strict: vec!["feed".into()] };
+        let called = ToolCallRules { tools: tools.clone(), several, must: false, strict: vec!["feed".into()] };
         constraint(&Demand { called: Some(called), ..Demand::default() }).unwrap()
     };
     let call = |name: &str, arguments: &str| {
@@ -272,10 +273,13 @@ fn what_cannot_be_compiled_says_why() {
         |name: &str, schema: Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
     let tools = json!([tool("good", person()), tool("bad", one_of)]);
     refused(
-        Demand { called: Some(Called { tools, several: true, must: true, strict: Vec::new() }), ..Demand::default() },
+        Demand {
+            called: Some(ToolCallRules { tools, several: true, must: true, strict: Vec::new() }),
+            ..Demand::default()
+        },
         "\"bad\"",
     );
-    let called = Called { tools: json!([]), several: true, must: true, strict: Vec::new() };
+    let called = ToolCallRules { tools: json!([]), several: true, must: true, strict: Vec::new() };
     refused(Demand { called: Some(called), ..Demand::default() }, "no tools");
     refused(
         Demand { thinking_budget: Some(5), form: GrammarFormat::Lark("start: \"".into()), ..Demand::default() },

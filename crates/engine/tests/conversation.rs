@@ -29,11 +29,13 @@ fn template(drop: bool) -> ChatTemplate {
     ChatTemplate::parse(&source.replace("FIRST", first)).unwrap()
 }
 
-const TURNS: usize = 30;
-/// The turns in which the user edits the question, and in which the answer is asked for once more.
-const EDITED: usize = 17;
-const AGAIN: usize = 23;
-/// Tokens by which a rendering may part earlier than a message ends: the beginning of the next one.
+/// Turns of a conversation: enough for dozens of blocks and for more states than are kept. The time of a test grows with their square.
+const TURNS: usize = 20;
+/// The turn in which the user edits the question.
+const EDITED: usize = 11;
+/// The turn in which the client asks for the same answer again.
+const AGAIN: usize = 15;
+/// Two renderings may differ this many tokens before a message ends, since the beginning of the next message is part of it.
 const BEGINNING: usize = 8;
 
 /// What of a conversation must be there when it is sent again, as far as it is the same.

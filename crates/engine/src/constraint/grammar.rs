@@ -1,4 +1,4 @@
-//! Grammars of answers: JSON, regular expressions, Lark, and calls of tools as a family writes them.
+//! Compiles grammars of answers: JSON, regular expressions, Lark, and calls of tools as a model family writes them.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -18,29 +18,30 @@ use super::schema::rewrite;
 use super::vocabulary::Vocabulary;
 use crate::text::{Calls, Tokenizer};
 
-/// Bytes of a schema, a regular expression or a grammar at most, all tools of a request together.
+/// Bytes of a schema, or of the schemas of all tools, at most.
 const MAX_SOURCE: usize = 256 << 10;
-/// The same of what nests by brackets in a language of its own.
+/// Bytes of a regular expression or a Lark grammar, at most.
 const MAX_LARK: usize = 32 << 10;
-/// States of the lexer that a grammar may come to while it is used: some 2 kB each.
+/// States of the lexer while a grammar is used, at most: some 2 kB each.
 const MAX_STATES: usize = 10_000;
-/// Bytes of the lexer when it is made.
+/// Bytes of a new lexer, at most.
 const MAX_LEXER: usize = 16 << 20;
-/// Symbols of a compiled grammar.
+/// Symbols of a compiled grammar, at most.
 const MAX_GRAMMAR: usize = 200_000;
-/// For compiling. What takes longer is given up, and cannot be stopped: until so many of those have come to their end nothing else is compiled.
+/// Time to compile. A thread that takes longer is abandoned, since it cannot be stopped.
 const TIME: Duration = Duration::from_secs(10);
+/// While this many abandoned threads run, nothing else is compiled.
 const MAX_LATE: usize = 2;
-/// For the thread that compiles: reserved, not used, but by what nests deeply.
+/// Bytes of a compiling thread's stack. They are reserved, and only used by deeply nested grammars.
 const STACK: usize = 256 << 20;
-/// Calls in an answer at most, where one must be made.
+/// Calls in an answer, at most, if one must be made.
 const MAX_CALLS: usize = 16;
 
-/// Around a call.
+/// The marks around a call.
 const BEGIN: &str = "<tool_call>";
 const END: &str = "</tool_call>";
 
-/// What the text of an answer is.
+/// The form of an answer's text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum GrammarFormat {
     /// Anything.
@@ -50,22 +51,22 @@ pub enum GrammarFormat {
     Object,
     /// JSON of this schema.
     Schema(Value),
-    /// A match of this regular expression (the syntax of Rust's `regex`).
+    /// Text that matches this regular expression (the syntax of Rust's `regex`).
     Regex(String),
-    /// A text of this grammar (llguidance's Lark).
+    /// Text of this grammar (llguidance's Lark).
     Lark(String),
 }
 
-/// Which calls an answer consists of.
+/// Which tools an answer calls.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Called {
-    /// `[{"type": "function", "function": {"name": .., "parameters": SCHEMA}}]`: those that may be called.
+pub struct ToolCallRules {
+    /// `[{"type": "function", "function": {"name": .., "parameters": SCHEMA}}]`: the tools that may be called.
     pub tools: Value,
-    /// There may be several calls.
+    /// Whether there may be several calls.
     pub several: bool,
-    /// There must be one; otherwise the answer may be of its form instead, or where it has none, text with calls in it.
+    /// Whether there must be a call. Otherwise the answer may have its form instead, or without a form, be text with calls in it.
     pub must: bool,
-    /// Names of those whose schemas hold for calls within text; of others' calls the arguments are free there.
+    /// Tools whose schemas apply to calls within text. The arguments of other tools are free there.
     pub strict: Vec<String>,
 }
 
@@ -73,11 +74,11 @@ pub struct Called {
 pub struct Grammars {
     factory: Arc<ParserFactory>,
     tokenizer: Arc<Tokenizer>,
-    /// Those that are still compiled though nobody waits for them.
+    /// Abandoned threads that still compile.
     late: Arc<AtomicUsize>,
 }
 
-/// Where a thread that compiles and who waits for it agree on who was first.
+/// Shared by a compiling thread and its caller, to agree on which of them was first.
 #[derive(Default)]
 struct Race {
     is_over: bool,
@@ -102,11 +103,16 @@ impl Grammars {
         Ok(Grammars { factory: Arc::new(factory), tokenizer: Arc::clone(tokenizer), late: Arc::default() })
     }
 
-    /// What follows an answer of this form, or of these calls, from its beginning. By a thread of its own: it may nest deeply.
+    /// Compiles the grammar of an answer with this form, or with these calls. It runs in a thread of its own, since grammars may nest deeply.
     ///
     /// # Errors
-    /// What cannot be compiled, or not in the time that there is, with the reason.
-    pub fn compile(&self, form: &GrammarFormat, called: Option<&Called>, calls: Option<Calls>) -> Result<Matcher> {
+    /// A grammar that cannot be compiled, or not in time, with the reason.
+    pub fn compile(
+        &self,
+        form: &GrammarFormat,
+        called: Option<&ToolCallRules>,
+        calls: Option<Calls>,
+    ) -> Result<Matcher> {
         let grammar = match (called, form) {
             (Some(called), form) => {
                 let calls =
@@ -162,8 +168,8 @@ impl Grammars {
         }
     }
 
-    /// Which tool's schema cannot be compiled, and why, as far as that is found in time.
-    fn wrong_tool(&self, called: &Called, mut time: Duration) -> Option<anyhow::Error> {
+    /// Finds the tool whose schema cannot be compiled, and why, if there is time left.
+    fn wrong_tool(&self, called: &ToolCallRules, mut time: Duration) -> Option<anyhow::Error> {
         for tool in called.tools.as_array()? {
             let function = tool.get("function").unwrap_or(tool);
             if !called.must && !called.strict.is_empty() && !called.strict.iter().any(|name| function["name"] == **name)
@@ -183,7 +189,7 @@ impl Grammars {
         None
     }
 
-    /// What `make` makes, by a thread that nobody waits for any longer than this.
+    /// Runs `make` in a thread, and waits for it no longer than `time`.
     fn within(
         &self,
         time: Duration,
@@ -221,11 +227,11 @@ impl Grammars {
         }
     }
 
-    /// Text in which calls may stand anywhere: whatever has their mark before it is one.
+    /// Text with calls anywhere. Their mark always begins a call.
     fn within_text(&self, source: &mut String, several: bool) -> Result<()> {
         let times = if several { "*" } else { "?" };
         if self.is_token(BEGIN) {
-            // Which no text has in it.
+            // Text cannot contain the token.
             writeln!(source, "start: TEXT? (call TEXT?){times}\nTEXT: /(?s:.+)/")?;
         } else {
             writeln!(source, "start: (until inside){times} TEXT?\nuntil[lazy]: /(?s:.*){BEGIN}/")?;
@@ -234,8 +240,8 @@ impl Grammars {
         Ok(())
     }
 
-    /// The grammar of an answer that calls tools, in Lark. `is_within_text`: all but strict ones have arguments of any kind.
-    fn calls(&self, called: &Called, calls: Calls, is_within_text: bool) -> Result<String> {
+    /// The Lark grammar of calls. `is_within_text`: the arguments of tools that are not strict are free.
+    fn calls(&self, called: &ToolCallRules, calls: Calls, is_within_text: bool) -> Result<String> {
         let tools = called.tools.as_array().filter(|tools| !tools.is_empty()).context("there are no tools to call")?;
         let mut source = String::new();
         let names: Vec<String> = (0..tools.len()).map(|i| format!("tool{i}")).collect();
@@ -277,7 +283,7 @@ impl Grammars {
         matches!(self.tokenizer.encode(text, false).as_deref(), Ok([_]))
     }
 
-    /// A mark as the one token that it is, or else spelled.
+    /// A mark as a single token, or else as a string.
     fn mark(&self, text: &str) -> String {
         match self.tokenizer.encode(text, false).as_deref() {
             Ok([id]) => format!("<[{id}]>"),
@@ -286,7 +292,7 @@ impl Grammars {
     }
 }
 
-/// A tool's call in XML: its parameters in the schema's order, those that are not required left out or not.
+/// A tool's call in XML: its parameters in the schema's order, of which some may be optional.
 fn xml(source: &mut String, i: usize, name: &str, schema: &Value) -> Result<()> {
     ensure!(!name.contains(['<', '>', '\n']), "a tool cannot be called {name:?}");
     let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -314,7 +320,7 @@ fn xml(source: &mut String, i: usize, name: &str, schema: &Value) -> Result<()> 
                 writeln!(source, "tool{i}p{j}: {begin} tool{i}v{j}")?;
                 writeln!(source, "tool{i}v{j}[lazy]: /(?s:.{{{least},{most}}})\\n<\\/parameter>\\n/")?;
             }
-            // As templates write them again.
+            // As templates print them.
             (_, _, Some("boolean")) => writeln!(source, "tool{i}p{j}: {begin} (\"True\" | \"False\") {end}")?,
             _ => writeln!(source, "tool{i}p{j}: {begin} tool{i}v{j} {end}\ntool{i}v{j}: %json {}", spaced(schema)?)?,
         }
@@ -322,7 +328,7 @@ fn xml(source: &mut String, i: usize, name: &str, schema: &Value) -> Result<()> 
     Ok(())
 }
 
-/// A text in Lark, whose strings are JSON's.
+/// A string in Lark, which is the same as in JSON.
 fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -334,7 +340,7 @@ fn as_object(mut schema: Value) -> Value {
     schema
 }
 
-/// Without white space where it means nothing but one behind commas and colons, as models are trained to write JSON and templates write it again.
+/// Makes a schema's JSON have one space after commas and colons and no other white space, as models are trained to write it and templates print it.
 ///
 /// # Errors
 /// A schema that is too large.
@@ -349,7 +355,7 @@ fn spaced(schema: &Value) -> Result<Value> {
     Ok(schema)
 }
 
-/// What llguidance says of itself, and what that is to those who only know their schema.
+/// Error messages of llguidance, and how to say them to somebody who only knows their schema.
 const REWORDED: [(&str, &str); 2] = [
     (
         "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",

@@ -1,4 +1,4 @@
-//! Follows a sequence's tokens through what it keeps to.
+//! Follows a sequence's tokens through its constraint.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,13 +10,13 @@ use toktrie::SimpleVob;
 
 use super::{Constraint, Thought};
 
-/// Where a sequence is.
+/// The state of a sequence within its constraint.
 pub struct Guide {
     constraint: Arc<Constraint>,
     phase: Phase,
-    /// Of the grammar, where it is not elsewhere.
+    /// The grammar's state, unless the mask thread has it.
     matcher: Option<Box<Matcher>>,
-    /// Where its mask is being made. Nobody else asks for it; a lock lets threads that sample look at the rest.
+    /// Receives the mask that is being made. The lock only makes the guide `Sync`, for threads that sample.
     flight: Mutex<Option<Receiver<Made>>>,
     mask: Option<SimpleVob>,
 }
@@ -25,21 +25,21 @@ pub struct Guide {
 enum Phase {
     /// The first token says whether there is a thought.
     Start,
-    /// With so many tokens left.
+    /// In a thought, with this many tokens left.
     Thought {
         left: usize,
     },
     Grammar,
-    /// Nothing more is asked for.
+    /// No more restrictions.
     Free,
 }
 
-/// What follows a token.
+/// What follows after a token.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Next {
-    /// Tokens that must come, which the guide has followed already.
+    /// Tokens that must come next. The guide has taken them already.
     pub forced: Vec<u32>,
-    /// Nothing can follow: the answer is whole.
+    /// Nothing can follow: the answer is complete.
     pub is_over: bool,
 }
 
@@ -57,12 +57,12 @@ impl Job {
     fn run(self) {
         let Job { mut matcher, made } = self;
         let mask = matcher.compute_mask_or_eos();
-        // Whose sequence has ended meanwhile does not want it.
+        // The sequence may have ended meanwhile.
         let _ = made.send(Made { matcher, mask });
     }
 }
 
-/// The thread that makes masks; it is there from the first sequence that wants one.
+/// The thread that makes masks. It starts with the first sequence that needs one.
 #[derive(Default)]
 pub struct Masks {
     jobs: Option<Sender<Job>>,
@@ -72,7 +72,7 @@ impl Masks {
     fn make(&mut self, job: Job) {
         let jobs = self.jobs.get_or_insert_with(|| {
             let (jobs, received) = channel::<Job>();
-            // Without a thread its end of the queue is gone, and masks are made where they are asked for.
+            // Without a thread the receiver is dropped, and masks are made by the caller.
             let _ = thread::Builder::new().name("masks".into()).spawn(move || received.into_iter().for_each(Job::run));
             jobs
         });
@@ -83,7 +83,7 @@ impl Masks {
 }
 
 impl Guide {
-    /// At the beginning of an answer.
+    /// A guide at the beginning of an answer.
     pub fn new(constraint: &Arc<Constraint>, masks: &mut Masks) -> Guide {
         let budget = |thought: &Thought| Phase::Thought { left: thought.budget.unwrap_or(usize::MAX) };
         let phase = match &constraint.thought {
@@ -98,7 +98,7 @@ impl Guide {
         guide
     }
 
-    /// A token has come. `forces`: what must follow is taken at once; otherwise masks leave nothing else.
+    /// Takes a generated token. `forces`: returns tokens that must follow; otherwise the masks allow nothing else.
     ///
     /// # Errors
     /// A grammar that has become too large; a token that it does not allow.
@@ -149,7 +149,7 @@ impl Guide {
         if self.matcher.is_some() { Phase::Grammar } else { Phase::Free }
     }
 
-    /// Takes what must come next.
+    /// Adds tokens that must come next.
     fn force(&mut self, token: u32, next: &mut Next, forces: bool) -> Result<()> {
         if let (Phase::Thought { left: 0 }, Some(thought)) = (self.phase, &self.constraint.thought) {
             next.forced.extend(if thought.ends_line(token) { &thought.close_line } else { &thought.close });
@@ -168,7 +168,7 @@ impl Guide {
         Ok(())
     }
 
-    /// Has the mask for the next token made.
+    /// Starts to make the mask for the next token.
     fn prepare(&mut self, masks: &mut Masks) {
         if !matches!(self.phase, Phase::Start | Phase::Grammar) || self.mask.is_some() {
             return;
@@ -199,7 +199,7 @@ impl Guide {
         Ok(())
     }
 
-    /// The tokens that may come next; `None`: all.
+    /// The tokens that may come next; `None`: all of them.
     pub fn mask(&self) -> Option<&[u32]> {
         match (&self.phase, &self.constraint.thought) {
             (Phase::Thought { .. }, Some(thought)) => thought.goes_on.as_ref(),

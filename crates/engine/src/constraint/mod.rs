@@ -1,7 +1,7 @@
-//! What an answer must be: a grammar that it keeps to, and a number of tokens that it thinks for at most.
+//! Constraints on an answer: a grammar that it must match, and a limit on its thoughts.
 //!
-//! A grammar is compiled by llguidance over the bytes of our own tokenizer's tokens. Of each sequence a [`guide::Guide`] follows the tokens: it says which may come next, and
-//! which must. What may come next is found by a thread beside the step that computes the logits. Sequences without a constraint have none of this.
+//! llguidance compiles grammars over the bytes of the tokenizer's tokens. A [`guide::Guide`] follows the tokens of a sequence, and says which may come next and which
+//! must. A thread makes the masks of allowed tokens while the step computes logits. Sequences without a constraint need none of this.
 
 mod grammar;
 mod guide;
@@ -16,44 +16,60 @@ use llguidance::Matcher;
 use toktrie::SimpleVob;
 
 pub(crate) use grammar::Grammars;
-pub use grammar::{Called, GrammarFormat};
+pub use grammar::{GrammarFormat, ToolCallRules};
 pub(crate) use guide::{Guide, Masks};
 pub use schema::unknown_formats;
 
 use crate::text::{ModelText, Opened, Tokenizer};
 
-/// What an answer is asked to be.
+/// What an answer has to be.
 #[derive(Clone, Debug, Default)]
 pub struct Demand {
-    /// What its text is. Thoughts come before it and are free.
+    /// The form of its text. Thoughts before it are not restricted.
     pub form: GrammarFormat,
-    /// Tools that are called instead of that, where they must be or may be.
-    pub called: Option<Called>,
-    /// Tokens of thoughts at most; then the thought is ended.
+    /// Tools that may or must be called instead.
+    pub called: Option<ToolCallRules>,
+    /// Tokens of thoughts, at most. Then the thought is ended.
     pub thinking_budget: Option<usize>,
 }
 
-/// What a generation keeps to, compiled; any number of sequences may share it.
+/// A compiled constraint. Any number of sequences can share it: see [`crate::Generation::constraint`].
+///
+/// ```
+/// use serde_json::json;
+/// use sluice_engine::text::{ModelText, Opened};
+/// use sluice_engine::{Constraint, Demand, GrammarFormat};
+/// # let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo"));
+///
+/// let text = ModelText::load(folder, None)?;
+/// let schema = json!({"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]});
+/// let demand = Demand { form: GrammarFormat::Schema(schema), ..Demand::default() };
+/// let constraint = Constraint::new(&text, &demand, Opened::No)?.expect("the answer is restricted");
+/// assert!(constraint.allows(&text, r#"{"age": 7}"#)?);
+/// assert!(!constraint.allows(&text, r#"{"age": "seven"}"#)?);
+/// # anyhow::Ok(())
+/// ```
 #[derive(Clone)]
 pub struct Constraint {
     grammar: Option<Matcher>,
     thought: Option<Thought>,
 }
 
-/// Where thoughts are, in tokens.
+/// How thoughts are written, in tokens.
 #[derive(Clone)]
 struct Thought {
-    /// The prompt has begun it.
+    /// Whether the prompt has begun one.
     opened: bool,
     begin: Option<u32>,
     end: u32,
     budget: Option<usize>,
-    /// What ends a thought that has used up its budget, behind a line end or not.
+    /// Ends a thought that has used up its budget.
     close: Vec<u32>,
+    /// The same after a line end.
     close_line: Vec<u32>,
-    /// What stands between a thought and the text that a grammar is for.
+    /// Separates a thought from the text that the grammar is for.
     gap: Vec<u32>,
-    /// All tokens but those that end an answer, where more must follow.
+    /// All tokens except those that end an answer, if text must follow a thought.
     goes_on: Option<SimpleVob>,
     tokenizer: Arc<Tokenizer>,
 }
@@ -66,10 +82,10 @@ impl fmt::Debug for Constraint {
 }
 
 impl Constraint {
-    /// What `demand` comes to for an answer to a prompt with this end; `None`: nothing.
+    /// Compiles a demand. `opened`: whether the prompt ends inside a thought. `None`: nothing is restricted.
     ///
     /// # Errors
-    /// A schema or grammar that cannot be compiled, with the reason; one that is too large; a model whose thoughts or calls are not known.
+    /// A schema or grammar that is too large or cannot be compiled, with the reason; a model whose format of thoughts or calls is unknown.
     pub fn new(text: &ModelText, demand: &Demand, opened: Opened) -> Result<Option<Constraint>> {
         let style = text.template.as_ref().map(|template| template.style());
         let is_free = demand.called.is_none() && matches!(demand.form, GrammarFormat::Text);
@@ -89,10 +105,10 @@ impl Constraint {
         Ok((grammar.is_some() || thought.is_some()).then_some(Constraint { grammar, thought }))
     }
 
-    /// Whether `answer`, which has no thoughts, is a whole one.
+    /// Whether `answer`, without thoughts, is a complete answer.
     ///
     /// # Errors
-    /// A text that cannot be tokenised; a grammar that has become too large.
+    /// A text that cannot be tokenised; a grammar that grows too large.
     pub fn allows(&self, text: &ModelText, answer: &str) -> Result<bool> {
         let Some(mut matcher) = self.grammar.clone() else { return Ok(true) };
         let tokens = text.tokenizer.encode_plain(answer)?;

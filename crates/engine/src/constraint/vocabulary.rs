@@ -1,4 +1,4 @@
-//! Our tokenizer's tokens as llguidance wants them: their bytes, and what a text that must come is made of.
+//! The tokenizer's vocabulary for llguidance.
 
 use std::sync::Arc;
 
@@ -7,16 +7,17 @@ use toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 use crate::text::Tokenizer;
 
+/// Tokens as bytes, and the tokenizer for texts that a grammar forces.
 pub struct Vocabulary {
     tokenizer: Arc<Tokenizer>,
     trie: TokTrie,
 }
 
 impl Vocabulary {
-    /// `stops` end an answer.
+    /// For a tokenizer, and the tokens that end an answer.
     ///
     /// # Errors
-    /// A tokenizer whose tokens are no runs of bytes.
+    /// A tokenizer that is not byte-level.
     pub fn new(tokenizer: &Arc<Tokenizer>, stops: &[u32]) -> Result<Vocabulary> {
         ensure!(
             tokenizer.is_byte_level(),
@@ -34,7 +35,7 @@ impl Vocabulary {
     }
 }
 
-/// A control token is no text: its name behind a mark that no text has.
+/// The bytes of a token. A control token is its name after a marker that no text has.
 fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let mut bytes = tokenizer.bytes(id).unwrap_or_default();
     if !bytes.is_empty() && tokenizer.is_control(id) {
@@ -48,7 +49,7 @@ impl TokenizerEnv for Vocabulary {
         &self.trie
     }
 
-    /// As the tokenizer cuts it where that gives these very bytes (it may normalise them), else by the longest tokens.
+    /// The tokenizer's tokens, if they give exactly these bytes, since it may normalise them. Otherwise the longest tokens.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         let exact = |tokens: &Vec<u32>| {
             let of = tokens.iter().flat_map(|id| self.tokenizer.bytes(*id).unwrap_or_default());

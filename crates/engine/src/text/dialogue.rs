@@ -1,5 +1,5 @@
-//! Conversations as prompts: messages go through a model's template with what they say kept apart from the template's own control tokens, and it is found
-//! out where conversations that begin alike may part.
+//! Turns conversations into prompts. The text of messages is kept apart from the template's control tokens. Also finds the positions where similar conversations
+//! are likely to differ.
 
 use anyhow::Result;
 use serde_json::{Map, Value};
@@ -9,23 +9,43 @@ use super::prompt::{Prompt, Quoting};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 
-/// A conversation, and what renders it.
+/// A conversation, with the template and tokenizer that make a prompt of it.
+///
+/// ```
+/// use serde_json::{Map, json};
+/// use sluice_engine::text::{Dialogue, ModelText};
+/// # let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo"));
+///
+/// let text = ModelText::load(folder, None)?;
+/// let messages = [json!({"role": "user", "content": "Tell me a story."})];
+/// let dialogue = Dialogue {
+///     template: text.template.as_ref(),
+///     tokenizer: &text.tokenizer,
+///     messages: &messages,
+///     tools: None,
+///     extra: &Map::new(),
+/// };
+/// let prompt = dialogue.tokens()?;
+/// # assert!(text.tokenizer.decode(&prompt, true)?.contains("Tell me a story."));
+/// # anyhow::Ok(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct Dialogue<'a> {
-    /// Where there is none, the messages themselves are the prompt: a system message in a paragraph of its own, every answer directly behind what it
-    /// continues, every later message on a new line.
+    /// Without a template the messages themselves are the prompt: a system message in a paragraph of its own, each answer directly after the text that it continues,
+    /// and other messages on new lines.
     pub template: Option<&'a ChatTemplate>,
+    /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// `{"role": .., "content": ..}` with whatever else the template looks at. Arguments of `tool_calls` may be objects, or JSON as the model wrote it.
+    /// `{"role": .., "content": ..}` with any other fields that the template uses. Arguments of `tool_calls` may be objects, or JSON as the model wrote it.
     pub messages: &'a [Value],
-    /// What the template calls `tools`. One that knows nothing of tools has them in the system prompt, and calls and results in the messages' text.
+    /// The template's `tools`. If it does not support tools, they are written into the system prompt, and calls and results into messages.
     pub tools: Option<&'a Value>,
-    /// More names that the template may look at. `preserve_thinking` is on for those that look at it, unless this says otherwise.
+    /// More variables for the template. `preserve_thinking` is set for templates that use it, unless it is set here.
     pub extra: &'a Map<String, Value>,
 }
 
 impl Dialogue<'_> {
-    /// The prompt, up to where the answer begins. What messages and tools say is text: a control token that is spelled in them stays a spelling.
+    /// The prompt, up to the beginning of the answer. Control tokens that messages and tools spell stay text.
     ///
     /// # Errors
     /// Those of the template.
@@ -46,13 +66,18 @@ impl Dialogue<'_> {
         self.tokenizer.encode_prompt(prompt, self.template.is_none())
     }
 
-    /// Places in `tokens`, which this conversation's prompt has become, where another may part from it that begins alike: behind the tools and the system
-    /// prompt; before the words of the user's last message, which may be edited; behind it, since templates drop the thoughts that follow it once there is another;
-    /// behind each message that is marked for caching; and before the last token, which is computed in any case. Each takes a rendering. Ascending.
+    /// Positions in `tokens`, the prompt of this conversation, after which similar conversations are likely to differ, ascending:
+    /// - after the tools and the system prompt,
+    /// - before the text of the user's last message, which may be edited,
+    /// - after that message, since templates drop the thoughts that follow it once there is another,
+    /// - after each message that is marked for caching,
+    /// - before the last token, which is computed in any case.
+    ///
+    /// Each takes a rendering.
     pub fn snapshot_points(&self, tokens: &[u32]) -> Vec<usize> {
         let is = |message: &Value, roles: &[&str]| message["role"].as_str().is_some_and(|r| roles.contains(&r));
         let common = |messages: &[Value]| {
-            // A template may refuse a conversation that ends there: then nothing parts there.
+            // A template may refuse a conversation that ends there. Then there is no such position.
             let part = self.rendered(messages, false).and_then(|part| self.encode(&part)).ok()?;
             Some(part.iter().zip(tokens).take_while(|(a, b)| a == b).count())
         };
@@ -90,7 +115,7 @@ impl Dialogue<'_> {
             template.render(&Value::Array(messages), tools, answer_follows, &extra)
         };
         if let Some(echo) = TemplateHistory::verbatim(style, messages, self.tools) {
-            // A template may want arguments as an object, or leave them out.
+            // It fails if the template needs arguments as an object, or leaves them out.
             if let Ok(prompt) = self.rendered_as(&echo, render) {
                 return Ok(prompt);
             }
@@ -104,7 +129,7 @@ impl Dialogue<'_> {
         render: impl FnOnce(Vec<Value>, Option<&Value>, &Map<String, Value>) -> Result<String>,
     ) -> Result<Prompt> {
         let (messages, tools) = (&echo.messages, echo.tools.as_ref());
-        // 1. All that is said, in the order in which it is quoted below
+        // 1. Collect all strings, in the order in which they are quoted below
         let mut said = Vec::new();
         let mut collect = |text: &str| {
             said.push(text.to_owned());
@@ -120,18 +145,18 @@ impl Dialogue<'_> {
         let tools = tools.map(|v| with_strings(v, &mut quote));
         let extra = self.extra.iter().map(|(name, v)| (name.clone(), with_strings(v, &mut quote))).collect();
         let arguments: Vec<String> = echo.arguments.iter().map(|text| quote(text)).collect();
-        // 2. The text
+        // 2. Render
         let text = echo.filled(render(messages, tools.as_ref(), &extra)?, &arguments)?;
         Ok(quoting.unquote(&text))
     }
 }
 
-/// Whether a client asks to keep what is computed up to the end of this message.
+/// Whether a client asks to cache the prompt up to the end of this message.
 fn is_marked(message: &Value) -> bool {
     message.get("cache_control").is_some_and(|c| !c.is_null())
 }
 
-/// The value with each string replaced, names too: templates write out whole objects.
+/// The value with all strings replaced, also names of fields, since templates print whole objects.
 fn with_strings(value: &Value, replace: &mut impl FnMut(&str) -> String) -> Value {
     match value {
         Value::String(text) => Value::String(replace(text)),

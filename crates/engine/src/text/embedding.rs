@@ -1,4 +1,4 @@
-//! How a checkpoint's embeddings are made of its hidden states: sentence-transformers' `modules.json` and `1_Pooling/config.json`, where they lie beside it.
+//! How a checkpoint makes embeddings of hidden states, according to sentence-transformers' `modules.json` and `1_Pooling/config.json`.
 
 use std::path::{Component, Path};
 
@@ -9,19 +9,20 @@ use sluice_model::source::TextFiles;
 use super::files::read_json;
 use crate::step::pooling::Pooling;
 
-/// What is made of a prompt's hidden states.
+/// How embeddings are made of a prompt's hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Embedding {
+    /// Which states.
     pub pooling: Pooling,
-    /// Vectors have length 1.
+    /// Whether vectors are normalised to length 1.
     pub normalised: bool,
 }
 
 impl Embedding {
-    /// Where nothing is said, the last token's state, normalised.
+    /// Reads a checkpoint's files. Without them it is the last token's state, normalised.
     ///
     /// # Errors
-    /// A file that is broken, or asks for what is not done here; the message names it.
+    /// A file that is broken, or asks for something unsupported. The message names it.
     pub fn load(files: impl TextFiles) -> Result<Embedding> {
         let files: &dyn TextFiles = &files;
         let mut pooling_folder = "1_Pooling".to_owned();
@@ -57,7 +58,7 @@ impl Embedding {
     }
 }
 
-/// In the words of either of sentence-transformers' formats: a name, or a flag for each.
+/// Reads either of sentence-transformers' formats: a name, or a flag for each kind of pooling.
 fn pooling_of(config: &Value) -> Result<Pooling, String> {
     let flags = config.as_object().into_iter().flatten();
     let flags = flags.filter(|(_, on)| **on == true).filter_map(|(name, _)| name.strip_prefix("pooling_mode_"));

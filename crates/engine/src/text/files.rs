@@ -5,10 +5,10 @@ use serde_json::Value;
 use sluice_model::source::{TextFiles, is_missing};
 use sluice_store::MAX_SETTINGS;
 
-/// The JSON in file `name`; `None` where there is no such file.
+/// Reads the JSON in file `name`; `None` if there is no such file.
 ///
 /// # Errors
-/// A file that cannot be read, or is no JSON: the message names the file, line and column.
+/// A file that cannot be read, or is not JSON. The message names the file, line and column.
 pub(super) fn read_json(files: &dyn TextFiles, name: &str) -> Result<Option<Value>> {
     match files.read(name, MAX_SETTINGS) {
         Ok(bytes) => {

@@ -1,4 +1,4 @@
-//! What a checkpoint says about generating from it: `generation_config.json`, and which tokens end an answer.
+//! A checkpoint's defaults for generation: `generation_config.json`, and the tokens that end an answer.
 
 use super::files::read_json;
 use super::tokenizer::Tokenizer;
@@ -8,23 +8,30 @@ use anyhow::{Result, bail};
 use serde_json::Value;
 use sluice_model::source::TextFiles;
 
-/// The sampling values of `generation_config.json`; what the file leaves out is `None`.
+/// The sampling parameters of `generation_config.json`; `None` for those that it leaves out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
+    /// Tokens that end an answer.
     pub eos_token_ids: Vec<u32>,
+    /// `false`: greedy.
     pub do_sample: Option<bool>,
+    /// As in [`SamplingParams`], like the next ones.
     pub temperature: Option<f32>,
+    /// 0 keeps all.
     pub top_k: Option<u32>,
+    /// 1 keeps all.
     pub top_p: Option<f32>,
+    /// 0 keeps all.
     pub min_p: Option<f32>,
+    /// 1 is none.
     pub repetition_penalty: Option<f32>,
-    /// What of the file is not followed, and why: a line each.
+    /// Fields that are not followed, and why, a line each.
     pub notes: Vec<String>,
 }
 
 impl GenerationDefaults {
-    /// Reads `generation_config.json`. A model without one states nothing, and neither does a file that cannot be read, nor a field without a
-    /// meaning: these are only defaults, and no reason to refuse a model. They are noted.
+    /// Reads `generation_config.json`. If it is missing there are no defaults. Unreadable files and invalid fields are only noted, since defaults are no reason
+    /// to refuse a model.
     pub fn load(files: impl TextFiles) -> Self {
         let files: &dyn TextFiles = &files;
         let name = "generation_config.json";
@@ -50,7 +57,7 @@ impl GenerationDefaults {
         };
         let number = |v: &Value| v.as_f64().map(|x| x as f32);
         let count = |v: &Value| match v.as_i64() {
-            // As in vLLM: no cut.
+            // As in vLLM: keep all.
             Some(-1) => Some(0),
             _ => v.as_u64().and_then(|k| u32::try_from(k).ok()),
         };
@@ -63,7 +70,7 @@ impl GenerationDefaults {
         let eos_token_ids = eos.and_then(token_ids).unwrap_or_default();
         let mut found =
             Self { eos_token_ids, do_sample, temperature, top_k, top_p, min_p, repetition_penalty, notes: Vec::new() };
-        // Wherever they are asked for, they can be sampled with. One after the other is left out that cannot.
+        // Drop values that cannot be sampled with, one after the other.
         while let Err(e) = found.sampling().validate() {
             notes.push(fail(e.field, e.expected));
             match e.field {
@@ -81,8 +88,8 @@ impl GenerationDefaults {
         Self { notes, ..found }
     }
 
-    /// The parameters to sample with where the user says nothing: the checkpoint's values, and neutral ones (temperature 1, no
-    /// cut, no penalty) where it is silent. `do_sample: false` means greedy, that is temperature 0.
+    /// Sampling parameters if the user asks for none: the checkpoint's values, and neutral ones for those that it leaves out (temperature 1, no filter, no penalty).
+    /// `do_sample: false` means temperature 0.
     pub fn sampling(&self) -> SamplingParams {
         let neutral = SamplingParams::default();
         let temperature = match self.do_sample {
@@ -100,8 +107,11 @@ impl GenerationDefaults {
     }
 }
 
-/// The tokens that end an answer, ascending: `eos_token_id` of `generation_config.json`, that of `config.json` (or of its `text_config`),
-/// and the tokenizer's own `eos_token`, together.
+/// The tokens that end an answer, ascending: `eos_token_id` of `generation_config.json` and of `config.json` (or its `text_config`), and the tokenizer's
+/// `eos_token`.
+///
+/// # Errors
+/// A broken file, or an `eos_token_id` of `config.json` that is no token id.
 pub fn stop_ids(files: &dyn TextFiles, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
     let mut ids = GenerationDefaults::load(files).eos_token_ids;
     if let Some(config) = read_json(files, "config.json")? {

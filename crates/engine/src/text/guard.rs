@@ -1,12 +1,10 @@
-//! Panics of a library at the edge, made into errors.
+//! Turns panics of a library into errors.
 //!
-//! The tokenizers library takes a `tokenizer.json` as it is, and some of what can stand in one makes it panic much later, at a text. That is an error of
-//! the file, not of this program.
+//! The tokenizers library does not check everything in a `tokenizer.json`, and panics later at some text. That is an error of the file, not of this program.
 
 use anyhow::{Result, anyhow};
 
-/// What `call` returns, or an error that says with what words `library` panicked in it. Nothing is printed. What `call` had its hands on is to be given up, or to be such
-/// that a half-done change of it does no harm.
+/// Returns what `call` does, or an error with the message of a panic. Nothing is printed. After an error, data that `call` changed may be half changed.
 pub(super) fn guarded<T>(library: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
     sluice_store::catch_panic(call).unwrap_or_else(|words| Err(anyhow!("{library} cannot work with it: {words}")))
 }

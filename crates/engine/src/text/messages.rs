@@ -4,29 +4,31 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// One message.
+/// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Message {
     /// `system`, `user` or `assistant`.
     pub role: String,
+    /// Its text.
     pub content: String,
 }
 
 impl Message {
+    /// A message with this role and text.
     pub fn new(role: &str, content: impl Into<String>) -> Message {
         Message { role: role.to_owned(), content: content.into() }
     }
 
-    /// As templates and files have it.
+    /// The message as templates and files have it.
     pub fn to_json(&self) -> Value {
         json!({"role": self.role, "content": self.content})
     }
 }
 
-/// The messages in `json`; what else an entry has is left out.
+/// Reads a list of messages. Other fields of a message are ignored.
 ///
 /// # Errors
-/// What is no list of messages, and a role that is none of the three.
+/// JSON that is not a list of messages, or another role.
 pub fn parse_messages(json: &[u8]) -> Result<Vec<Message>> {
     let wanted = "not a list of messages with a role (system, user or assistant) and a content";
     let messages: Vec<Message> = serde_json::from_slice(json).context(wanted)?;

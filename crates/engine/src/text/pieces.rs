@@ -1,19 +1,29 @@
-//! What an answer consists of, once its model family's way of writing thoughts and calls is understood. Endpoints make their events of these.
+//! Parts of a parsed answer. Endpoints turn them into events.
 
-/// A part of an answer, as it comes.
+/// A part of an answer. Parts of the same kind in a row belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Of what the model thinks to itself.
+    /// Part of a thought.
     Thought(String),
-    /// Of what it says.
+    /// Part of the text.
     Text(String),
-    /// A call of a tool begins; calls of one answer are counted from 0.
-    Call { index: usize, name: String },
-    /// Goes on with the arguments of the call that began last, which together are one JSON object, in the order in which the model wrote its fields.
-    Arguments { index: usize, json: String },
+    /// A call of a tool begins.
+    Call {
+        /// Counts the calls of an answer from 0.
+        index: usize,
+        /// The tool's name.
+        name: String,
+    },
+    /// Part of the arguments of the last call. Together they are one JSON object, in the model's order.
+    Arguments {
+        /// The index of the call.
+        index: usize,
+        /// Part of the object's text.
+        json: String,
+    },
 }
 
-/// All that an answer says, without thoughts and calls.
+/// The text of an answer, without thoughts and calls.
 pub fn text_of(pieces: &[Piece]) -> String {
     let text = |piece: &Piece| match piece {
         Piece::Text(text) => Some(text.clone()),

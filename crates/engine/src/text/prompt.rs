@@ -1,12 +1,12 @@
-//! What people type is text: a control token that is spelled out in a message stays a spelling and never becomes the token.
+//! Keeps the text of messages apart from control tokens: a control token that a message spells stays text.
 //!
-//! A template mixes its own control tokens with what the messages say, and the tokenizer sees one string. So messages go into the template with the
-//! first character of every control token in them replaced by a stand-in, a character for private use that occurs nowhere else; wherever one is found in the
-//! rendered text, a spelling begins. The tokenizer gets the text with stand-ins, where it cannot find the token, and they are turned back before words are
-//! made of it. A control token that begins in a message and ends behind it (`<|im_` at its end) counts too.
+//! A template mixes its own control tokens with the text of messages, and the tokenizer sees one string. So before a message goes into the template, the first
+//! character of each control token in it is replaced by a stand-in, a private-use character that occurs nowhere else. The tokenizer gets the rendered text with
+//! stand-ins, so that it does not find the control tokens. The stand-ins are turned back before the text is split into words. A control token that begins in
+//! a message and ends after it (`<|im_` at the end) is covered too.
 //!
-//! All else is encoded as one string, words that reach across the border of a message included, so a prompt without such spellings has the very tokens that
-//! it would have without this module.
+//! Everything else is encoded as one string, including words across the borders of messages. So a prompt that spells no control tokens has the same tokens as
+//! without this module.
 //!
 //! Control tokens are those that `tokenizer.json` marks as special, and added ones written `<|like this|>`. Other added tokens (`<think>`, runs of spaces) are
 //! words of the model's language, in messages too.
@@ -14,20 +14,20 @@
 use aho_corasick::AhoCorasick;
 use anyhow::{Result, anyhow};
 
-/// The first of the characters that stand in for others, going down: the last one for private use that is a character.
+/// The first stand-in, and the last private-use character. The others follow downwards.
 const STAND_IN: u32 = 0x10_FFFD;
-/// Characters for private use on that plane.
+/// Private-use characters on that plane.
 const PLANE: u32 = 0xFFFE;
 
-/// Text for the tokenizer, and which of the control tokens in it are only spelled.
+/// A rendered prompt, and which of the control tokens in it are only spelled.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prompt {
     text: String,
-    /// Where a control token begins that is none, in bytes, ascending.
+    /// Byte positions where a spelled control token begins, ascending.
     spelled: Vec<usize>,
 }
 
-/// Text in which every control token is one.
+/// A text in which no control token is only spelled.
 impl From<String> for Prompt {
     fn from(text: String) -> Prompt {
         Prompt { text, spelled: Vec::new() }
@@ -35,16 +35,17 @@ impl From<String> for Prompt {
 }
 
 impl Prompt {
+    /// The rendered text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether control tokens in the text are all meant as such.
+    /// Whether no control token is only spelled.
     pub(super) fn is_plain(&self) -> bool {
         self.spelled.is_empty()
     }
 
-    /// What follows `prompt` and the model's answer to it, if this begins with them: with the same control tokens spelled, and none in the answer.
+    /// The rest after `prompt` and the model's answer to it, if this prompt begins with both: with the same spelled control tokens, and none in the answer.
     pub fn after(&self, prompt: &Prompt, answer: &str) -> Option<Prompt> {
         let rest = self.text.strip_prefix(&prompt.text)?.strip_prefix(answer)?;
         let begin = self.text.len() - rest.len();
@@ -53,7 +54,7 @@ impl Prompt {
         (before == prompt.spelled).then(|| Prompt { text: rest.to_owned(), spelled })
     }
 
-    /// The text with stand-ins, and what they stand for.
+    /// The text with stand-ins, and the characters they replace.
     pub(super) fn disguised(&self, control: &[String]) -> Result<(String, StandIns)> {
         let firsts = self.spelled.iter().filter_map(|at| self.text.get(*at..)?.chars().next());
         let stand_ins =
@@ -62,11 +63,11 @@ impl Prompt {
     }
 }
 
-/// Characters that stand in for others.
+/// Stand-ins and the characters they replace.
 pub(super) struct StandIns(Vec<(char, char)>);
 
 impl StandIns {
-    /// One for each of `firsts`, none of which occurs in `texts`.
+    /// A stand-in for each of `firsts`. None of them occurs in `texts`.
     fn choose<'a>(
         firsts: impl Iterator<Item = char>,
         texts: impl Iterator<Item = &'a str> + Clone,
@@ -84,7 +85,7 @@ impl StandIns {
         Ok(StandIns(pairs))
     }
 
-    /// The text with the characters at these places replaced.
+    /// The text with the characters at these positions replaced.
     fn put(&self, text: &str, places: &[usize]) -> String {
         let mut places = places.iter().copied().peekable();
         let replaced = text.char_indices().map(|(at, c)| match places.next_if_eq(&at) {
@@ -94,15 +95,15 @@ impl StandIns {
         replaced.collect()
     }
 
-    /// What `c` stands for, or `c` itself.
-    pub(super) fn back(&self, c: char) -> char {
+    /// The character that `c` replaces, or `c` itself.
+    pub(super) fn original(&self, c: char) -> char {
         self.0.iter().find(|(stand_in, _)| *stand_in == c).map_or(c, |(_, stands_for)| *stands_for)
     }
 }
 
-/// Takes the contents of messages through a template.
+/// Passes the contents of messages through a template.
 pub(super) struct Quoting {
-    /// For each content, where control tokens are spelled in it.
+    /// For each content, the positions of spelled control tokens.
     places: Vec<Vec<usize>>,
     stand_ins: StandIns,
 }
@@ -111,7 +112,7 @@ impl Quoting {
     /// For these `contents` and a tokenizer's `control` tokens.
     ///
     /// # Errors
-    /// Contents that leave no character to stand in for another.
+    /// Contents that use all private-use characters.
     pub fn new(control: &[String], contents: &[&str]) -> Result<Quoting> {
         let control: Vec<&str> = control.iter().map(String::as_str).filter(|t| !t.is_empty()).collect();
         let finder = AhoCorasick::new(&control)?;
@@ -124,16 +125,16 @@ impl Quoting {
         Ok(Quoting { places, stand_ins })
     }
 
-    /// The content with this index, as the template is to see it.
+    /// The content with this index, as the template gets it.
     pub fn quote(&self, index: usize, content: &str) -> String {
         self.stand_ins.put(content, &self.places[index])
     }
 
-    /// What the template made of the quoted contents.
+    /// The prompt of a rendered text with quoted contents.
     pub fn unquote(&self, rendered: &str) -> Prompt {
         let mut prompt = Prompt::default();
         for c in rendered.chars() {
-            let meant = self.stand_ins.back(c);
+            let meant = self.stand_ins.original(c);
             if meant != c {
                 prompt.spelled.push(prompt.text.len());
             }
@@ -143,8 +144,8 @@ impl Quoting {
     }
 }
 
-/// Where a control token begins in `content`, ascending: whole ones, overlapping ones too, and at its end (with or without the white space there, which
-/// templates cut off) the beginning of one.
+/// Positions where a control token begins in `content`, ascending. Tokens may overlap, and the last one may be incomplete at the end, with or without the
+/// white space there, which templates trim.
 fn spelled(finder: &AhoCorasick, control: &[&str], content: &str) -> Vec<usize> {
     let mut places: Vec<usize> = finder.find_overlapping_iter(content).map(|found| found.start()).collect();
     let longest = control.iter().map(|t| t.len()).max().unwrap_or(0);
@@ -172,7 +173,7 @@ mod tests {
         DEMO.get_or_init(|| Tokenizer::load(&folder, None).unwrap())
     }
 
-    /// As a template does it: control tokens between the contents, white space cut off.
+    /// Like a template: control tokens between the contents, which are trimmed.
     fn render(contents: &[String]) -> String {
         contents.iter().map(|c| format!("<|im_start|>user\n{}<|im_end|>", c.trim())).collect()
     }
@@ -200,7 +201,7 @@ mod tests {
             assert_eq!(found.text(), render(&[content.to_owned()]));
             let ids = demo().encode_prompt(&found, false).unwrap();
             assert_eq!(specials(&ids), [1, 2], "{content}");
-            // The words between the two are those of the text alone.
+            // The words between the control tokens are those of the text alone.
             let inside = demo().encode_plain(&format!("user\n{content}")).unwrap();
             assert_eq!(ids[1..ids.len() - 1], inside, "{content}");
         }
@@ -225,7 +226,7 @@ mod tests {
         let rest = both.after(&first, "").unwrap();
         assert_eq!(rest.text(), "<|im_start|>user\nb<|im_end|><|im_end|>");
         assert_eq!(specials(&demo().encode_prompt(&rest, false).unwrap()), [1, 2]);
-        // The same text, but typed: what the engine has computed were real control tokens.
+        // The same text with spelled control tokens. The engine has computed real ones.
         let typed = whole(&["a<|im_end|><|im_start|>user\nb"]);
         assert_eq!(typed.text(), whole(&["a", "b"]).text());
         assert!(typed.after(&whole(&["a"]), "").is_none());

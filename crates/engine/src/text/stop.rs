@@ -1,24 +1,24 @@
-//! Stop strings in a stream of text: what may be shown, and when to end.
+//! Finds stop strings in a stream of text.
 //!
-//! A stop string may begin in one piece and end in another, so the longest end of the text that could still become one is held back.
-//! How the text was cut into pieces never changes the outcome: the stop string that is complete first ends the text (of two that
-//! are complete at the same character, the longer), and neither it nor anything behind it is ever shown.
+//! A stop string may begin in one piece and end in another, so the longest end of the text that could become one is held back. How the text is cut into pieces
+//! never changes the result: the stop string that is complete first ends the text. Of two that are complete at the same character, it is the longer one.
+//! Neither it nor anything after it is shown.
 
 /// Watches a text for stop strings.
 pub struct StopStrings {
     stops: Vec<String>,
-    /// The end of the text so far that may be the beginning of a stop string.
+    /// The end of the text that may be the beginning of a stop string.
     held: String,
     stopped: Option<usize>,
 }
 
 impl StopStrings {
-    /// A watcher for these strings; empty ones are left out, as they would match everywhere.
+    /// Watches for these strings. Empty ones are ignored, as they would match everywhere.
     pub fn new(stops: impl IntoIterator<Item = String>) -> Self {
         Self { stops: stops.into_iter().filter(|s| !s.is_empty()).collect(), held: String::new(), stopped: None }
     }
 
-    /// Takes the next piece of text. Returns what may be shown, and whether a stop string was found: then nothing more comes.
+    /// Takes the next piece of text. Returns what can be shown, and whether a stop string was found. After that the text has ended.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         if self.stopped.is_some() {
             return (String::new(), true);
@@ -28,7 +28,7 @@ impl StopStrings {
         }
         self.held.push_str(text);
 
-        // 1. a whole stop string: the one that ends first, and of those the one that begins first
+        // 1. the stop string that ends first, and of those the one that begins first
         let found = self.stops.iter().enumerate().filter_map(|(i, stop)| {
             let start = self.held.find(stop.as_str())?;
             Some((start + stop.len(), start, i))
@@ -40,27 +40,27 @@ impl StopStrings {
             return (shown, true);
         }
 
-        // 2. an end that may become one: nothing of it is shown yet
+        // 2. hold back an end that may become one
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let held = self.held.split_off(self.held.len() - keep);
         (std::mem::replace(&mut self.held, held), false)
     }
 
-    /// What was held back, for a text that ended without a stop string.
+    /// Returns what was held back, after a text that ended without a stop string.
     pub fn flush(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// The stop string that ended the text.
+    /// The stop string that ended the text, if one did.
     pub fn stopped_by(&self) -> Option<&str> {
         self.stopped.map(|i| self.stops[i].as_str())
     }
 }
 
-/// Length in bytes of the longest end of `text` that is a beginning of `stop`, but not all of it.
+/// Bytes of the longest end of `text` that is a beginning of `stop`, but not all of it.
 pub(super) fn overlap(text: &str, stop: &str) -> usize {
     let longest = (stop.len() - 1).min(text.len());
-    // A match ends where `text` ends, on a character's border, so both ends of it are borders.
+    // A match ends at the end of `text`, so both of its ends are character boundaries.
     (1..=longest).rev().find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
 }
 

@@ -1,7 +1,7 @@
 //! What a request demands of its answer, in any dialect: which tools may or must be called, and the format of the text.
 
 use serde_json::{Value, json};
-use sluice_engine::{Called, Demand, GrammarFormat, unknown_formats};
+use sluice_engine::{Demand, GrammarFormat, ToolCallRules, unknown_formats};
 
 use crate::http::context::note_ignored;
 use crate::http::error::ApiError;
@@ -78,12 +78,12 @@ impl OutputSpec {
         let called = match choice {
             ToolChoice::Required => {
                 let tools = tools.clone().ok_or_else(|| missing("there are no tools to call".into()))?;
-                Some(Called { tools, several, must: true, strict: Vec::new() })
+                Some(ToolCallRules { tools, several, must: true, strict: Vec::new() })
             }
             ToolChoice::Named(name) => {
                 let tool = all.iter().find(|tool| tool["function"]["name"] == name.as_str());
                 let tool = tool.ok_or_else(|| missing(format!("there is no tool {name:?}")))?;
-                Some(Called { tools: json!([tool]), several: false, must: true, strict: Vec::new() })
+                Some(ToolCallRules { tools: json!([tool]), several: false, must: true, strict: Vec::new() })
             }
             ToolChoice::Allowed { names, must } => {
                 let one = |name: &String| {
@@ -94,13 +94,13 @@ impl OutputSpec {
                 if tools.is_empty() {
                     return Err(missing("tool_choice allows no tools; use \"none\" for that".into()));
                 }
-                Some(Called { tools: json!(tools), several, must: *must, strict: Vec::new() })
+                Some(ToolCallRules { tools: json!(tools), several, must: *must, strict: Vec::new() })
             }
             // If the answer has a grammar, calls must be part of it.
             ToolChoice::Auto | ToolChoice::None => (tools
                 .clone()
                 .filter(|_| parses_calls && form != GrammarFormat::Text))
-            .map(|tools| Called { tools, several, must: false, strict: Vec::new() }),
+            .map(|tools| ToolCallRules { tools, several, must: false, strict: Vec::new() }),
         };
         let (form, blamed_field) = match &called {
             Some(called) if called.must => (GrammarFormat::Text, "tools"),
@@ -129,7 +129,7 @@ impl OutputSpec {
             Demand { called: Some(called), .. } => called.strict = names,
             Demand { called: called @ None, form: GrammarFormat::Text, .. } => {
                 let tools = self.tools.clone().unwrap_or_default();
-                *called = Some(Called { tools, several, must: false, strict: names });
+                *called = Some(ToolCallRules { tools, several, must: false, strict: names });
                 (self.blamed_field, self.only_strict) = ("tools", true);
             }
             Demand { called: None, .. } => {}

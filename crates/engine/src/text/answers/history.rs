@@ -1,8 +1,8 @@
-//! Messages as a template is to see them, so that it writes for an answer that a client sends back the very text that was generated.
+//! Prepares messages for a template, so that it renders an earlier answer to exactly the text that was generated.
 //!
-//! Calls come back with their arguments as JSON. Where they are spaced as the model wrote them, a stand-in takes their place in the template, and the text takes its place
-//! in what was rendered: whether a template writes texts as they are or as JSON, they come out alike. Where they are compact, a client has written them anew; the template
-//! writes the object then, in the spacing that the model was trained with. The same holds for each parameter of a call in XML.
+//! Clients send calls back with their arguments as JSON. If these are spaced as the model wrote them, the template gets a stand-in, which is replaced by the arguments in the
+//! rendered text. So they come out the same whether a template prints strings as they are or as JSON. If they are compact, the client has rewritten them, and the
+//! template prints the object with the spaces that the model was trained with. The same holds for each parameter of a call in XML.
 
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value, json};
@@ -12,24 +12,24 @@ use super::marks::{CALL, CALLED};
 use super::style::{Calls, Style};
 use crate::text::template::tojson::dumps;
 
-/// Around the number of arguments that are to be filled in.
+/// A stand-in is the index of the arguments between these characters.
 const STAND_IN: [char; 2] = ['\u{F0000}', '\u{F0001}'];
 
-/// What a template is given.
+/// The input of a template.
 pub struct TemplateHistory {
     pub messages: Vec<Value>,
     pub tools: Option<Value>,
-    /// What stand-ins in the messages stand for.
+    /// The arguments that stand-ins in the messages replace.
     pub arguments: Vec<String>,
 }
 
 impl TemplateHistory {
-    /// Messages that nothing is to be done to.
+    /// Unchanged messages.
     pub fn plain(messages: &[Value]) -> TemplateHistory {
         TemplateHistory { messages: messages.to_vec(), tools: None, arguments: Vec::new() }
     }
 
-    /// For templates that look at arguments as objects.
+    /// For templates that use arguments as objects.
     pub fn new(style: Style, messages: &[Value], tools: Option<&Value>) -> TemplateHistory {
         if !style.native && style.calls.is_some() {
             return TemplateHistory { messages: written(messages, tools), tools: None, arguments: Vec::new() };
@@ -42,7 +42,7 @@ impl TemplateHistory {
         echo
     }
 
-    /// For templates that write arguments out as they find them; `None` where there are none that this makes a difference to.
+    /// For templates that print arguments as they are; `None` if there are no arguments for which that makes a difference.
     pub fn verbatim(style: Style, messages: &[Value], tools: Option<&Value>) -> Option<TemplateHistory> {
         if !style.native || style.calls != Some(Calls::Json) {
             return None;
@@ -63,10 +63,10 @@ impl TemplateHistory {
         Some(echo)
     }
 
-    /// A rendered text with what its stand-ins stand for.
+    /// Replaces the stand-ins in a rendered text.
     ///
     /// # Errors
-    /// Where one of them is not there once.
+    /// When a stand-in does not occur exactly once.
     pub fn filled(&self, mut rendered: String, arguments: &[String]) -> Result<String> {
         for (i, arguments) in arguments.iter().enumerate() {
             let stand_in = stand_in(i);
@@ -110,8 +110,8 @@ fn object(arguments: &Value) -> Value {
     }
 }
 
-/// Arguments by name, numbers and spaced values as they were written. What is no object, as where a call was cut, is one argument: templates of this family go
-/// through them by name.
+/// Arguments by name, with numbers and spaced values as they were written. Templates of this family iterate over the names, so arguments that are no object, for
+/// example of a call that was cut off, become a single argument.
 fn xml(arguments: &Value) -> Value {
     let Some(fields) = arguments.as_str().and_then(text::fields) else {
         let object = object(arguments);
@@ -126,7 +126,7 @@ fn xml(arguments: &Value) -> Value {
     Value::Object(fields.into_iter().map(|(name, json)| (name, value(json))).collect())
 }
 
-/// For templates that know nothing of tools: all in the messages' own text, in Hermes' way.
+/// For templates without tools: writes tools and calls into messages, in the format of Hermes.
 fn written(messages: &[Value], tools: Option<&Value>) -> Vec<Value> {
     let mut written: Vec<Value> = Vec::with_capacity(messages.len() + 1);
     let tools: Vec<String> = tools.and_then(Value::as_array).into_iter().flatten().map(dumps).collect();

@@ -1,30 +1,30 @@
-//! JSON as it comes, and as it was written.
+//! JSON while it streams, and the text that it was written in.
 
 use serde::de::IgnoredAny;
 use serde_json::Deserializer;
 
-/// Values nested deeper than this are refused, as `serde_json` and others do.
+/// Values may be nested this deeply, about as in `serde_json`.
 const DEPTH: usize = 120;
 
-/// Follows the text of a JSON object byte by byte, and knows where it ends and where it goes wrong.
+/// Reads a JSON object byte by byte, and finds its end or its first error.
 pub struct Scanner {
-    /// Of what is open, whether it is an object.
+    /// The open objects (true) and arrays (false).
     open: Vec<bool>,
     at: At,
 }
 
 #[derive(Clone, Copy)]
 enum At {
-    /// A value; `end`: or the end of an array that has none yet.
+    /// Before a value. `end`: or the end of an empty array.
     Value {
         end: bool,
     },
-    /// A name; `end`: or the end of an object that has none yet.
+    /// Before a name. `end`: or the end of an empty object.
     Name {
         end: bool,
     },
     Colon,
-    /// `,` or an end.
+    /// Before `,` or an end.
     Next,
     Text {
         name: bool,
@@ -32,13 +32,13 @@ enum At {
     Escape {
         name: bool,
     },
-    /// So many digits of `\u....` are to come.
+    /// In `\u....`, with this many digits left.
     Digits {
         name: bool,
         left: u8,
     },
     Number(Number),
-    /// What is left of `true`, `false` or `null`.
+    /// In `true`, `false` or `null`, with these letters left.
     Word(&'static [u8]),
 }
 
@@ -54,22 +54,23 @@ enum Number {
     Exponent,
 }
 
-/// How far a text belongs to the object.
+/// How much of a text belongs to the object.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Scan {
     All,
     /// It ends before this byte.
     Ends(usize),
-    /// No object goes on like this byte.
+    /// This byte is an error.
     Bad(usize),
 }
 
 impl Scanner {
-    /// For an object of which nothing was seen.
+    /// Before the object's first byte.
     pub fn new() -> Scanner {
         Scanner { open: Vec::new(), at: At::Value { end: false } }
     }
 
+    /// Reads the next part of the text.
     pub fn scan(&mut self, text: &str) -> Scan {
         for (i, byte) in text.bytes().enumerate() {
             if self.take(byte).is_none() {
@@ -183,7 +184,7 @@ impl Number {
     }
 }
 
-/// The names of an object with the text of their values as it was written, in order; `None` for what is no JSON object.
+/// The fields of an object, in order, with the text of their values as it was written; `None` if it is no JSON object.
 pub fn fields(text: &str) -> Option<Vec<(String, &str)>> {
     let mut rest = text.trim().strip_prefix('{')?;
     let mut fields = Vec::new();
@@ -209,7 +210,7 @@ pub fn fields(text: &str) -> Option<Vec<(String, &str)>> {
     }
 }
 
-/// Whether white space lies between the parts of a JSON text.
+/// Whether a JSON text has white space between its parts.
 pub fn is_spaced(json: &str) -> bool {
     let (mut inside, mut escaped) = (false, false);
     for c in json.trim().bytes() {
@@ -224,7 +225,7 @@ pub fn is_spaced(json: &str) -> bool {
     false
 }
 
-/// A text as it stands between the quotes of a JSON string.
+/// A string as JSON, without the quotes.
 pub fn escaped(text: &str) -> String {
     let quoted = serde_json::Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()

@@ -1,27 +1,29 @@
-//! The tools that a request offers, as far as calls of them are read: which parameter is a text, and which is JSON.
+//! The tools that a request offers, for parsing calls: which parameters are strings, and which are JSON.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// What a parameter that is written without quotes may be.
+/// The types that a parameter, which is written without quotes, may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParameterType {
-    /// A text, or what a schema does not say.
+    /// A string, or a type that the schema does not state.
     pub text: bool,
+    /// A boolean.
     pub boolean: bool,
+    /// Null.
     pub null: bool,
     /// A number, an object or an array.
     pub other: bool,
 }
 
 impl ParameterType {
-    /// Whatever it is, it is a text.
+    /// Whether it can only be a string.
     pub fn is_text(self) -> bool {
         self == ParameterType { text: true, ..ParameterType::default() }
     }
 
-    /// Anything that JSON can write.
+    /// Any type.
     pub fn any() -> ParameterType {
         ParameterType { text: true, boolean: true, null: true, other: true }
     }
@@ -35,8 +37,8 @@ impl ParameterType {
         }
     }
 
-    /// As a JSON schema says.
-    pub fn of(schema: &Value) -> ParameterType {
+    /// The types that a JSON schema allows.
+    pub fn from_schema(schema: &Value) -> ParameterType {
         let none = ParameterType::default();
         let value = |value: &Value| match value {
             Value::Null => ParameterType { null: true, ..none },
@@ -56,7 +58,7 @@ impl ParameterType {
         let found = match (&schema["const"], &schema["enum"], &schema["type"]) {
             (Value::Null, Value::Null, Value::Null) => {
                 let either = ["anyOf", "oneOf"].iter().find_map(|name| schema[*name].as_array());
-                either.map_or(ParameterType::any(), |list| all(list, &ParameterType::of))
+                either.map_or(ParameterType::any(), |list| all(list, &ParameterType::from_schema))
             }
             (Value::Null, Value::Null, Value::Array(names)) => all(names, &named),
             (Value::Null, Value::Null, name) => named(name),
@@ -70,24 +72,26 @@ impl ParameterType {
 /// Tools by name.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
-    /// By tool: the kinds of its parameters.
+    /// tool -> parameter -> type.
     kinds: HashMap<String, HashMap<String, ParameterType>>,
 }
 
 impl Tools {
-    /// Those of a list as templates want it: `{"type": "function", "function": {"name": .., "parameters": SCHEMA}}`.
+    /// From a list as templates use it: `{"type": "function", "function": {"name": .., "parameters": SCHEMA}}`.
     pub fn new(list: &Value) -> Tools {
         let tool = |tool: &Value| {
             let function = tool.get("function").unwrap_or(tool);
             let properties = function["parameters"]["properties"].as_object();
-            let kinds =
-                properties.into_iter().flatten().map(|(name, schema)| (name.clone(), ParameterType::of(schema)));
+            let kinds = properties
+                .into_iter()
+                .flatten()
+                .map(|(name, schema)| (name.clone(), ParameterType::from_schema(schema)));
             Some((function["name"].as_str()?.to_owned(), kinds.collect()))
         };
         Tools { kinds: list.as_array().into_iter().flatten().filter_map(tool).collect() }
     }
 
-    /// What a parameter of a tool may be.
+    /// The type of a tool's parameter.
     pub fn kind(&self, tool: &str, parameter: &str) -> ParameterType {
         self.kinds.get(tool).and_then(|kinds| kinds.get(parameter)).copied().unwrap_or(ParameterType::any())
     }
@@ -102,12 +106,18 @@ mod tests {
     #[test]
     fn schemas_say_what_is_a_text() {
         for text in [json!({"type": "string"}), json!({"enum": ["a", "b"]}), json!({"const": "1"})] {
-            assert!(ParameterType::of(&text).is_text(), "{text}");
+            assert!(ParameterType::from_schema(&text).is_text(), "{text}");
         }
         for other in [json!({}), json!({"type": ["string", "null"]}), json!({"$ref": "#/x"}), json!({"anyOf": []})] {
-            assert!(!ParameterType::of(&other).is_text() && ParameterType::of(&other).text, "{other}");
+            assert!(
+                !ParameterType::from_schema(&other).is_text() && ParameterType::from_schema(&other).text,
+                "{other}"
+            );
         }
         let either = json!({"anyOf": [{"type": "integer"}, {"type": "null"}]});
-        assert_eq!(ParameterType::of(&either), ParameterType { null: true, other: true, ..ParameterType::default() });
+        assert_eq!(
+            ParameterType::from_schema(&either),
+            ParameterType { null: true, other: true, ..ParameterType::default() }
+        );
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn float(value: &Value, default: Option<Value>, named: Kwargs) -> Res
     })
 }
 
-/// Digits with underscores between them taken out; `None` where one stands elsewhere.
+/// Removes underscores between digits; `None` if there is one elsewhere.
 fn without_underscores(digits: &str) -> Option<String> {
     let is_wrong = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
     (!is_wrong).then(|| digits.replace('_', ""))
@@ -67,7 +67,7 @@ fn parse_int(text: &str, base: u32) -> Option<i128> {
     let (base, digits) = match base {
         0 => match [("0x", 16), ("0o", 8), ("0b", 2)].iter().find_map(|(of, base)| Some((*base, prefix(of)?))) {
             Some(found) => found,
-            // A number that is not 0 does not begin with one.
+            // Only 0 may begin with a 0.
             None if digits.starts_with('0') && digits.bytes().any(|b| b != b'0' && b != b'_') => return None,
             None => (10, digits),
         },

@@ -1,8 +1,8 @@
-//! The template engine, as transformers sets up Jinja: what runs a template, in whichever process.
+//! The template engine, set up as transformers sets up Jinja.
 //!
-//! A template runs out of fuel instead of running for ever, writes so much and no more, and runs on a stack of its own, so that values nested without end
-//! cannot overflow the caller's. What the engine has no hook for is the memory and the time of one expression: `s ~ s` again and again, a list of two
-//! equal lists again and again and then compared. Those are bounded by the process around it ([`super::sandbox`]).
+//! Fuel limits how long a template runs, and its output is limited too. It runs on a stack of its own, so that deeply nested values cannot overflow the
+//! caller's. The engine cannot limit the memory and time of one expression: `s ~ s` many times over, or comparing lists of two equal lists, nested many
+//! times. The process around it does ([`super::sandbox`]).
 
 use super::errors::shortened;
 use super::tojson::tojson;
@@ -18,33 +18,33 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// Instructions that any template may take, and those it may take more for each value in its input.
+/// Instructions that a template may execute. Each value in its input adds `FUEL_PER_VALUE`.
 const FUEL: u64 = 2_000_000;
 const FUEL_PER_VALUE: u64 = 2_000;
-/// More text than this is not a prompt.
+/// Bytes of a prompt, at most.
 pub(super) const MAX_OUTPUT: usize = 64 << 20;
-/// Reserved, not used: only a template that nests values without end comes near it.
+/// Bytes of the stack. They are reserved, and only used by deeply nested values.
 pub(super) const STACK: usize = 256 << 20;
 
 /// One rendering.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Rendering {
-    /// Which of the templates.
+    /// The name of the template.
     pub name: String,
-    /// What its clock shows; `None`: the time it is.
+    /// The time that it sees; `None`: the current time.
     pub time: Option<DateTime>,
-    /// The names that it sees, an object.
+    /// Its variables, an object.
     pub context: Json,
 }
 
-/// Compiled templates. Errors are texts that go on behind `FILE: chat template`.
+/// Compiled templates. Error messages continue after `FILE: chat template`.
 pub(super) struct Templates {
     env: Environment<'static>,
     clock: Arc<Mutex<Option<DateTime>>>,
 }
 
 impl Templates {
-    /// `templates` are names and sources. The error is the engine's own, with name and line.
+    /// Compiles templates: (name, source). The error is the engine's, with name and line.
     pub fn compile(templates: &[(String, String)]) -> Result<Self, String> {
         guarded("the template engine", || Ok(Self::compile_unguarded(templates))).map_err(|e| e.to_string())?
     }
@@ -66,7 +66,7 @@ impl Templates {
             python::strftime(&format, fixed.unwrap_or_else(|| jiff::Zoned::now().datetime()))
         });
         for (name, source) in templates {
-            // As Jinja2 reads a source: every kind of line end is one line feed.
+            // As in Jinja2, all line ends become line feeds.
             let source = source.replace("\r\n", "\n").replace('\r', "\n");
             env.add_template_owned(name.clone(), percent::with_filters(&without_generation_tags(&source)))
                 .map_err(|e| e.to_string())?;
@@ -74,7 +74,7 @@ impl Templates {
         Ok(Self { env, clock })
     }
 
-    /// The text that a template writes.
+    /// Renders a template.
     pub fn run(&self, rendering: &Rendering) -> Result<String, String> {
         *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = rendering.time;
         let rendered = thread::scope(|scope| -> anyhow::Result<_> {
@@ -109,7 +109,7 @@ impl Templates {
     }
 }
 
-/// The text being written, up to its limit.
+/// The output, up to its limit.
 struct Prompt {
     text: Vec<u8>,
     is_full: bool,
@@ -138,14 +138,14 @@ fn count_values(value: &Json) -> u64 {
     }
 }
 
-/// `{% generation %}` marks the assistant's own words for training. It prints its body, in a scope of its own: `{% with %}` does the same.
+/// Replaces `{% generation %}`, which marks the assistant's words for training. It prints its body in a scope of its own, as `{% with %}` does.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         out.push_str(before);
-        // `{%}` is no end of itself.
+        // `{%}` does not end itself.
         let Some(end) = tag[2..].find("%}").map(|n| n + 2) else {
             rest = tag;
             break;

@@ -85,11 +85,11 @@ pub struct ChatTemplate {
     note: Option<String>,
 }
 
-/// What renders the template.
+/// Where templates run.
 enum Renderer {
-    /// In a process of its own, which has so much memory and time and no more.
+    /// In a process of its own, with limits of memory and time.
     Apart(Apart),
-    /// In this one: it runs out of fuel and stack and cannot write without end, but an expression may take any memory.
+    /// In this process. Fuel, stack and output are limited, but a single expression may use any amount of memory.
     Here(Box<Templates>),
 }
 
@@ -97,13 +97,13 @@ impl ChatTemplate {
     /// Compiles the template of a checkpoint, if it has one.
     ///
     /// # Errors
-    /// A file that cannot be read, or a template that is no Jinja; the message names file and line.
+    /// A file that cannot be read, or a template that is not valid Jinja. The message names file and line.
     pub fn load(files: impl TextFiles) -> Result<Option<Self>> {
         let Some((file, templates)) = sources(&files)? else { return Ok(None) };
         Self::compile(file, templates, SpecialTokens::load(&files)?.names()).map(Some)
     }
 
-    /// The style of a checkpoint's template, which is not compiled.
+    /// The style of a checkpoint's template, without compiling it.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -140,48 +140,48 @@ impl ChatTemplate {
         })
     }
 
-    /// The template whose text this is.
+    /// Compiles the text of a template.
     ///
     /// # Errors
-    /// As [`ChatTemplate::load`].
+    /// Those of [`ChatTemplate::load`].
     pub fn parse(source: &str) -> Result<Self> {
         Self::compile(JINJA.into(), vec![("default".into(), source.into())], Map::new())
     }
 
-    /// How the model writes thoughts and calls, by what the template itself writes.
+    /// How the model writes thoughts and calls, according to the template's text.
     pub fn style(&self) -> Style {
         self.style
     }
 
-    /// What could not be done as it should be, in a clause for the user.
+    /// A note for the user if templates do not run in a process of their own.
     pub fn note(&self) -> Option<&str> {
         self.note.as_deref()
     }
 
-    /// What went wrong in it, for those who are not to know where it lies.
+    /// An error of the template without its path, for remote clients.
     pub fn told(&self, error: &anyhow::Error) -> String {
         let (said, file) = (format!("{error:#}"), format!("{}: ", self.file.display()));
         said.strip_prefix(&file).map_or(said.clone(), str::to_owned)
     }
 
-    /// Stops the template's clock at a local time, written `2026-01-31T12:00:00`: a date in the system prompt then stays the same,
-    /// and with it the prompt's cached state.
+    /// Fixes the time that the template sees, as local time: `2026-01-31T12:00:00`. Then a date in the system prompt stays the same, and the prompt's blocks can be
+    /// reused.
     pub fn set_time(&self, local_time: &str) -> Result<()> {
         let time = local_time.parse().with_context(|| format!("no date and time: {local_time:?}"))?;
         *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Some(time);
         Ok(())
     }
 
-    /// How long a rendering may take, where templates run in a process of their own.
+    /// Sets how long a rendering may take, if templates run in a process of their own.
     pub fn set_patience(&self, patience: Patience) {
         *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = patience;
     }
 
-    /// The prompt for a conversation. `messages` is a list of objects with `role` and `content`; `tools` a list of JSON schemas; `extra` are more names that
-    /// the template may look at (`enable_thinking`, `documents`); they win over the ones we give.
+    /// Renders a conversation. `messages`: a list of objects with `role` and `content`; `tools`: a list of JSON schemas; `extra`: more variables for the template
+    /// (`enable_thinking`, `documents`), which override the standard ones.
     ///
     /// # Errors
-    /// What the template itself raises, any mistake in it, and a template that takes too long or writes too much.
+    /// Errors that the template raises, mistakes in it, and a template that takes too long or writes too much.
     pub fn render(
         &self,
         messages: &Json,
@@ -189,7 +189,7 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         extra: &Map<String, Json>,
     ) -> Result<String> {
-        // 1. which of the named templates
+        // 1. choose a named template
         let name = match &self.names[..] {
             [only] => only,
             names => {
@@ -205,7 +205,7 @@ impl ChatTemplate {
             }
         };
 
-        // 2. the names that it sees
+        // 2. its variables
         let mut context = self.special_tokens.clone();
         context.insert("messages".into(), plain_messages(messages)?);
         context.insert("tools".into(), tools.cloned().unwrap_or(Json::Null));
@@ -254,7 +254,7 @@ fn named_templates(value: &Json) -> Result<Option<Vec<(String, String)>>> {
     }
 }
 
-/// The messages as transformers hands them on: fields that are null left out, and a message's reasoning under all its names.
+/// The messages as transformers passes them: without null fields, and with a message's reasoning under all of its names.
 fn plain_messages(messages: &Json) -> Result<Json> {
     let Some(list) = messages.as_array().filter(|list| !list.is_empty()) else {
         bail!("a chat template needs a list with at least one message");
@@ -309,7 +309,7 @@ mod tests {
         ] {
             assert!(render(source).is_err(), "{source}");
         }
-        // Nested as deep as fuel allows: dropping it must not overflow the stack.
+        // Nested as deeply as fuel allows. Dropping it must not overflow the stack.
         let nested = "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}";
         assert_eq!(render(nested).unwrap(), "");
         assert!(render(&format!("{nested}{{{{ ns.x | tojson }}}}")).is_err());

@@ -1,7 +1,7 @@
-//! Python's `%` on texts: `'%05d' % x`.
+//! Python's `%` on strings: `'%05d' % x`.
 //!
-//! The template engine's own operator knows numbers alone and cannot be taught more. So behind a text that is written in the template it is made a filter before
-//! the template is compiled: `'%05d'|percent_format(x)`. A format that is computed has `|format`.
+//! The template engine's operator only works on numbers. So after a string literal it is replaced by a filter before the template is compiled:
+//! `'%05d'|percent_format(x)`. Templates that compute a format use `|format`.
 
 use super::repr::{repr, to_str};
 use minijinja::value::{Kwargs, Rest, ValueKind};
@@ -9,13 +9,13 @@ use minijinja::{Error, ErrorKind, Value};
 use std::collections::BTreeMap;
 
 const FILTER: &str = "|percent_format(";
-/// The widest field, and the most digits.
+/// The largest width and precision.
 const MOST: usize = 10_000;
 
-/// Operators in operands of operators: what is nested deeper is left to the engine, which refuses it.
+/// How deeply operators may be nested in operands. Deeper ones are left to the engine, which refuses them.
 const MOST_NESTED: usize = 32;
 
-/// A template's source with the operator made a filter.
+/// Replaces the operator by the filter in a template's source.
 pub(super) fn with_filters(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut at = 0;
@@ -48,7 +48,7 @@ pub(super) fn with_filters(source: &str) -> String {
     out
 }
 
-/// Writes an expression up to what closes it; its length.
+/// Copies an expression up to its end. Returns its length.
 fn expression(code: &str, closes: Option<&str>, nested: usize, out: &mut String) -> usize {
     let bytes = code.as_bytes();
     let (mut at, mut copied, mut depth) = (0, 0, 0usize);
@@ -57,7 +57,7 @@ fn expression(code: &str, closes: Option<&str>, nested: usize, out: &mut String)
             _ if depth == 0 && closes.is_some_and(|closes| code[at..].starts_with(closes)) => break,
             b'\'' | b'"' => {
                 at = text_end(bytes, at);
-                // One after the other: each makes a text.
+                // Several in a row: each makes a string.
                 loop {
                     let percent = blanks(bytes, at);
                     let is_operator = bytes.get(percent) == Some(&b'%') && bytes.get(percent + 1) != Some(&b'}');
@@ -73,7 +73,7 @@ fn expression(code: &str, closes: Option<&str>, nested: usize, out: &mut String)
                     out.push_str(FILTER);
                     expression(&code[begin..end], None, nested + 1, out);
                     out.push(')');
-                    // Line ends keep later lines where they were.
+                    // Keep line ends, so that line numbers stay the same.
                     out.extend(code[at..begin].chars().filter(|c| *c == '\n'));
                     (at, copied) = (end, end);
                 }
@@ -97,7 +97,7 @@ fn word_end(bytes: &[u8], at: usize) -> usize {
     at + bytes[at..].iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'_' || !b.is_ascii()).count()
 }
 
-/// Behind the text that begins here.
+/// The end of the string literal that begins here.
 fn text_end(bytes: &[u8], at: usize) -> usize {
     let quote = bytes[at];
     let mut end = at + 1;
@@ -105,11 +105,11 @@ fn text_end(bytes: &[u8], at: usize) -> usize {
         end += if bytes[end] == b'\\' { 2 } else { 1 };
     }
     let end = (end + 1).min(bytes.len());
-    // Never in the middle of a character, which only a backslash before one at the end could make of it.
+    // A backslash before the last character must not put the end inside it.
     (end..=bytes.len()).find(|n| bytes.get(*n).is_none_or(|b| b & 0xC0 != 0x80)).unwrap_or(bytes.len())
 }
 
-/// Behind the bracket that closes the one here.
+/// The end of the bracket that opens here.
 fn bracket_end(bytes: &[u8], mut at: usize) -> usize {
     let mut depth = 0usize;
     while at < bytes.len() {
@@ -130,7 +130,7 @@ fn bracket_end(bytes: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// Behind an operand of `%`: signs, a value, and what belongs to it (attributes, subscripts, calls, filters). Where there is none, it is where it begins.
+/// The end of an operand of `%`: signs, a value, and its attributes, subscripts, calls and filters. The start if there is no operand.
 fn operand_end(bytes: &[u8], at: usize) -> usize {
     let mut begin = at;
     let mut found = at;
@@ -165,7 +165,7 @@ fn operand_end(bytes: &[u8], at: usize) -> usize {
     }
 }
 
-/// The filter that stands for the operator.
+/// The filter that replaces the operator.
 pub(super) fn percent_format(format: &str, value: &Value) -> Result<String, Error> {
     let values: Vec<Value> = if value.is_tuple() { value.try_iter()?.collect() } else { vec![value.clone()] };
     let names = (value.kind() == ValueKind::Map).then_some(value);
@@ -187,7 +187,7 @@ fn wrong(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, what.into())
 }
 
-/// One `%`, as it is written.
+/// One conversion of a format.
 #[derive(Default)]
 struct Spec {
     minus: bool,
@@ -208,7 +208,7 @@ fn printf(format: &str, values: &[Value], names: Option<&Value>) -> Result<Strin
     while let Some(found) = rest.find('%') {
         out.push_str(&rest[..found]);
         rest = &rest[found + 1..];
-        // 1. whose value
+        // 1. its value
         let mut named = None;
         if let Some(inner) = rest.strip_prefix('(') {
             let (name, behind) = inner.split_once(')').ok_or_else(|| wrong("incomplete format key"))?;
@@ -220,7 +220,7 @@ fn printf(format: &str, values: &[Value], names: Option<&Value>) -> Result<Strin
             is_named = true;
             rest = behind;
         }
-        // 2. how
+        // 2. flags, width and precision
         let mut spec = Spec::default();
         let flags = rest.len() - rest.trim_start_matches(['-', '+', ' ', '0', '#']).len();
         for flag in rest[..flags].bytes() {
@@ -261,7 +261,7 @@ fn printf(format: &str, values: &[Value], names: Option<&Value>) -> Result<Strin
         rest = rest.trim_start_matches(['h', 'l', 'L']);
         let kind = rest.chars().next().ok_or_else(|| wrong("incomplete format"))?;
         rest = &rest[kind.len_utf8()..];
-        // 3. it
+        // 3. the text
         if kind == '%' {
             out.push('%');
             continue;
@@ -355,7 +355,7 @@ fn one(out: &mut String, spec: &Spec, kind: char, value: &Value) -> Result<(), E
     Ok(())
 }
 
-/// A number that is not negative, as C writes it.
+/// A non-negative number as C prints it.
 fn real(x: f64, kind: char, precision: usize, alternate: bool) -> String {
     if x.is_nan() {
         return "nan".into();

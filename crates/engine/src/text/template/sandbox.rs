@@ -1,12 +1,12 @@
-//! A process of its own for chat templates.
+//! Runs chat templates in a process of their own.
 //!
-//! A template's expressions can ask for any amount of memory, and a list that holds the same list twice, again and again, takes for ever to be compared.
-//! Only the kernel bounds all of that, for a whole process. So a program that says so ([`serve_templates`]) is started a second time, with limits of memory
-//! and processor time, compiles the templates and renders what it is sent. A template that goes beyond its limits ends that process and is an error here.
+//! An expression in a template can use any amount of memory. Comparing lists that contain the same list twice, nested many times, takes for ever. Only the kernel can limit
+//! both, for a whole process. So a program that calls [`serve_templates`] is started a second time, with limits of memory and processor time. That process
+//! compiles the templates and renders what it is sent. A template that exceeds its limits ends the process, which is an error here.
 //!
-//! Messages in both directions are a length (8 bytes, little-endian) and so many bytes. To the renderer: the templates as JSON, then jobs as JSON.
-//! From it, in answer to each: a byte, 1 for success and 0 for an error, and the text of either. Who asks reads no more than a prompt may have, waits no
-//! longer than [`Patience`] says, and ends a process that it has no use for before it waits for that.
+//! Messages in both directions are a length (8 bytes, little-endian) and that many bytes. The renderer gets the templates as JSON, then jobs as JSON. It answers
+//! each with a byte, 1 for success and 0 for an error, and a text. The caller reads no more than a prompt may have, waits no longer than [`Patience`], and
+//! kills a process that it does not need any more before it waits for its end.
 
 use super::jinja::{MAX_OUTPUT, Rendering, STACK, Templates};
 use anyhow::{Result, bail};
@@ -23,26 +23,26 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-/// The word that starts a renderer.
+/// The argument that makes a program a renderer.
 const ROLE: &str = "__render-chat-templates";
-/// Memory for a rendering, beside its stack and what the process has from the start, and more of it for each byte that it is sent.
+/// Bytes of memory for a rendering, beside its stack and what the process has from the start. Each byte that it is sent adds `MEMORY_PER_BYTE`.
 const MEMORY: u64 = 256 << 20;
 const MEMORY_PER_BYTE: u64 = 16;
-/// What the allocator reserves, not uses, for a second thread.
+/// Bytes that the allocator reserves, but does not use, for a second thread.
 const RESERVED: u64 = 128 << 20;
 /// Seconds of processor time for a rendering.
 const SECONDS: u64 = 10;
-/// By the clock, on a machine that is busy with other things.
+/// The same by the clock, which is more on a busy machine.
 const CLOCK: Duration = Duration::from_secs(60);
-/// The longest message that is read.
+/// Bytes of a message, at most.
 const MAX_MESSAGE: u64 = 1 << 30;
-/// Variables of the environment that a renderer keeps: the time zone, and what programs built for finding mistakes need.
+/// Environment variables that a renderer keeps: the time zone, and those of sanitizers.
 const KEPT: [&str; 6] = ["TZ", "TZDIR", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS"];
 
 static POSSIBLE: AtomicBool = AtomicBool::new(false);
 
-/// To be called first thing by a program that renders templates of strangers. Where the program was started to render, it does so and the result is
-/// what to exit with; else it goes on, and templates run apart from now on.
+/// Call this first in `main` of a program that renders untrusted templates. If the program was started as a renderer, this renders and returns the exit code. Otherwise
+/// it returns `None`, and from now on templates run in a process of their own.
 pub fn serve_templates() -> Option<ExitCode> {
     if env::args_os().nth(1).is_some_and(|role| role == ROLE) {
         return Some(if serve().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
@@ -51,12 +51,12 @@ pub fn serve_templates() -> Option<ExitCode> {
     None
 }
 
-/// Whether this program can be started as a renderer.
+/// Whether [`serve_templates`] was called.
 pub(super) fn is_possible() -> bool {
     POSSIBLE.load(Ordering::Relaxed)
 }
 
-/// Templates in a process of their own, which is started again after one that ended it.
+/// Templates in a process of their own, which is restarted if a template ended it.
 pub(super) struct Apart {
     /// The first message.
     templates: Vec<u8>,
@@ -65,7 +65,7 @@ pub(super) struct Apart {
 
 impl Apart {
     /// # Errors
-    /// The outer error: no process could be had. The inner one: the templates do not compile.
+    /// The outer error: the process could not be started. The inner one: the templates do not compile.
     pub fn start(templates: &[(String, String)]) -> Result<Result<Apart, String>> {
         let templates = serde_json::to_vec(templates)?;
         match Renderer::start()?.ask(&templates, Patience::default()) {
@@ -75,7 +75,7 @@ impl Apart {
         }
     }
 
-    /// As [`Templates::run`], within `patience`.
+    /// [`Templates::run`] within `patience`.
     pub fn run(&self, rendering: &Rendering, patience: Patience) -> Result<String, String> {
         #[derive(Serialize)]
         struct Asked<'a> {
@@ -108,9 +108,9 @@ impl Apart {
 /// How long a template may take for one rendering.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Of processor time.
+    /// Processor time.
     pub processor_seconds: u64,
-    /// By the clock: a process may also stand still, and whoever asked must not stand still with it.
+    /// Time by the clock, because a process may also hang.
     pub clock: Duration,
 }
 
@@ -122,12 +122,12 @@ impl Default for Patience {
 
 /// Why a renderer ended.
 enum End {
-    /// The template went beyond a limit.
+    /// The template exceeded a limit.
     Template(String),
     Process(anyhow::Error),
 }
 
-/// The process. Its end of the pipes closes when it ends, whatever ends it.
+/// The process. When it ends, for whatever reason, its end of the pipes closes.
 struct Renderer {
     child: Child,
     to: ChildStdin,
@@ -139,7 +139,7 @@ impl Renderer {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("sluice").arg(ROLE).env_clear().current_dir("/");
         command.envs(KEPT.iter().filter_map(|name| Some((name, env::var_os(name)?))));
-        // In a group of its own: Ctrl-C at the terminal is for whoever asked.
+        // In a process group of its own, because Ctrl-C at the terminal is meant for the caller.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn()?;
         match (child.stdin.take(), child.stdout.take()) {
@@ -148,13 +148,13 @@ impl Renderer {
         }
     }
 
-    /// Sends a message and waits for the answer to it. Where there is none, the process is gone afterwards.
+    /// Sends a message and waits for the answer. If there is none, the process has ended afterwards.
     fn ask(mut self, message: &[u8], patience: Patience) -> Result<(Renderer, Result<String, String>), End> {
         let is_late = AtomicBool::new(false);
         let pid = Pid::from_child(&self.child);
         let answer = thread::scope(|scope| {
-            // It ends the process, which closes the pipes: no read or write of ours lasts longer. The process is not waited for before this thread has
-            // ended, so nobody else has its number.
+            // It kills the process, which closes the pipes, so that reads and writes return. The process is only waited for after this thread has ended, so its
+            // id is not reused.
             let (done, wait) = mpsc::channel::<()>();
             let is_late = &is_late;
             let watch = move || {
@@ -188,13 +188,13 @@ impl Renderer {
         }
     }
 
-    /// Ends it after this error, and says what it was.
+    /// Ends the process after this error, and returns the reason.
     fn end(mut self, error: io::Error, patience: Patience) -> End {
         const ABORT: i32 = 6;
         const KILL: i32 = 9;
         const SEGMENT: i32 = 11;
         const TIME: i32 = 24;
-        // A process that still writes would never end of itself. One that has ended, which is why its pipes are closed, keeps the signal that ended it.
+        // A process that still writes would never end. One that has ended already keeps the signal that ended it.
         let _ = self.child.kill();
         let signal = self.child.wait().ok().and_then(|status| status.signal());
         match signal {
@@ -210,7 +210,7 @@ impl Renderer {
 
 impl Drop for Renderer {
     fn drop(&mut self) {
-        // It has ended already, or waits for a message that will not come.
+        // It has ended already, or waits for a message.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -223,7 +223,7 @@ fn send(to: &mut impl Write, parts: &[&[u8]]) -> io::Result<()> {
     to.flush()
 }
 
-/// The next message; `None` where there are no more.
+/// The next message; `None` at the end.
 fn receive(from: &mut impl Read, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let mut len = [0; 8];
     match from.read_exact(&mut len) {
@@ -239,7 +239,7 @@ fn receive(from: &mut impl Read, limit: u64) -> io::Result<Option<Vec<u8>>> {
     if message.len() as u64 == len { Ok(Some(message)) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// The renderer's life.
+/// Runs the renderer.
 fn serve() -> Result<()> {
     let (mut from, mut to) = (io::stdin().lock(), io::stdout().lock());
     let begun_with = address_space()?;
@@ -271,7 +271,7 @@ fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Bounds what comes next: memory for a message of `len` bytes, and so many seconds of processor time from now.
+/// Sets limits for the next job: memory for a message of `len` bytes, and seconds of processor time from now.
 fn limit(begun_with: u64, len: usize, seconds: u64) -> Result<()> {
     let soft = |resource, current: u64| {
         let maximum = getrlimit(resource).maximum;
@@ -282,7 +282,7 @@ fn limit(begun_with: u64, len: usize, seconds: u64) -> Result<()> {
     Ok(soft(Resource::Cpu, used + 1 + seconds)?)
 }
 
-/// Bytes of addresses that this process has.
+/// Bytes of this process's address space.
 fn address_space() -> Result<u64> {
     let text = fs::read_to_string("/proc/self/statm")?;
     let pages: u64 = text.split(' ').next().unwrap_or_default().parse()?;

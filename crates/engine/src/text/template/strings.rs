@@ -257,7 +257,7 @@ pub(super) fn padded(text: &str, width: i64, fill: char, how: &str) -> Result<St
     Ok(format!("{}{text}{}", fill(left), fill(missing - left)))
 }
 
-/// Methods that look for a text within a part of another, whose ends are numbers of characters.
+/// Methods that search a part of a string. `start` and `end` count characters.
 fn within(text: &str, name: &str, what: &Value, start: Option<i64>, end: Option<i64>) -> Result<Value, Error> {
     let length = text.chars().count() as i64;
     let place = |at: i64| (if at < 0 { at + length } else { at }).max(0);
@@ -292,7 +292,7 @@ fn within(text: &str, name: &str, what: &Value, start: Option<i64>, end: Option<
     }
 }
 
-/// The zeros of decimal digits; nine more follow each.
+/// The zeros of all decimal digits. Nine more digits follow each.
 const ZEROS: [u32; 66] = [
     0x30, 0x660, 0x6F0, 0x7C0, 0x966, 0x9E6, 0xA66, 0xAE6, 0xB66, 0xBE6, 0xC66, 0xCE6, 0xD66, 0xDE6, 0xE50, 0xED0,
     0xF20, 0x1040, 0x1090, 0x17E0, 0x1810, 0x1946, 0x19D0, 0x1A80, 0x1A90, 0x1B50, 0x1BB0, 0x1C40, 0x1C50, 0xA620,
@@ -305,7 +305,7 @@ fn is_decimal(c: char) -> bool {
     ZEROS.iter().any(|zero| (*zero..zero + 10).contains(&u32::from(c)))
 }
 
-/// Digits that are raised, lowered, circled and the like.
+/// Whether a character is a superscript, subscript, circled or similar digit.
 fn is_other_digit(c: char) -> bool {
     matches!(u32::from(c), 0xB2 | 0xB3 | 0xB9 | 0x1369..=0x1371 | 0x19DA | 0x2070 | 0x2074..=0x2079 | 0x2080..=0x2089
         | 0x2460..=0x2468 | 0x2474..=0x247C | 0x2488..=0x2490 | 0x24EA | 0x24F5..=0x24FD | 0x24FF | 0x2776..=0x277E

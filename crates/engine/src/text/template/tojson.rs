@@ -5,12 +5,12 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write;
 
-/// Deeper values are refused: a template can nest them at will, and writing them is recursive.
+/// Values may be nested this deeply. Templates can nest them at will, and writing them is recursive.
 const MAX_DEPTH: usize = 200;
 
-/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, all of which a template may set.
+/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`. A template may set all of these arguments.
 pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
-    // Positionally they come in transformers' order.
+    // Positional arguments are in transformers' order.
     let argument = |i: usize, name: &str| -> Result<Option<Value>, Error> {
         let given = match args.get(i) {
             Some(value) => Some(value.clone()),
@@ -44,7 +44,7 @@ pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
     Ok(Value::from(json.out))
 }
 
-/// What `json.dumps(value, ensure_ascii=False)` gives.
+/// `json.dumps(value, ensure_ascii=False)`.
 pub(in crate::text) fn dumps(value: &serde_json::Value) -> String {
     let mut json = Json {
         out: String::new(),
@@ -54,7 +54,7 @@ pub(in crate::text) fn dumps(value: &serde_json::Value) -> String {
         key: ": ".to_owned(),
         sort_keys: false,
     };
-    // What is nested too deeply is written as it is elsewhere.
+    // Too deeply nested values are written without spaces.
     match json.value(&Value::from(minijinja::value::Serde(value)), 0) {
         Ok(()) => json.out,
         Err(_) => value.to_string(),

@@ -1,4 +1,4 @@
-//! Byte-pair encoding over a compiled [`Image`]: the same tokens as the library's own model gives, with nothing to parse before the first.
+//! Byte-pair encoding over a compiled [`Image`]. It gives the same tokens as the library's model, and has nothing to parse at the start.
 
 use super::image::Image;
 use std::cmp::Reverse;
@@ -6,27 +6,28 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::Mutex;
 use tokenizers::{Result, Token};
 
-/// Characters below this have their token looked up once, at the start: the byte-level alphabet lies there.
+/// The tokens of characters below this are looked up once, at the start. It covers the byte-level alphabet.
 const ALPHABET: u32 = 0x180;
-/// Words whose tokens are remembered, and the longest of them in bytes.
+/// Words whose tokens are cached, at most.
 const MEMORY: usize = 10_000;
+/// Bytes of a word that is cached, at most.
 const MEMORABLE: usize = 64;
 
 /// A byte-pair model.
 pub(super) struct Bpe {
     image: Image,
     alphabet: Vec<Option<u32>>,
-    /// Text repeats its words: word -> parts. Whoever finds it locked goes without.
+    /// A cache: word -> tokens. A thread that finds it locked does without.
     memory: Mutex<HashMap<Box<str>, Box<[Part]>>>,
 }
 
 /// A token of a word, and its length in bytes.
 type Part = (u32, u32);
 
-/// A part of a word while it is being merged, in a list linked in both directions.
+/// A part of a word during merging, in a doubly linked list.
 struct Symbol {
     token: u32,
-    /// Length in bytes; 0 once it was merged into the one before it.
+    /// Length in bytes; 0 after it was merged into the one before it.
     len: u32,
     before: u32,
     after: u32,
@@ -34,14 +35,14 @@ struct Symbol {
 
 const NONE: u32 = u32::MAX;
 
-/// A merge that was possible when it was queued. The order is that of the queue: by rank, then from the left.
+/// A merge that was possible when it was queued. Ordered by rank, then from the left.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Offer {
     rank: u32,
     at: u32,
     left: u32,
     right: u32,
-    /// What the two become.
+    /// The merged token.
     token: u32,
 }
 
@@ -52,7 +53,7 @@ impl Bpe {
         Self { image, alphabet, memory: Mutex::default() }
     }
 
-    /// The tokens of one of the pre-tokeniser's words.
+    /// The tokens of one word of the pre-tokeniser.
     pub fn tokenize(&self, word: &str) -> Result<Vec<Token>> {
         if word.len() > MEMORABLE {
             return Ok(tokens(&self.parts(word)?));
@@ -83,7 +84,7 @@ impl Bpe {
         Ok(symbols.iter().filter(|s| s.len > 0).map(|s| (s.token, s.len)).collect())
     }
 
-    /// The characters of `word` as tokens. One that the vocabulary lacks is left out, as the library does without an unknown token.
+    /// The characters of `word` as tokens. Characters that the vocabulary lacks are left out, as in the library without an unknown token.
     fn symbols(&self, word: &str) -> Result<Vec<Symbol>> {
         u32::try_from(word.len())?; // so that positions and lengths fit
         let mut symbols: Vec<Symbol> = Vec::with_capacity(word.len());
@@ -104,7 +105,7 @@ impl Bpe {
         Ok(symbols)
     }
 
-    /// Carries out the merges: always the one of lowest rank, of equals the leftmost.
+    /// Applies merges: always the one with the lowest rank, and the leftmost of equal ones.
     fn merge_all(&self, symbols: &mut [Symbol]) {
         let offer = |symbols: &[Symbol], at: u32| {
             let (left, after) = (symbols[at as usize].token, symbols[at as usize].after);
@@ -119,7 +120,7 @@ impl Bpe {
         while let Some(Reverse(Offer { at, left, right, token, .. })) = queue.pop() {
             let symbol = &symbols[at as usize];
             let after = symbol.after;
-            // One of the two may have been merged with another since.
+            // Either of them may have been merged with another token since.
             if symbol.len == 0 || symbol.token != left || after == NONE || symbols[after as usize].token != right {
                 continue;
             }
@@ -150,7 +151,7 @@ impl Bpe {
     }
 }
 
-/// The parts as the library wants them. Nobody reads a token's text on the way to ids, so it is left empty.
+/// The parts as tokens of the library. Their texts are not needed for ids and stay empty.
 fn tokens(parts: &[Part]) -> Vec<Token> {
     let mut end = 0;
     let token = |(id, len): &Part| {

@@ -1,7 +1,7 @@
-//! From `tokenizer.json` to a compiled vocabulary, or to the image of it that a cache folder keeps.
+//! Compiles the vocabulary of a `tokenizer.json`, or reads its image from a cache folder.
 //!
-//! Only a plain byte-pair model is compiled: no dropout, no unknown token, no byte fallback, no prefixes or suffixes, and ids without
-//! gaps. That is what byte-level models have; anything else stays the library's, after the checks that the library leaves out.
+//! Only plain byte-pair models are compiled: without dropout, unknown token, byte fallback, prefixes or suffixes, and with ids without gaps. Byte-level models
+//! are like that. The library handles all others, after checks that it does not do itself.
 
 use super::image::{Image, Vocabulary};
 use anyhow::{Context, Result, bail};
@@ -18,7 +18,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-/// Bytes that a `tokenizer.json` may have; the largest that are known have an eighth of it. An image takes fewer than its file.
+/// Bytes of a `tokenizer.json`, at most. The largest known ones have an eighth of that. An image is smaller than its file.
 const MAX_TOKENIZER: u64 = 256 << 20;
 const MAX_IMAGE: u64 = 2 * MAX_TOKENIZER;
 
@@ -27,7 +27,7 @@ const MAX_IMAGE: u64 = 2 * MAX_TOKENIZER;
 pub enum Origin {
     /// Read by the library: not a plain byte-pair model.
     Library,
-    /// Compiled just now; `saved` where the image is in the cache for the next time.
+    /// Compiled now. `saved`: the image is in the cache for the next time.
     Compiled { saved: bool },
     /// A compiled image from the cache.
     Cached,
@@ -40,10 +40,10 @@ pub(super) enum Compiled {
     Json(Vec<u8>),
 }
 
-/// Reads the file, or the image of it that `cache` holds; writes that image where there is none, or a damaged one.
+/// Reads the file, or its image in `cache`. If the image is missing or damaged, writes a new one.
 ///
 /// # Errors
-/// A file that cannot be read, is no JSON, or whose model contradicts itself. Trouble with the cache is not an error.
+/// A file that cannot be read or is not JSON, or whose model contradicts itself. Problems with the cache are no errors.
 pub(super) fn open(files: &dyn TextFiles, name: &str, cache: Option<&Path>) -> Result<Compiled> {
     let mut file = files.open(name, MAX_TOKENIZER)?;
     // 1. an image of this very file

@@ -22,18 +22,18 @@ use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"SLUICETK";
-/// Raise it with every change of the layout or of what is compiled into it.
+/// Increase it with every change of the layout or of the compiler.
 const VERSION: u32 = 1;
 const HEADER: usize = 64;
 const IGNORE_MERGES: u32 = 1;
 
-/// What an image is compiled from.
+/// The input of an image.
 pub(super) struct Vocabulary<'a> {
     /// Text of the token with each id.
     pub tokens: Vec<&'a str>,
     /// By rank.
     pub merges: &'a [(String, String)],
-    /// A word that is a token is not built by merges.
+    /// Whether a word that is a token is used without merges.
     pub ignore_merges: bool,
     /// `tokenizer.json` without its model.
     pub rest: &'a str,
@@ -54,14 +54,14 @@ pub(super) struct Image {
 
 impl Image {
     /// # Errors
-    /// Merges of tokens, or into tokens, that the vocabulary does not have; a vocabulary too large for 32-bit numbers.
+    /// Merges of or into tokens that the vocabulary lacks; a vocabulary too large for 32-bit numbers.
     pub fn compile(vocabulary: &Vocabulary, source: u128) -> Result<Self> {
         let Vocabulary { tokens, merges, ignore_merges, rest } = vocabulary;
         let size = |n: usize| u32::try_from(n).map_err(|_| anyhow!("a vocabulary of more than 4 GiB"));
         let (token_count, merge_count) = (size(tokens.len())?, size(merges.len())?);
         let (token_room, merge_room) = (slots_for(token_count), slots_for(merge_count));
 
-        // 1. texts, and slots to find them
+        // 1. texts, and a hash table of them
         let mut texts = String::new();
         let mut ends = Vec::with_capacity(tokens.len());
         let mut token_slots = vec![0u32; token_room];
@@ -71,7 +71,7 @@ impl Image {
             insert(&mut token_slots, text_slot(text, token_room), id);
         }
 
-        // 2. merges by rank, and slots to find them; of two merges of one pair the later one counts
+        // 2. merges by rank, and a hash table of them; the later merge of a pair counts
         let ids: HashMap<&str, u32> = tokens.iter().copied().zip(0..).collect();
         let id = |text: &str| {
             ids.get(text)
@@ -122,7 +122,7 @@ impl Image {
         ensure!(header[32..48] == source.to_le_bytes(), "another tokenizer.json");
         let [tokens, merges, texts, rest] = [16, 20, 24, 28].map(|at| number(at) as usize);
 
-        // Where each part lies. Counts are 32-bit, so no sum overflows 64.
+        // The offsets of all parts. Counts are 32-bit, so sums do not overflow 64 bits.
         let mut at = HEADER;
         let mut part = |len: usize| {
             at += len;
@@ -142,7 +142,7 @@ impl Image {
         ensure!(image.rest.end == image.bytes.len(), "{} bytes, expected {}", image.bytes.len(), image.rest.end);
         let checksum = xxh3_64(&image.bytes[HEADER..]);
         ensure!(image.bytes[48..56] == checksum.to_le_bytes(), "checksum mismatch");
-        // A token that is not there would be an index out of the model's embedding later on.
+        // An invalid token would be an index outside the model's embedding later.
         if (0..merges).any(|rank| u32_at(&image.bytes[image.merges.clone()], 3 * rank + 2) as usize >= tokens) {
             bail!("a merge into a token that is not there");
         }
@@ -153,7 +153,7 @@ impl Image {
         &self.bytes
     }
 
-    /// Number of tokens: their ids are all below it.
+    /// Number of tokens. All ids are below it.
     pub fn len(&self) -> usize {
         self.tokens
     }
@@ -209,7 +209,7 @@ fn u32_at(bytes: &[u8], i: usize) -> u32 {
     u32::from_le_bytes(number)
 }
 
-/// Room for an open-addressing table: a power of two, at most half full.
+/// Slots of an open-addressing table: a power of two, at most half full.
 fn slots_for(entries: u32) -> usize {
     (2 * entries as usize + 1).next_power_of_two()
 }
@@ -231,7 +231,7 @@ fn insert(slots: &mut [u32], mut slot: usize, value: u32) {
     slots[slot] = value;
 }
 
-/// Walks the slots (bytes of u32, a power of two of them) from where `first` says, to the entry that `found` accepts or to an empty slot.
+/// Probes the slots (u32 in bytes, a power of two of them) from `first` on, until `found` accepts an entry or a slot is empty.
 fn probe(slots: &[u8], first: impl Fn(usize) -> usize, found: impl Fn(u32) -> bool) -> Option<u32> {
     let room = slots.len() / 4;
     let start = first(room);

@@ -124,10 +124,10 @@ impl Tokenizer {
             .with_decoder(parts.decoder)
             .build()
             .map_err(|e| anyhow!(e))?;
-        let beside = special.beside(&parts.added_tokens);
+        let missing = special.missing_from(&parts.added_tokens);
         library.add_tokens(parts.added_tokens.into_iter().map(|listed| listed.token)).map_err(|e| anyhow!(e))?;
-        if !beside.is_empty() {
-            library.add_tokens(beside).map_err(|e| anyhow!(e))?;
+        if !missing.is_empty() {
+            library.add_tokens(missing).map_err(|e| anyhow!(e))?;
         }
         let added = library.get_added_vocabulary();
         let is_control = |t: &&AddedToken| {
@@ -167,7 +167,7 @@ impl Tokenizer {
             let vocabulary = library.get_added_vocabulary();
             let mut pieces = vocabulary.extract_and_normalize(library.get_normalizer(), &text);
             pieces.normalize(|piece| {
-                piece.map(|c| stand_ins.back(c));
+                piece.map(|c| stand_ins.original(c));
                 Ok(())
             })?;
             let encoding = encode_pieces(library, pieces)?;

@@ -1,7 +1,7 @@
-//! Special and added tokens that stand in files beside `tokenizer.json`, put together as transformers does it.
+//! Special and added tokens from the files beside `tokenizer.json`, combined as in transformers.
 //!
-//! `tokenizer_config.json` names special tokens and may list added ones (`added_tokens_decoder`). Where it has no such list, `special_tokens_map.json` and
-//! `added_tokens.json`, which older checkpoints have, are read too, and the map's names win.
+//! `tokenizer_config.json` names special tokens and may list added ones (`added_tokens_decoder`). Without that list, `special_tokens_map.json` and
+//! `added_tokens.json` of older checkpoints are read too, and the map's names take precedence.
 
 use crate::text::files::read_json;
 use anyhow::{Context, Result, bail};
@@ -30,7 +30,7 @@ pub(in crate::text) struct Listed {
     pub token: AddedToken,
 }
 
-/// What the files beside `tokenizer.json` say.
+/// The tokens of the files beside `tokenizer.json`.
 #[derive(Default)]
 pub(in crate::text) struct SpecialTokens {
     /// Tokens by name, in the order in which they are added.
@@ -44,10 +44,10 @@ pub(in crate::text) struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// Reads a checkpoint's files; those that are not there say nothing.
+    /// Reads a checkpoint's files. Each of them may be missing.
     ///
     /// # Errors
-    /// A file that cannot be read, and tokens that are none; the message names the file and the key.
+    /// A file that cannot be read, or an invalid token. The message names the file and the key.
     pub fn load(files: &dyn TextFiles) -> Result<Self> {
         let object = |name: &str| match read_json(files, name)? {
             None => Ok(Map::new()),
@@ -183,9 +183,9 @@ impl SpecialTokens {
         self.named.iter().map(|(name, token)| (name.clone(), token.content.clone().into())).collect()
     }
 
-    /// What is to be added, in this order, to a tokenizer whose file lists `own`: tokens that it lacks, and its own where they are said to have other
-    /// properties. Their ids are those of the vocabulary, or the next free ones: an id that is stated only orders them.
-    pub fn beside(&self, own: &[Listed]) -> Vec<AddedToken> {
+    /// The tokens to add, in this order, to a tokenizer whose file lists `own`: those that it lacks, and those whose properties differ. Their ids are those of the
+    /// vocabulary, or the next free ones. Ids in the files only define the order.
+    pub fn missing_from(&self, own: &[Listed]) -> Vec<AddedToken> {
         // 1. listed tokens that the file lacks, or has with other properties
         let of_file: HashMap<&str, &AddedToken> = own.iter().map(|l| (l.token.content.as_str(), &l.token)).collect();
         let listed: BTreeMap<i64, &AddedToken> = match &self.decoder {
@@ -216,7 +216,7 @@ impl SpecialTokens {
     }
 }
 
-/// Whether a key of the configuration names a token in the model's own way.
+/// Whether a key of the configuration is a model's own name for a token.
 fn is_own_name(name: &str) -> bool {
     name.ends_with("_token") && !NAMES.contains(&name)
 }
@@ -229,7 +229,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A special token as the configurations write it: its text, or an object.
+/// A special token in a configuration: its text, or an object.
 fn token(value: &Value) -> Result<AddedToken> {
     match value {
         Value::String(text) => Ok(AddedToken::from(text.as_str(), true)),
@@ -237,7 +237,7 @@ fn token(value: &Value) -> Result<AddedToken> {
     }
 }
 
-/// An added token with its properties; those that are not stated are the library's.
+/// An added token with its properties. Missing ones have the library's defaults.
 fn listed(value: &Value) -> Result<AddedToken> {
     let Some(content) = value["content"].as_str() else {
         bail!("not a token, which is a text or an object with its content")

@@ -99,6 +99,7 @@ impl Shared {
         self.closing.store(true, Ordering::Relaxed);
     }
 
+    /// Whether background work is to stop.
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
     }
