@@ -12,6 +12,7 @@ mod description;
 mod head;
 mod layers;
 mod mlx_lm;
+mod options;
 mod rope;
 pub mod source;
 mod weights;
@@ -24,28 +25,11 @@ pub use config::{Config, Quantization};
 pub use decoder::Decoder;
 pub use description::*;
 pub use mlx_lm::MlxLm;
+pub use options::Options;
 pub use rope::{Rotary, rotary};
 pub use source::{Belongs, ModelSource, ModelTensors};
 pub use weights::Used;
 use weights::Weights;
-
-/// How to load a model.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// The most tokens that one step takes.
-    pub max_tokens: usize,
-    /// The most positions that will be used; `None`: the model's own maximum. Some rotary scalings depend on it.
-    pub context: Option<usize>,
-    /// Experts per token instead of the router's own number. Changes the model's output.
-    pub experts_per_token: Option<usize>,
-}
-
-impl Default for Options {
-    /// The model's own values and one token per step: enough to inspect it.
-    fn default() -> Options {
-        Options { max_tokens: 1, context: None, experts_per_token: None }
-    }
-}
 
 /// What the model of `tensors` is. The config says everything but whether the output head is the embedding: files decide that. Reads both matrices where they
 /// may be the same. Errors name the key of `config.json` or the tensor.

@@ -11,6 +11,7 @@ use crate::rules::Width;
 /// The bytes of a tensor's rows, in segments of files.
 #[derive(Clone, Debug)]
 pub struct Rows {
+    /// Bytes of a row.
     pub row_bytes: usize,
     /// File (its position in `Checkpoint::file_sizes`) and offset of each segment.
     pub segments: Vec<(usize, u64)>,
@@ -30,6 +31,7 @@ pub struct Source {
 }
 
 impl Source {
+    /// Rows of all segments.
     pub fn all_rows(&self) -> usize {
         self.rows * self.parts[0].segments.len()
     }
@@ -39,6 +41,7 @@ impl Source {
         self.parts.iter().map(|p| p.row_bytes).sum()
     }
 
+    /// Bytes of all rows.
     pub fn bytes(&self) -> u64 {
         self.all_rows() as u64 * self.row_bytes() as u64
     }
@@ -84,6 +87,7 @@ pub struct ConversionUnit {
 }
 
 impl ConversionUnit {
+    /// Bytes of its tensors in the output.
     pub fn size(&self) -> u64 {
         self.tensors.iter().filter_map(TensorPlan::size).sum()
     }
@@ -99,8 +103,9 @@ pub struct Conversion {
     pub quantizes: bool,
     /// Matrices whose rows do not divide into groups.
     pub undivided: Vec<String>,
-    /// Modules that were quantised already and are copied, and how many of them have fewer bits than the rules ask for.
+    /// Modules that were quantised already and are copied.
     pub copied: usize,
+    /// Of these, modules with fewer bits than the rules ask for.
     pub too_few: usize,
     /// Modules that were quantised already and are quantised again.
     pub requantised: usize,

@@ -13,6 +13,7 @@ use sluice_store::{AtomicFile, Error, read_small};
 
 use crate::quantize::SquaredError;
 
+/// Its file name in the output folder.
 pub const NAME: &str = ".sluice-pack.json";
 /// The most bytes of a journal: a few thousand for each file of weights.
 const MAX_JOURNAL: u64 = 64 << 20;

@@ -52,6 +52,7 @@ pub struct OutFile {
 }
 
 impl OutFile {
+    /// Bytes of its tensors and padding.
     pub fn data_bytes(&self) -> u64 {
         self.tensors.iter().filter_map(TensorPlan::size).sum()
     }

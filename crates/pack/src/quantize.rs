@@ -32,6 +32,7 @@ pub struct Packed {
 /// Sums over weights that were quantised.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct SquaredError {
+    /// How many weights.
     pub count: u64,
     /// Sum of w^2.
     pub weight: f64,
@@ -40,6 +41,7 @@ pub struct SquaredError {
 }
 
 impl SquaredError {
+    /// Adds another sum.
     pub fn add(&mut self, other: SquaredError) {
         self.count += other.count;
         self.weight += other.weight;

@@ -34,16 +34,19 @@ const INDEX: &str = "model.safetensors.index.json";
 pub struct PackOptions {
     /// The width of each module.
     pub rules: Rules,
+    /// How the output is laid out.
     pub layout: Layout,
     /// The first and the last layer whose experts are packed now, where a bundle is packed in several runs.
     pub layers: Option<(usize, usize)>,
     /// How scale and bias of a group are found. A calibration begins with it.
     pub rounding: Rounding,
+    /// Fits routed experts to their inputs, if given.
     pub calibration: Option<Calibration>,
     /// Reads all files back at the end and compares them with what was written.
     pub verify: bool,
     /// Writes over what is in the folder.
     pub force: bool,
+    /// Threads that quantise.
     pub threads: usize,
     /// Bytes of tensors in one file at most; a layer's experts stay together.
     pub shard_bytes: u64,
@@ -61,9 +64,11 @@ pub enum Outcome {
 /// Figures of a packed model.
 #[derive(Debug)]
 pub struct Report {
+    /// Weights of the model.
     pub parameters: u64,
-    /// Of the files of weights, in and out.
+    /// Bytes of the input's files of weights.
     pub input_bytes: u64,
+    /// Bytes of the output's files of weights.
     pub output_bytes: u64,
     /// What was quantised, by class of module.
     pub classes: BTreeMap<String, ClassReport>,
@@ -74,8 +79,9 @@ pub struct Report {
 /// Of the quantised modules of a class.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClassReport {
+    /// Their quantisation error.
     pub error: SquaredError,
-    /// With scales and biases.
+    /// Bytes, with scales and biases.
     pub bytes: u64,
 }
 

@@ -11,9 +11,11 @@ const BLOCK: u64 = 4096;
 /// Bytes that an output needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
+    /// Tensors.
     pub weights: u64,
     /// Headers, indexes and partly filled blocks.
     pub headers: u64,
+    /// Copied files, and the config.
     pub others: u64,
     /// Weights that an unfinished packing has already written.
     pub done: u64,

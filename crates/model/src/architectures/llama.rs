@@ -2,11 +2,13 @@
 
 use anyhow::Result;
 
+use crate::config::Config;
 use crate::description::{
     AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
-use crate::{Config, Options, rope};
+use crate::options::Options;
+use crate::rope;
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let outline = Outline::read(config)?;

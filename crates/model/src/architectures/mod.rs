@@ -11,9 +11,9 @@ use std::sync::{PoisonError, RwLock};
 
 use anyhow::{Result, anyhow};
 
-use crate::Options;
 use crate::config::Config;
 use crate::description::Description;
+use crate::options::Options;
 
 /// Turns a config into a description. Errors name the key of `config.json`.
 pub type Describe = fn(&Config, &Options) -> Result<Description>;

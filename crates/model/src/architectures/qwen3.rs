@@ -2,11 +2,13 @@
 
 use anyhow::{Result, bail, ensure};
 
+use crate::config::Config;
 use crate::description::{
     AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
 };
 use crate::mlx_lm::MlxLm;
-use crate::{Config, Options, rope};
+use crate::options::Options;
+use crate::rope;
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let intermediate = config.size("intermediate_size")?;

@@ -3,9 +3,10 @@
 use anyhow::Result;
 
 use super::qwen3_next;
+use crate::config::Config;
 use crate::description::{Description, FeedForwardDescription, ProjectionLayout};
 use crate::mlx_lm::MlxLm;
-use crate::{Config, Options};
+use crate::options::Options;
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let intermediate = config.size("intermediate_size")?;

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use super::qwen3_next;
+use crate::config::Config;
 use crate::description::{
     Description, FeedForwardDescription, MoeDescription, ProjectionLayout, SharedExpertDescription,
 };
 use crate::mlx_lm::MlxLm;
-use crate::{Config, Options};
+use crate::options::Options;
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let shared = Some(SharedExpertDescription::read(config)?);

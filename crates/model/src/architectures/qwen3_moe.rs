@@ -5,9 +5,10 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use super::qwen3;
+use crate::config::Config;
 use crate::description::{Description, FeedForwardDescription, MoeDescription};
 use crate::mlx_lm::{MlxLm, mixture_keys};
-use crate::{Config, Options};
+use crate::options::Options;
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let renormalise = config.flag_or("norm_topk_prob", false)?;

@@ -4,12 +4,14 @@
 use anyhow::{Result, bail, ensure};
 
 use super::qwen3_moe::sparse_layers;
+use crate::config::Config;
 use crate::description::{
     AttentionDescription, DeltaDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription,
     MoeDescription, Outline, ProjectionLayout, SharedExpertDescription,
 };
 use crate::mlx_lm::{MlxLm, mixture_keys};
-use crate::{Config, Options, rope};
+use crate::options::Options;
+use crate::rope;
 
 /// The default part of a head that is rotated.
 const PARTIAL: f64 = 0.25;

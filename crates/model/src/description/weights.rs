@@ -336,7 +336,7 @@ impl Description {
             if expert.is_none() && rest == "gate_up_proj" {
                 return Some(Meaning { weight, with: all.get(1).copied(), expert, leaf: Leaf::Bare });
             }
-            let found = projections.filter_map(|w| Some((*w, Leaf::of(rest.strip_prefix(w.projection())?)?))).next();
+            let found = projections.filter_map(|w| Some((*w, Leaf::parse(rest.strip_prefix(w.projection())?)?))).next();
             return Some(match found {
                 Some((weight, leaf)) => Meaning { weight, with: None, expert, leaf },
                 None => Meaning { weight, with: None, expert, leaf: Leaf::Other },
@@ -344,7 +344,7 @@ impl Description {
         }
         // 2. everything else: the module with the longest matching name
         let all = if layer.is_some() { self.layer_weights(layer?) } else { self.outer().to_vec() };
-        let found = all.into_iter().filter_map(|w| Some((w, Leaf::of(rest.strip_prefix(w.part)?)?)));
+        let found = all.into_iter().filter_map(|w| Some((w, Leaf::parse(rest.strip_prefix(w.part)?)?)));
         let (weight, leaf) = found.max_by_key(|(w, _)| w.part.len())?;
         Some(Meaning { weight, with: None, expert: None, leaf })
     }
@@ -371,7 +371,7 @@ pub enum Leaf {
 
 impl Leaf {
     /// From the text after a module's name; `None` if it continues the name.
-    fn of(rest: &str) -> Option<Leaf> {
+    fn parse(rest: &str) -> Option<Leaf> {
         Some(match rest {
             "" => Leaf::Bare,
             ".weight" => Leaf::Weight,

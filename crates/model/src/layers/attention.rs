@@ -31,7 +31,7 @@ impl AttentionScratch {
     }
 
     /// As wide as this layer.
-    fn of(&self, d: &AttentionDescription) -> AttentionScratch {
+    fn sized_for(&self, d: &AttentionDescription) -> AttentionScratch {
         AttentionScratch {
             q: self.q.columns(0..d.q_cols()),
             k: self.k.columns(0..d.k_cols()),
@@ -59,7 +59,7 @@ impl Attention {
         at: usize,
         (group, layer): (usize, usize),
     ) -> Result<Attention> {
-        let s = s.of(d);
+        let s = s.sized_for(d);
         let mut projection =
             |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
         let qkv = vec![

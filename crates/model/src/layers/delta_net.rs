@@ -18,6 +18,7 @@ pub struct DeltaScratch {
 }
 
 impl DeltaScratch {
+    /// For layers like this one.
     pub fn alloc(w: &mut Weights, d: &DeltaDescription) -> Result<DeltaScratch> {
         Ok(DeltaScratch {
             qkv: w.scratch(d.shape.channels())?,

@@ -39,6 +39,7 @@ impl FeedForward {
         }
     }
 
+    /// The mixture, if it is one.
     pub fn moe(&self) -> Option<MoeId> {
         match self {
             FeedForward::Dense { .. } => None,

@@ -1,4 +1,4 @@
-//! A folder with `config.json` and safetensors, as Hugging Face, MLX and [`pack`](../../../pack/index.html) lay it out.
+//! A folder with `config.json` and safetensors, as Hugging Face, MLX and `pack` write it.
 
 use std::fs;
 use std::io;
@@ -10,8 +10,9 @@ use sluice_store::bundle::MANIFEST;
 use sluice_store::load::OpenCheckpoint;
 use sluice_store::{Checkpoint, Error, read_small};
 
-use super::ModelSource;
-use super::layout::{TensorLayout, layout_of};
+use super::layout::TensorLayout;
+use super::model_source::ModelSource;
+use super::safetensors::layout_of;
 use super::text_files::{TextFile, TextFiles};
 use crate::config::Config;
 

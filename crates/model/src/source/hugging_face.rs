@@ -10,6 +10,7 @@ use super::prefixes::Prefixes;
 /// The layout of models as they are published.
 #[derive(Debug)]
 pub struct HuggingFaceLayout {
+    /// What stands in front of names.
     pub prefixes: Prefixes,
 }
 

@@ -21,6 +21,7 @@ pub struct MlxLayout {
 }
 
 impl MlxLayout {
+    /// `converted`: convolutions have been through MLX's conversion.
     pub fn new(plain: HuggingFaceLayout, config: &Config, converted: bool) -> MlxLayout {
         MlxLayout { plain, quantization: config.quantization().map_err(|e| format!("{e:#}")), converted }
     }

@@ -4,107 +4,23 @@
 //! - [`ModelTensors`]: its tensors with their headers read, as views of files.
 //! - [`TensorLayout`]: which tensor holds which weight of the model, and in what format.
 //!
-//! A new file format implements the first and the last, and gets a line in [`open`].
+//! A new file format implements the first and the last, and gets a line in `detect.rs`.
 
+mod detect;
 mod folder;
 mod hugging_face;
 mod layout;
 mod mlx;
+mod model_source;
 mod prefixes;
+mod safetensors;
 mod tensors;
 mod text_files;
 
-use std::collections::HashSet;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-use anyhow::{Result, bail, ensure};
-use sluice_store::load::{self, OpenCheckpoint};
-use sluice_store::{Checkpoint, Error, LoadOptions, Loading};
-
-use crate::config::Config;
-use crate::description::Description;
+pub use detect::open;
 pub use folder::SafetensorsFolder;
 pub(crate) use layout::float_type;
 pub use layout::{ExpertStorage, TensorLayout};
+pub use model_source::ModelSource;
 pub use tensors::{Belongs, ModelTensors};
 pub use text_files::{TextFile, TextFiles, is_missing};
-
-/// A model on disk. Made by [`open`]; reads the config at once and everything else when it is asked for.
-pub trait ModelSource: TextFiles {
-    /// The folder or file that was named, for messages.
-    fn path(&self) -> &Path;
-
-    /// The config, in the keys of Hugging Face's `config.json`.
-    fn config(&self) -> &Arc<Config>;
-
-    /// Files of weights and their sizes in bytes, before anything of them is read. Files that cannot be looked at are left out: opening them says why.
-    fn weight_files(&self) -> Vec<(PathBuf, u64)>;
-
-    /// Opens the weights' files and reads their headers.
-    ///
-    /// # Errors
-    /// Files that are missing, truncated or contradictory.
-    fn open_checkpoint(&self) -> Result<OpenCheckpoint, Error>;
-
-    /// How the tensors of `checkpoint`, which [`ModelSource::open_checkpoint`] opened, hold the model's weights.
-    fn layout(&self, checkpoint: &Checkpoint) -> Box<dyn TensorLayout>;
-
-    /// Names and bytes of everything but the weights' files that decides what is computed, in a fixed order.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
-    fn fingerprint_inputs(&self) -> Result<Vec<(&'static str, Vec<u8>)>>;
-
-    /// The model's tensors, as views of mapped files: to look at, or to compute with as they are.
-    ///
-    /// # Errors
-    /// As for [`ModelSource::open_checkpoint`].
-    fn tensors(&self) -> Result<ModelTensors, Error> {
-        let checkpoint = self.open_checkpoint()?.into_checkpoint();
-        let layout = self.layout(&checkpoint);
-        Ok(ModelTensors::new(checkpoint, Arc::clone(self.config()), layout))
-    }
-
-    /// The model's tensors and the load that reads them. With `streamed`, the routed experts of that description stay on disk.
-    ///
-    /// # Errors
-    /// As for [`ModelSource::open_checkpoint`], and when there is no address space for a file's image.
-    fn load(&self, options: &LoadOptions, streamed: Option<&Description>) -> Result<(ModelTensors, Loading), Error> {
-        let opened = self.open_checkpoint()?;
-        let (checkpoint, loading) = load::begin(opened, options, |checkpoint| match streamed {
-            Some(model) => tensors::expert_names(model, checkpoint, &*self.layout(checkpoint)),
-            None => HashSet::new(),
-        })?;
-        let layout = self.layout(&checkpoint);
-        Ok((ModelTensors::new(checkpoint, Arc::clone(self.config()), layout), loading))
-    }
-}
-
-/// What kind of model a path names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SourceKind {
-    /// A folder with `config.json` and safetensors: Hugging Face's, MLX's, or a bundle.
-    SafetensorsFolder,
-}
-
-/// # Errors
-/// What is at `path` instead of a model.
-fn detect(path: &Path) -> Result<SourceKind> {
-    let shown = path.display();
-    ensure!(path.exists(), "{shown}: no such folder");
-    if path.is_dir() {
-        return Ok(SourceKind::SafetensorsFolder);
-    }
-    bail!("{shown}: not a folder (a model is a folder with config.json)")
-}
-
-/// Opens the model at `path`: the one place that tells kinds of models apart. Reads its config and no weight.
-///
-/// # Errors
-/// A path that names no model, and a config that cannot be read. The message names the path.
-pub fn open(path: &Path) -> Result<Arc<dyn ModelSource>> {
-    Ok(match detect(path)? {
-        SourceKind::SafetensorsFolder => Arc::new(SafetensorsFolder::open(path)?),
-    })
-}

@@ -20,7 +20,7 @@ pub struct Prefixes {
 
 impl Prefixes {
     /// The first prefixes with an embedding, else the first with a head that may be the embedding, else the usual ones.
-    pub fn of(checkpoint: &Checkpoint) -> Prefixes {
+    pub fn detect(checkpoint: &Checkpoint) -> Prefixes {
         let has = |name: String| checkpoint.tensor(&name).is_some();
         let embeds = |(text, _): &(&str, &str)| has(format!("{text}embed_tokens.weight"));
         if let Some((text, head)) = PREFIXES.into_iter().find(embeds) {

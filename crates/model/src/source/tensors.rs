@@ -7,7 +7,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{Float, MatrixSource, WeightFormat};
 use sluice_store::{Checkpoint, Tensor};
 
-use super::layout::{TensorLayout, float_type, layout_of};
+use super::layout::{TensorLayout, float_type};
+use super::safetensors::layout_of;
 use crate::config::Config;
 use crate::description::{Description, Leaf, Meaning, WeightClass};
 

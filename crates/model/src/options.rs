@@ -1,0 +1,19 @@
+//! Choices of the user that change what a model is.
+
+/// How to load a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The most tokens that one step takes.
+    pub max_tokens: usize,
+    /// The most positions that will be used; `None`: the model's own maximum. Some rotary scalings depend on it.
+    pub context: Option<usize>,
+    /// Experts per token instead of the router's own number. Changes the model's output.
+    pub experts_per_token: Option<usize>,
+}
+
+impl Default for Options {
+    /// The model's own values and one token per step: enough to inspect it.
+    fn default() -> Options {
+        Options { max_tokens: 1, context: None, experts_per_token: None }
+    }
+}
