@@ -34,7 +34,7 @@ struct Side {
 
 impl Side {
     fn open(folder: &Path) -> Result<Side> {
-        let tensors = source::open(folder)?.tensors()?;
+        let (_, tensors) = source::open_with_tensors(folder)?;
         let mut rules = Rules::new(4, 64, vec!["*=none".parse().expect("a rule")]);
         let description = sluice_model::describe_stored(&tensors, &Options::default())?;
         let units = convert(&tensors, &description, &mut rules)?.units;

@@ -115,8 +115,7 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
     lock.unlocked.iter().for_each(|line| watch.note(line));
     let unfinished = if options.force { None } else { Journal::read(output)? };
     folder::check(input, output, options.force, unfinished.is_some())?;
-    let source = source::open(input)?;
-    let tensors = source.tensors()?;
+    let (source, tensors) = source::open_with_tensors(input)?;
     let checkpoint = tensors.checkpoint();
     let description = sluice_model::describe_stored(&tensors, &Options::default())?;
     description.notes.iter().for_each(|line| watch.note(line));

@@ -4,9 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
+use sluice_store::load::OpenCheckpoint;
 
 use super::folder::SafetensorsFolder;
 use super::model_source::ModelSource;
+use super::tensors::ModelTensors;
 
 /// What kind of model a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,4 +54,19 @@ pub fn open(path: &Path) -> Result<Arc<dyn ModelSource>> {
     Ok(match detect(path)? {
         SourceKind::SafetensorsFolder => Arc::new(SafetensorsFolder::open(path)?),
     })
+}
+
+/// Opens the model at `path` with its tensors, for programs that cannot do without weights: where neither config nor weights can be read, the error is about the
+/// weights.
+///
+/// # Errors
+/// As for [`open`] and [`ModelSource::tensors`].
+pub fn open_with_tensors(path: &Path) -> Result<(Arc<dyn ModelSource>, ModelTensors)> {
+    let opened = open(path);
+    if opened.is_err() {
+        OpenCheckpoint::safetensors(path)?;
+    }
+    let source = opened?;
+    let tensors = source.tensors()?;
+    Ok((source, tensors))
 }

@@ -17,7 +17,7 @@ mod safetensors;
 mod tensors;
 mod text_files;
 
-pub use detect::open;
+pub use detect::{open, open_with_tensors};
 pub use folder::SafetensorsFolder;
 pub(crate) use layout::float_type;
 pub use layout::{ExpertStorage, TensorLayout};
