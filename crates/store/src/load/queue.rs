@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use super::options::{LoadError, LoadMode, LoadOptions};
 use super::pending::{ChunkId, Pending};
 use super::read::ReadFile;
 use super::sink::{Chunk, ChunkSink, Lent, Next, Reader};
-use super::source::{FAILED, PENDING, READY, Source};
+use super::source::{ChunkReader, FAILED, PENDING, READY, Source};
 use super::{ring, threads};
 use crate::bytes::Bytes;
 use crate::error::Error;
@@ -48,6 +48,16 @@ pub(crate) struct ChunkQueue {
     there: AtomicU64,
 }
 
+impl ChunkReader for ChunkQueue {
+    fn wait(self: Arc<ChunkQueue>, number: usize, source: &Source, range: &Range<usize>) {
+        ChunkQueue::wait(&self, number, source, range);
+    }
+
+    fn fail(&self, error: LoadError) {
+        ChunkQueue::fail(self, error);
+    }
+}
+
 impl ChunkQueue {
     pub fn new(sources: Vec<Arc<Source>>, options: &LoadOptions) -> Arc<ChunkQueue> {
         let queue = Arc::new(ChunkQueue {
@@ -69,7 +79,8 @@ impl ChunkQueue {
             there: AtomicU64::new(0),
         });
         for (number, source) in queue.sources.iter().enumerate() {
-            source.set_reader(Arc::downgrade(&queue), number);
+            let reader: Weak<ChunkQueue> = Arc::downgrade(&queue);
+            source.set_reader(reader, number);
             if source.mode == LoadMode::Direct
                 && let Some(note) = source.file.open_direct()
             {

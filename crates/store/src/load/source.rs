@@ -1,6 +1,7 @@
 //! A file of weights while it is loaded: the memory that holds it, and which of its chunks are there.
 
 use std::collections::HashSet;
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -8,7 +9,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use super::bring::populate_cache;
 use super::choose::SMALL;
 use super::options::{LoadError, LoadMode, LoadOptions};
-use super::queue::ChunkQueue;
 use super::read::ReadFile;
 use crate::error::Error;
 use crate::map::Map;
@@ -24,6 +24,15 @@ pub(crate) const FAILED: u8 = 3;
 
 /// Bytes of a chunk of a file of which parts stay on disk.
 const AMONG_LEFT: usize = 256 << 10;
+
+/// Reads the chunks of sources: the queue of their load.
+pub(crate) trait ChunkReader: Debug + Send + Sync {
+    /// Waits until a range of the source with this number is there, or can never be.
+    fn wait(self: Arc<Self>, number: usize, source: &Source, range: &Range<usize>);
+
+    /// Ends the load with an error.
+    fn fail(&self, error: LoadError);
+}
 
 /// One file. Its memory has the file's bytes at the same offsets as the file.
 #[derive(Debug)]
@@ -46,7 +55,7 @@ pub(crate) struct Source {
     /// Parts of it are read for as long as the model is used: what it holds must not change.
     streamed: AtomicBool,
     /// The queue that has it read, and its number there.
-    reader: OnceLock<(Weak<ChunkQueue>, usize)>,
+    reader: OnceLock<(Weak<dyn ChunkReader>, usize)>,
 }
 
 impl Source {
@@ -101,7 +110,7 @@ impl Source {
         })
     }
 
-    pub fn set_reader(&self, queue: Weak<ChunkQueue>, number: usize) {
+    pub fn set_reader(&self, queue: Weak<dyn ChunkReader>, number: usize) {
         let _ = self.reader.set((queue, number));
     }
 
