@@ -86,7 +86,7 @@ json_schema! {
 
 /// Whether the server is ready for requests.
 #[utoipa::path(get, path = "/health", tag = "server", security(()), responses(
-    (status = 200, description = "It is model.", body = Health),
+    (status = 200, description = "It is ready.", body = Health),
     (status = 503, description = "The model is still loading, or the engine has failed and the server is about to end.", body = Health),
     PublicErrors,
 ))]
