@@ -2,7 +2,7 @@
 # Runs tests under one of the compiler's sanitizers, which see what an assertion does not:
 #
 #   scripts/sanitize.sh address   reads and writes outside of what was allocated, or after it was freed; the whole workspace
-#   scripts/sanitize.sh thread    data races; the tests of what runs on several threads: the pool, readers, experts, the engine
+#   scripts/sanitize.sh thread    data races; the tests of what runs on several threads: the pool, readers, experts, the cache, the engine, the server
 #
 # More arguments go to `cargo test` in place of the choice of tests: scripts/sanitize.sh address -p sluice-store --test readers
 #
@@ -59,6 +59,9 @@ elif [ "$kind" = address ]; then
 else
   # Of the engine only what has threads: a template's depth, which its own tests go to the end of, takes more stack here than there is.
   run -p sluice-cpu -p sluice-store -p sluice-experts --lib --test readers --test schedules
+  # One test at a time: rustix maps and unmaps memory by system calls of its own, so that addresses which a test gave back would look shared with the test that gets them.
+  export RUST_TEST_THREADS=1
+  run -p sluice-cache -p sluice-server --lib --tests
   run -p sluice-engine --test streaming --test exactness
 fi
 say "$kind: nothing found"

@@ -102,6 +102,11 @@ fn who_breaks_the_order_of_calls_is_told_so() {
             let t = c.alloc(MemoryClass::Scratch, 1, 4).unwrap();
             c.embed(MatrixId::new(1000), t);
         }),
+        in_a_step(|c, inputs| {
+            let t = c.alloc(MemoryClass::Scratch, 1, 4).unwrap();
+            c.begin(inputs);
+            c.embed(MatrixId::new(1000), t);
+        }),
         in_a_step(|c, _| {
             let t = c.alloc(MemoryClass::Scratch, 2, 4).unwrap();
             c.upload(&[0.0; 8], sluice_backend::Tensor { offset: 4, ..t });
@@ -123,6 +128,7 @@ fn who_breaks_the_order_of_calls_is_told_so() {
     let wanted = [
         "download inside of a step",
         "begin inside of a step",
+        "embed outside of a step",
         "matrix 1000 was never made",
         "reaches beyond a buffer of 8",
         "block 2 of 2 that are committed",
