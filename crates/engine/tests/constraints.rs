@@ -17,7 +17,7 @@ fn folder() -> PathBuf {
 
 fn text() -> &'static ModelText {
     static TEXT: OnceLock<ModelText> = OnceLock::new();
-    TEXT.get_or_init(|| ModelText::load(&folder(), None).unwrap())
+    TEXT.get_or_init(|| ModelText::load(folder(), None).unwrap())
 }
 
 fn engine(sequences: usize, kv_tokens: Option<usize>) -> Engine {

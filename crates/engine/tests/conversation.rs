@@ -155,7 +155,7 @@ fn forgetful(context: usize) -> Options {
 }
 
 fn converse(model: &Path, drop_thoughts: bool, restarts: bool) {
-    let tokenizer = Tokenizer::load(&demo(), None).unwrap();
+    let tokenizer = Tokenizer::load(demo(), None).unwrap();
     let template = template(drop_thoughts);
     let home = tempfile::tempdir().unwrap();
     let prompt_cache = restarts.then(|| PromptCacheOptions {

@@ -29,7 +29,7 @@ fn what_a_schema_does_not_allow_is_not_generated() {
         println!("skipped: SLUICE_JSON_SCHEMA_SUITE is not set");
         return;
     };
-    let text = ModelText::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo"), None).unwrap();
+    let text = ModelText::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo"), None).unwrap();
     let mut files: Vec<_> = fs::read_dir(suite).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|e| e == "json"));
     files.sort();

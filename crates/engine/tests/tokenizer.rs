@@ -180,7 +180,7 @@ fn tokens_of_a_given_tokenizer_are_the_librarys() {
 fn demo_tokens_are_pythons() {
     let golden = fs::read(root().join("tests/golden/text/tokens.json")).unwrap();
     let golden: Vec<(String, Vec<u32>)> = serde_json::from_slice(&golden).unwrap();
-    let tokenizer = Tokenizer::load(&root().join("models/demo"), None).unwrap();
+    let tokenizer = Tokenizer::load(root().join("models/demo"), None).unwrap();
     let mut wrong = String::new();
     for (text, expected) in &golden {
         let ids = tokenizer.encode(text, false).unwrap();

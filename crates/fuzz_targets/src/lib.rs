@@ -199,7 +199,7 @@ fn key(bytes: &[u8]) {
 /// The demo model's tokenizer and template.
 fn demo() -> &'static ModelText {
     static DEMO: OnceLock<ModelText> = OnceLock::new();
-    DEMO.get_or_init(|| ModelText::load(&root().join("models/demo"), None).expect("the demo model"))
+    DEMO.get_or_init(|| ModelText::load(root().join("models/demo"), None).expect("the demo model"))
 }
 
 /// Joins neighbouring pieces of the same kind: how an answer was cut must not matter.

@@ -11,7 +11,7 @@ pub(super) static KIND: Kind = Kind {
     name: "cuda",
     numbered: true,
     detect: || sluice_cuda::open(0),
-    count: || Ok(sluice_cuda::count()?),
+    count: || sluice_cuda::count(),
     open,
     probes: Some(|number| {
         let probes = sluice_cuda::Probes::new(number).with_context(|| format!("--device cuda:{number}"))?;

@@ -6,6 +6,9 @@ use anyhow::{Context, Result};
 use sluice_backend::Backend;
 use sluice_engine::Options;
 
+/// Opens the measurements of a device by its number.
+pub type OpenProbes = fn(u32) -> Result<Box<dyn Probes>>;
+
 /// A kind of device.
 pub struct Kind {
     /// The name in `--device`.
@@ -19,7 +22,7 @@ pub struct Kind {
     /// Makes the backend of an engine. It reports its memory itself ([`sluice_backend::Resources::device_memory`]).
     pub open: fn(&Device, &Options) -> Result<Box<dyn Backend>>,
     /// What `bench roofline` measures on such a device, by number.
-    pub probes: Option<fn(u32) -> Result<Box<dyn Probes>>>,
+    pub probes: Option<OpenProbes>,
 }
 
 /// Measurements of what a device can do at best. Each call measures once.

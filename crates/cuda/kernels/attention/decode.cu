@@ -12,7 +12,7 @@
 #include "prim/stamps.cuh"
 #include "prim/tensor.cuh"
 
-static const u32 LAST_THREADS = 512;
+static const u32 DECODE_THREADS = 512;
 
 // Four elements of a key in stored form.
 template <u32 TYPE> struct Four {
@@ -267,8 +267,8 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
     const u64 next = (u64)p.partitions * width;
     float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * width;
     // 5. Their sums, by the last warps; both halves of a warp have the lanes of the sum.
-    if (warp >= LAST_THREADS / WARP - heads) {
-        const u32 g = LAST_THREADS / WARP - 1 - warp;
+    if (warp >= DECODE_THREADS / WARP - heads) {
+        const u32 g = DECODE_THREADS / WARP - 1 - warp;
         const float* of = TYPE == INT8 ? plain[g] : weights[g];
         float sum = 0.0f;
 #pragma unroll
@@ -282,7 +282,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
     if (alone) __syncthreads();
     // 6. Values: a thread has two columns of a head
 #pragma unroll 1
-    for (u32 i = threadIdx.x; i < heads * pairs; i += LAST_THREADS) {
+    for (u32 i = threadIdx.x; i < heads * pairs; i += DECODE_THREADS) {
         u32 g = i / pairs, d = (i - g * pairs) * 2, from = from_here - base, to = end - base;
         const u8* column = values + d * size_of(TYPE);
         float2 o = make_float2(0.0f, 0.0f);

@@ -13,11 +13,11 @@
 #include "prim/pdl.cuh"
 #include "prim/smem.cuh"
 
-static const u32 INTEGER_THREADS = 128, ACROSS_STRIDE = PARTITION + 16;
+static const u32 INT8_THREADS = 128, ACROSS_STRIDE = PARTITION + 16;
 
 // Rows of a partition as they lie. What nobody sees is zero.
 template <u32 DIM> __device__ __forceinline__ void bring_integers(const u8* const* keys, u64 behind, u8* to) {
-    const u32 PIECES = DIM / 16, AT_ONCE = INTEGER_THREADS / PIECES;
+    const u32 PIECES = DIM / 16, AT_ONCE = INT8_THREADS / PIECES;
     const u32 piece = threadIdx.x % PIECES * 16;
 #pragma unroll
     for (u32 position = threadIdx.x / PIECES, i = 0; i < PARTITION / AT_ONCE; i++, position += AT_ONCE) {
@@ -29,7 +29,7 @@ template <u32 DIM> __device__ __forceinline__ void bring_integers(const u8* cons
 template <u32 DIM> __device__ __forceinline__ void turn_across(const u8* values, u8* across) {
     const u32 word = threadIdx.x % 8, from = word / 4 * 16 + word % 4 * 2, four = threadIdx.x / 8 % 4, rest = threadIdx.x / WARP;
 #pragma unroll 2
-    for (u32 i = rest; i < PARTITION / 32 * DIM / 16; i += INTEGER_THREADS / WARP) {
+    for (u32 i = rest; i < PARTITION / 32 * DIM / 16; i += INT8_THREADS / WARP) {
         const u32 chunk = i % (PARTITION / 32), column = (i / (PARTITION / 32) * 4 + four) * 4;
         const u8* at = values + (chunk * 32 + from) * (DIM + 16) + column;
         const u32 a = *(const u32*)at, b = *(const u32*)(at + DIM + 16), c = *(const u32*)(at + 8 * (DIM + 16)), d = *(const u32*)(at + 9 * (DIM + 16));

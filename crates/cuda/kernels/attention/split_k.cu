@@ -13,7 +13,7 @@
 #include "prim/smem.cuh"
 #include "prim/stamps.cuh"
 
-static const u32 DEEP_THREADS = 128, DEEP_DIM = 128;
+static const u32 SPLIT_K_THREADS = 128, SPLIT_K_DIM = 128;
 
 // A head of 128 elements, four in each thread of a warp (`lane + 32 j`), normed and turned; so lie weights, cosines and sines.
 struct Head {
@@ -21,7 +21,7 @@ struct Head {
 
     __device__ __forceinline__ void norm(const float (&weights)[4], float eps) {
         float low = fma(v[2], v[2], fma(v[0], v[0], 0.0f)), high = fma(v[3], v[3], fma(v[1], v[1], 0.0f));
-        float inv = div(1.0f, __fsqrt_rn(add(div(wide_tree(low, high), (float)DEEP_DIM), eps)));
+        float inv = div(1.0f, __fsqrt_rn(add(div(wide_tree(low, high), (float)SPLIT_K_DIM), eps)));
 #pragma unroll
         for (u32 j = 0; j < 4; j++) v[j] = mul(mul(v[j], inv), weights[j]);
     }
@@ -43,16 +43,16 @@ template <u32 TYPE> __device__ __forceinline__ float2 halves(u32 w) {
 }
 
 template <int G> struct Deep {
-    float q[G][DEEP_DIM], weights[G][PARTITION];
-    float tops[G][DEEP_THREADS / WARP];
+    float q[G][SPLIT_K_DIM], weights[G][PARTITION];
+    float tops[G][SPLIT_K_THREADS / WARP];
     // The token's own key as it is stored.
-    u16 key[DEEP_DIM];
+    u16 key[SPLIT_K_DIM];
 };
 
 // Shared memory: values [128][128] as they are stored.
 template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const Attention& p, Deep<G>& shared) {
     WATCH();
-    const u32 ROW = DEEP_DIM * 2, WARPS = DEEP_THREADS / WARP;
+    const u32 ROW = SPLIT_K_DIM * 2, WARPS = SPLIT_K_THREADS / WARP;
     const Cache& c = p.cache;
     u8* values = (u8*)smem;
     const u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
@@ -64,7 +64,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
     const u32* table = p.tables + start;
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     // 1. Keys: four positions in four threads, of which each has four elements of each sixteen
-    const u32 ROWS = DEEP_THREADS / 4, OF_THREAD = PARTITION / ROWS, row = threadIdx.x / 4, quarter = threadIdx.x % 4;
+    const u32 ROWS = SPLIT_K_THREADS / 4, OF_THREAD = PARTITION / ROWS, row = threadIdx.x / 4, quarter = threadIdx.x % 4;
     u32 offsets[OF_THREAD], blocks[OF_THREAD];
     bool before[OF_THREAD];
 #pragma unroll
@@ -77,7 +77,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
     const u8* keys[OF_THREAD];
     uint2 k[OF_THREAD][8];
 #pragma unroll
-    for (u32 j = 0; j < OF_THREAD; j++) keys[j] = place(c, c.k, c.k_scales, DEEP_DIM, blocks[j], offsets[j], kv_head).row;
+    for (u32 j = 0; j < OF_THREAD; j++) keys[j] = place(c, c.k, c.k_scales, SPLIT_K_DIM, blocks[j], offsets[j], kv_head).row;
 #pragma unroll
     for (u32 j = 0; j < OF_THREAD; j++) {
 #pragma unroll
@@ -87,7 +87,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
     float angles[4], q_weights[4], k_weights[4];
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
-        angles[j] = p.angles[(u64)now * DEEP_DIM + lane + WARP * j];
+        angles[j] = p.angles[(u64)now * SPLIT_K_DIM + lane + WARP * j];
         q_weights[j] = p.q_norm.weight ? p.q_norm.weight[lane + WARP * j] : 0.0f;
         k_weights[j] = p.k_norm.weight ? p.k_norm.weight[lane + WARP * j] : 0.0f;
     }
@@ -102,9 +102,9 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
 #pragma unroll
     for (u32 n = 0; n < TURNS; n++) {
         const u32 of = n * WARPS + warp;
-        const float* x = of == G + 1 ? p.v.row(t) + kv_head * DEEP_DIM
-                         : of == G   ? p.k.row(t) + kv_head * DEEP_DIM
-                                     : p.q.row(t) + (u64)(first + of) * DEEP_DIM * (p.gated ? 2 : 1);
+        const float* x = of == G + 1 ? p.v.row(t) + kv_head * SPLIT_K_DIM
+                         : of == G   ? p.k.row(t) + kv_head * SPLIT_K_DIM
+                                     : p.q.row(t) + (u64)(first + of) * SPLIT_K_DIM * (p.gated ? 2 : 1);
         if (of >= heads && !(stores && (of == G || of == G + 1))) continue;
 #pragma unroll
         for (u32 j = 0; j < 4; j++) all[n].v[j] = x[lane + WARP * j];
@@ -140,7 +140,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
             }
             const u32 in_table = now / c.block_tokens, offset = now - in_table * c.block_tokens;
             u16* copy = is_value ? (u16*)(values + (now - base) * ROW) : shared.key;
-            u16* to = (u16*)(place(c, c.k, c.k_scales, DEEP_DIM, table[in_table], offset, kv_head).row + (is_value ? c.v - c.k : 0));
+            u16* to = (u16*)(place(c, c.k, c.k_scales, SPLIT_K_DIM, table[in_table], offset, kv_head).row + (is_value ? c.v - c.k : 0));
             // Where several blocks have heads of this KV head, all of them store the same.
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
@@ -230,11 +230,11 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
     cp_async_wait_all();
     __syncthreads();
     STAMP(6, 4);
-    const u32 width = part_width(DEEP_DIM);
+    const u32 width = part_width(SPLIT_K_DIM);
     const u64 next = (u64)p.partitions * width;
     float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * width;
     // 5. Values: a thread has two columns of as many heads as there are for two threads
-    const u32 COLUMNS = DEEP_DIM / 2, AT_ONCE = DEEP_THREADS / COLUMNS, EACH = (G + AT_ONCE - 1) / AT_ONCE, g = threadIdx.x / COLUMNS * EACH, column = threadIdx.x % COLUMNS * 2;
+    const u32 COLUMNS = SPLIT_K_DIM / 2, AT_ONCE = SPLIT_K_THREADS / COLUMNS, EACH = (G + AT_ONCE - 1) / AT_ONCE, g = threadIdx.x / COLUMNS * EACH, column = threadIdx.x % COLUMNS * 2;
     if (g < heads) {
         const u8* v = values + column * 2;
         float2 o[EACH];
@@ -283,7 +283,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
 #pragma unroll
         for (u32 i = 0; i < PARTITION; i += 16) sum = add(sum, shared.weights[g][i + lane % 16]);
         sum = lane_tree(sum);
-        if (lane == 0) *(float2*)(parts + g * next + DEEP_DIM) = make_float2(top, sum);
+        if (lane == 0) *(float2*)(parts + g * next + SPLIT_K_DIM) = make_float2(top, sum);
     }
     STAMP(6, 5);
     // 7. Few partitions are joined here

@@ -45,9 +45,9 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_decode(co
         count = skipped < COLUMNS && first + skipped < p.value_dim ? min(WARP, p.value_dim - first - skipped) : 0;
     }
     const float *past = states + p.value_heads * KEYS * p.value_dim + from + lane, *taps = p.conv.at + from + lane;
-    float weights[MOST_TAPS - 1][HELD], inputs[MOST_TAPS - 1][HELD], last[HELD], y[HELD];
+    float weights[MAX_TAPS - 1][HELD], inputs[MAX_TAPS - 1][HELD], last[HELD], y[HELD];
 #pragma unroll
-    for (u32 tap = 0; tap + 1 < MOST_TAPS; tap++) {
+    for (u32 tap = 0; tap + 1 < MAX_TAPS; tap++) {
 #pragma unroll
         for (u32 m = 0; m < HELD; m++) {
             const bool there = lane + WARP * m < count && tap < before;
@@ -67,7 +67,7 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_decode(co
     for (u32 m = 0; m < HELD; m++) {
         y[m] = 0.0f;
 #pragma unroll
-        for (u32 tap = 0; tap + 1 < MOST_TAPS; tap++) y[m] = tap < before ? fma(weights[tap][m], inputs[tap][m], y[m]) : y[m];
+        for (u32 tap = 0; tap + 1 < MAX_TAPS; tap++) y[m] = tap < before ? fma(weights[tap][m], inputs[tap][m], y[m]) : y[m];
         materialize(y[m]);
     }
     begin();
@@ -178,15 +178,15 @@ template <int THREADS> __device__ __forceinline__ void norm_and_slide(const Delt
         }
     } else {
         const u32 all = channels(p), channel = (blockIdx.x - blocks) * THREADS + threadIdx.x, before = channel < all ? p.taps - 1 : 0;
-        float *to = window(p, s) + channel, x[MOST_TAPS - 1];
+        float *to = window(p, s) + channel, x[MAX_TAPS - 1];
 #pragma unroll
-        for (u32 i = 0; i < MOST_TAPS - 1; i++) {
+        for (u32 i = 0; i < MAX_TAPS - 1; i++) {
             const float* from = i + 1 < before ? to + (u64)(i + 1) * all : p.qkv.row(t) + channel;
             x[i] = i < before ? __ldcg(from) : 0.0f;
         }
         begin();
 #pragma unroll
-        for (u32 i = 0; i < MOST_TAPS - 1; i++) {
+        for (u32 i = 0; i < MAX_TAPS - 1; i++) {
             if (i < before) to[(u64)i * all] = x[i];
         }
     }

@@ -53,7 +53,7 @@ __device__ __forceinline__ float input(const Delta& p, u32 sequence, u32 i, u32 
     return p.qkv.row(p.starts[sequence] + i - before)[channel];
 }
 
-static const u32 MOST_TAPS = 4, CONVOLVED = 16;
+static const u32 MAX_TAPS = 4, CONVOLVED = 16;
 
 // What `div(1, x)` is, since it is rounded correctly too, in fewer instructions.
 __device__ __forceinline__ float inverse(float x) { return __frcp_rn(x); }

@@ -12,7 +12,7 @@ extern "C" __global__ void delta_convolve(const __grid_constant__ Delta p) {
     auto put = [&](u32 t, float y) { p.mixed[(u64)t * all + channel] = mul(y, inverse(add(1.0f, exp_(sub(0.0f, y))))); };
     for (u32 first = blockIdx.y * CONVOLVED; first < p.tokens; first += gridDim.y * CONVOLVED) {
         const u32 end = min(first + CONVOLVED, p.tokens);
-        if (p.taps != MOST_TAPS) {
+        if (p.taps != MAX_TAPS) {
             for (u32 t = first; t < end; t++) {
                 const u32 sequence = p.sequences[t], i = t - p.starts[sequence];
                 float y = 0.0f;
@@ -21,21 +21,21 @@ extern "C" __global__ void delta_convolve(const __grid_constant__ Delta p) {
             }
             continue;
         }
-        float weights[MOST_TAPS], past[MOST_TAPS];
+        float weights[MAX_TAPS], past[MAX_TAPS];
 #pragma unroll
-        for (u32 tap = 0; tap < MOST_TAPS; tap++) weights[tap] = p.conv.row(tap)[channel];
+        for (u32 tap = 0; tap < MAX_TAPS; tap++) weights[tap] = p.conv.row(tap)[channel];
         for (u32 t = first, next; t < end; t = next) {
             const u32 sequence = p.sequences[t], i = t - p.starts[sequence];
             next = min(end, p.starts[sequence + 1]);
 #pragma unroll
-            for (u32 tap = 0; tap + 1 < MOST_TAPS; tap++) past[tap] = input(p, sequence, i + tap, channel);
+            for (u32 tap = 0; tap + 1 < MAX_TAPS; tap++) past[tap] = input(p, sequence, i + tap, channel);
             const float* from = p.qkv.row(t) + channel;
 #pragma unroll 4
             for (; t < next; t++, from += p.qkv.stride) {
-                past[MOST_TAPS - 1] = *from;
+                past[MAX_TAPS - 1] = *from;
                 float y = 0.0f;
 #pragma unroll
-                for (u32 tap = 0; tap < MOST_TAPS; tap++) {
+                for (u32 tap = 0; tap < MAX_TAPS; tap++) {
                     y = fma(weights[tap], past[tap], y);
                     if (tap > 0) past[tap - 1] = past[tap];
                 }

@@ -11,30 +11,30 @@
 #include "prim/pdl.cuh"
 #include "prim/smem.cuh"
 
-static const u32 SLAB_ROWS = 16, SLAB_TOKENS = 16, SLAB_CHUNK = 1024;
+static const u32 BALANCED_ROWS = 16, BALANCED_TOKENS = 16, SLAB_CHUNK = 1024;
 
 // Of a group's scales of tokens, in scales: neighbours among the groups meet different banks when they are written.
-static const u32 SLAB_STRIDE = SLAB_TOKENS + 2;
+static const u32 SLAB_STRIDE = BALANCED_TOKENS + 2;
 
 template <class F> __device__ __forceinline__ void gemm_balanced(const Products& all) {
     // Rows of a group of 4 bits lie as `ldmatrix` meets all banks.
-    const u32 PIECES = F::BITS / 2, ROW = F::BITS == 4 ? 32 : 8 * F::BITS + 32, BYTES = SLAB_ROWS * ROW;
+    const u32 PIECES = F::BITS / 2, ROW = F::BITS == 4 ? 32 : 8 * F::BITS + 32, BYTES = BALANCED_ROWS * ROW;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP, chain = warp % 4, sets = warps / 4, quad = lane / 4, part = lane % 4;
     const u32 cols = all.parts[0].cols, groups = cols / 64, most_steps = (groups + 3) / 4, steps = (groups + 3 - chain) / 4, chunks = (cols + SLAB_CHUNK - 1) / SLAB_CHUNK;
-    const u32 stride = (cols + 127) / 128 * 128 + 32, of_scales = SLAB_ROWS * sets + 1;
+    const u32 stride = (cols + 127) / 128 * 128 + 32, of_scales = BALANCED_ROWS * sets + 1;
     // Sets are counted on from matrix to matrix; one that is not there is computed as the last row, and not stored.
     u32 set = blockIdx.x * sets + warp / 4, number = 0;
 #pragma unroll 1
-    while (number < 2 && set >= (all.parts[number].rows + SLAB_ROWS - 1) / SLAB_ROWS && all.parts[number + 1].rows) {
-        set -= (all.parts[number].rows + SLAB_ROWS - 1) / SLAB_ROWS;
+    while (number < 2 && set >= (all.parts[number].rows + BALANCED_ROWS - 1) / BALANCED_ROWS && all.parts[number + 1].rows) {
+        set -= (all.parts[number].rows + BALANCED_ROWS - 1) / BALANCED_ROWS;
         number++;
     }
     const Matmul& p = all.parts[number];
     const Encoded& x = all.parts[0].x;
-    const u32 first_row = set * SLAB_ROWS, last = p.rows - 1;
+    const u32 first_row = set * BALANCED_ROWS, last = p.rows - 1;
     u8* const q = (u8*)smem;
-    float(*const meet)[SLAB_TOKENS][SLAB_ROWS + 1] = (float(*)[SLAB_TOKENS][SLAB_ROWS + 1])smem + warp / 4 * 4;
-    float2* const sx = (float2*)(q + max(SLAB_TOKENS * stride, sets * 4 * SLAB_TOKENS * (SLAB_ROWS + 1) * 4));
+    float(*const meet)[BALANCED_TOKENS][BALANCED_ROWS + 1] = (float(*)[BALANCED_TOKENS][BALANCED_ROWS + 1])smem + warp / 4 * 4;
+    float2* const sx = (float2*)(q + max(BALANCED_TOKENS * stride, sets * 4 * BALANCED_TOKENS * (BALANCED_ROWS + 1) * 4));
     u8* const weights = (u8*)(sx + groups * SLAB_STRIDE) + warp * most_steps * BYTES;
     float2* const of_rows = (float2*)(weights + (warps - warp) * most_steps * BYTES);
     float* const means = (float*)(of_rows + groups * of_scales);
@@ -66,10 +66,10 @@ template <class F> __device__ __forceinline__ void gemm_balanced(const Products&
 #pragma unroll
         for (u32 k = 0; k < 4; k++) s[k] = __ldg(scales[k] + g), b[k] = __ldg(biases[k] + g);
 #pragma unroll
-        for (u32 k = 0; k < 4; k++) of_rows[g * of_scales + warp / 4 * SLAB_ROWS + 4 * chain + k] = make_float2(half_value(s[k], type), half_value(b[k], type));
+        for (u32 k = 0; k < 4; k++) of_rows[g * of_scales + warp / 4 * BALANCED_ROWS + 4 * chain + k] = make_float2(half_value(s[k], type), half_value(b[k], type));
     }
     // 2. Activations; a token that is not there is computed as the last
-    const u32 first = blockIdx.y * SLAB_TOKENS, last_token = all.parts[0].outputs - 1, lines = (groups + WARP - 1) / WARP * SLAB_TOKENS;
+    const u32 first = blockIdx.y * BALANCED_TOKENS, last_token = all.parts[0].outputs - 1, lines = (groups + WARP - 1) / WARP * BALANCED_TOKENS;
     begin();
     auto bring = [&]() {
         const u32 piece = threadIdx.x % (SLAB_CHUNK / 16);
@@ -77,7 +77,7 @@ template <class F> __device__ __forceinline__ void gemm_balanced(const Products&
         for (u32 c = 0; c < chunks; c++) {
             const u32 column = c * SLAB_CHUNK + 16 * piece;
 #pragma unroll 2
-            for (u32 t = threadIdx.x / (SLAB_CHUNK / 16); t < SLAB_TOKENS && column < cols; t += blockDim.x / (SLAB_CHUNK / 16))
+            for (u32 t = threadIdx.x / (SLAB_CHUNK / 16); t < BALANCED_TOKENS && column < cols; t += blockDim.x / (SLAB_CHUNK / 16))
                 cp_async_16(q + t * stride + column, x.q + (u64)min(first + t, last_token) * cols + column);
             cp_async_commit();
         }
@@ -87,8 +87,8 @@ template <class F> __device__ __forceinline__ void gemm_balanced(const Products&
         float2 scale[4], mean[4];
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
-            const u32 line = from + k * warps, g = line / SLAB_TOKENS * WARP + lane;
-            const u64 at = (u64)min(first + line % SLAB_TOKENS, last_token) * groups + g;
+            const u32 line = from + k * warps, g = line / BALANCED_TOKENS * WARP + lane;
+            const u64 at = (u64)min(first + line % BALANCED_TOKENS, last_token) * groups + g;
             if (line >= lines || g >= groups) continue;
             scale[k] = __ldcg((const float2*)x.sx + at);
             mean[k] = __ldcg((const float2*)x.mx + at);
@@ -96,18 +96,18 @@ template <class F> __device__ __forceinline__ void gemm_balanced(const Products&
         if (from == warp) bring();
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
-            const u32 line = from + k * warps, g = line / SLAB_TOKENS * WARP + lane, at = g * SLAB_STRIDE + line % SLAB_TOKENS;
+            const u32 line = from + k * warps, g = line / BALANCED_TOKENS * WARP + lane, at = g * SLAB_STRIDE + line % BALANCED_TOKENS;
             if (line >= lines || g >= groups) continue;
             sx[at] = scale[k];
             means[at] = add(mean[k].x, mean[k].y);
         }
     }
-    const u32 own_row = first_row + threadIdx.x % SLAB_ROWS;
+    const u32 own_row = first_row + threadIdx.x % BALANCED_ROWS;
     float* to[2];
     float before[2];
 #pragma unroll
     for (u32 k = 0; k < 2; k++) {
-        const u32 token = first + 8 * k + threadIdx.x % 128 / SLAB_ROWS;
+        const u32 token = first + 8 * k + threadIdx.x % 128 / BALANCED_ROWS;
         to[k] = token <= last_token && own_row < p.rows ? p.out.row(token) + p.in_output(own_row) : nullptr;
         before[k] = p.accumulate && to[k] ? __ldcg(to[k]) : 0.0f;
     }
@@ -141,7 +141,7 @@ template <class F> __device__ __forceinline__ void gemm_balanced(const Products&
             here += BYTES;
             float2 of_row[2];
 #pragma unroll
-            for (u32 r = 0; r < 2; r++) of_row[r] = of_rows[group * of_scales + warp / 4 * SLAB_ROWS + quad + 8 * r];
+            for (u32 r = 0; r < 2; r++) of_row[r] = of_rows[group * of_scales + warp / 4 * BALANCED_ROWS + quad + 8 * r];
 #pragma unroll
             for (u32 n = 0; n < 2; n++) {
                 const uint2* x = (const uint2*)(q + (8 * n + quad) * stride + 64 * group) + part;
@@ -168,7 +168,7 @@ template <class F> __device__ __forceinline__ void gemm_balanced(const Products&
 #pragma unroll
     for (u32 k = 0; k < 2; k++) {
         if (!to[k]) continue;
-        const u32 t = 8 * k + threadIdx.x % 128 / SLAB_ROWS, r = threadIdx.x % SLAB_ROWS;
+        const u32 t = 8 * k + threadIdx.x % 128 / BALANCED_ROWS, r = threadIdx.x % BALANCED_ROWS;
         float y = add(add(meet[0][t][r], meet[2][t][r]), add(meet[1][t][r], meet[3][t][r]));
         if (p.bias) y = add(y, p.bias[own_row]);
         *to[k] = p.accumulate ? add(before[k], y) : y;

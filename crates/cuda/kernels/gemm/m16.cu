@@ -10,18 +10,18 @@
 #include "prim/pdl.cuh"
 #include "prim/smem.cuh"
 
-static const u32 THIN_ROWS = 16;
+static const u32 M16_ROWS = 16;
 
 template <class F, int EIGHTS> __device__ __forceinline__ void gemm_m16(const Matmul& p) {
     // Groups of a chain that are under way, and words of eight columns.
     const int DEEP = F::BITS == 4 ? 8 : 4, WORDS = F::BITS / 4;
     const u32 TOKENS = 8 * EIGHTS;
-    const u32 lane = threadIdx.x % WARP, chain = threadIdx.x / WARP, quad = lane / 4, part = lane % 4, groups = p.cols / 64, first_row = blockIdx.x * THIN_ROWS;
+    const u32 lane = threadIdx.x % WARP, chain = threadIdx.x / WARP, quad = lane / 4, part = lane % 4, groups = p.cols / 64, first_row = blockIdx.x * M16_ROWS;
     if (first_row >= p.rows) {
         begin();
         return;
     }
-    __shared__ float meet[4][TOKENS][THIN_ROWS + 1];
+    __shared__ float meet[4][TOKENS][M16_ROWS + 1];
     // Neighbours among the tokens meet different banks.
     const u32 stride = (p.cols + 127) / 128 * 128 + 32, steps = (groups + 3 - chain) / 4;
     u8* const q = (u8*)smem;
@@ -69,12 +69,12 @@ template <class F, int EIGHTS> __device__ __forceinline__ void gemm_m16(const Ma
 #pragma unroll 4
         for (u32 i = lane; i < p.cols / 16; i += WARP) cp_async_16(q + t * stride + 16 * i, from + i);
     }
-    const u32 own_row = threadIdx.x % THIN_ROWS;
+    const u32 own_row = threadIdx.x % M16_ROWS;
     float* to[EIGHTS];
     float before[EIGHTS];
 #pragma unroll
     for (u32 e = 0; e < EIGHTS; e++) {
-        const u32 token = first + 8 * e + threadIdx.x / THIN_ROWS;
+        const u32 token = first + 8 * e + threadIdx.x / M16_ROWS;
         to[e] = token < p.outputs && first_row + own_row < p.rows ? p.out.row(token) + p.in_output(first_row + own_row) : nullptr;
         before[e] = p.accumulate && to[e] ? __ldcg(to[e]) : 0.0f;
     }
@@ -151,7 +151,7 @@ template <class F, int EIGHTS> __device__ __forceinline__ void gemm_m16(const Ma
 #pragma unroll
     for (u32 e = 0; e < EIGHTS; e++) {
         if (!to[e]) continue;
-        const u32 t = 8 * e + threadIdx.x / THIN_ROWS;
+        const u32 t = 8 * e + threadIdx.x / M16_ROWS;
         float y = add(add(meet[0][t][own_row], meet[2][t][own_row]), add(meet[1][t][own_row], meet[3][t][own_row]));
         if (p.bias) y = add(y, p.bias[first_row + own_row]);
         *to[e] = p.accumulate ? add(before[e], y) : y;

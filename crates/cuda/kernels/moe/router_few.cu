@@ -25,7 +25,7 @@ struct RouterFew {
 };
 
 // Tokens of a block that has rows: a warp each.
-static const u32 ROUTE_TOKENS = 8;
+static const u32 ROUTER_TOKENS = 8;
 
 // Lane sums of two rows and of two tokens as they are normed, all of them in quads, by half a warp: each pointer is the lane's.
 __device__ __forceinline__ void four_products(const float4* of_rows, const float4* of_x, const float4* of_weights, u32 cols, const float (&inverse)[2], float (&sums)[2][2]) {
@@ -54,12 +54,12 @@ __device__ __forceinline__ void four_products(const float4* of_rows, const float
     for (u32 i = 0; i < 4; i++) sums[i / 2][i % 2] = lane_tree(sums[i / 2][i % 2]);
 }
 
-// Grid: (blocks of rows and ROUTE_TOKENS more, tokens / ROUTE_TOKENS). Shared memory: x of each token, the norm's weights and rows [block_rows], of [cols] in quads each; or
+// Grid: (blocks of rows and ROUTER_TOKENS more, tokens / ROUTER_TOKENS). Shared memory: x of each token, the norm's weights and rows [block_rows], of [cols] in quads each; or
 // a token's x, and the norm's weights.
 extern "C" __global__ void __launch_bounds__(384) moe_router_few(const __grid_constant__ RouterFew p) {
     const u32 cols = p.x.cols, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = threadIdx.x / OF_ROW;
     if (blockIdx.x >= p.row_blocks) {
-        const u32 token = blockIdx.y * ROUTE_TOKENS + blockIdx.x - p.row_blocks;
+        const u32 token = blockIdx.y * ROUTER_TOKENS + blockIdx.x - p.row_blocks;
         float *x = smem, *norm = x + cols;
         for (u32 i = threadIdx.x; i < cols / 4; i += ROUTE_THREADS) cp_async_16((float4*)norm + i, (const float4*)p.x.norm.weight + i);
         begin();
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_few(const __grid_co
         }
         return;
     }
-    float *x = smem, *norm = x + ROUTE_TOKENS * cols, *rows = norm + cols;
+    float *x = smem, *norm = x + ROUTER_TOKENS * cols, *rows = norm + cols;
     const u32 first = blockIdx.x * p.block_rows;
 #pragma unroll 1
     for (u32 i = part; i <= p.block_rows; i += ROUTE_THREADS / OF_ROW) {
@@ -94,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_few(const __grid_co
         widen_row(m, !of_norm && first + i < p.experts ? first + i : 0, cols, of_norm ? norm : rows + i * cols);
     }
     begin();
-    const u32 token = blockIdx.y * ROUTE_TOKENS + warp;
-    const bool there = warp < ROUTE_TOKENS && token < p.x.rows;
+    const u32 token = blockIdx.y * ROUTER_TOKENS + warp;
+    const bool there = warp < ROUTER_TOKENS && token < p.x.rows;
     x += warp * cols;
     if (there) {
         const int DEEP = 8;
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_few(const __grid_co
             for (int d = 0; d < DEEP; d++) ((float4*)x)[min(quad + d * WARP, cols / 4 - 1)] = own[d];
         }
     }
-    __shared__ float inverses[ROUTE_TOKENS];
+    __shared__ float inverses[ROUTER_TOKENS];
     __syncwarp();
     if (there) {
         const float inverse = inverse_rms_quads((const float4*)x, cols, p.x.norm.eps);
@@ -120,13 +120,13 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_few(const __grid_co
     }
     __syncthreads();
     // Half a warp has two rows of two tokens, of which there may be one.
-    const u32 square = threadIdx.x / 16, row = square / (ROUTE_TOKENS / 2) * 2, of_block = square % (ROUTE_TOKENS / 2) * 2;
+    const u32 square = threadIdx.x / 16, row = square / (ROUTER_TOKENS / 2) * 2, of_block = square % (ROUTER_TOKENS / 2) * 2;
     if (row >= p.block_rows) return;
     float sums[2][2];
     const float own[2] = {inverses[of_block], inverses[of_block + 1]};
     four_products((const float4*)(rows + row * cols) + lane % 16, (const float4*)(smem + of_block * cols) + lane % 16, (const float4*)norm + lane % 16, cols, own, sums);
     // A lane each stores one of the four.
-    const u32 r = first + row + lane / 2 % 2, t = blockIdx.y * ROUTE_TOKENS + of_block + lane % 2;
+    const u32 r = first + row + lane / 2 % 2, t = blockIdx.y * ROUTER_TOKENS + of_block + lane % 2;
     const float sum = lane / 2 % 2 ? lane % 2 ? sums[1][1] : sums[1][0] : lane % 2 ? sums[0][1] : sums[0][0];
     if (lane % 16 < 4 && r < p.experts && t < p.x.rows) p.logits[(u64)t * p.experts + r] = sum;
 }

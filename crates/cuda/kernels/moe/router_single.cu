@@ -55,15 +55,15 @@ __device__ __forceinline__ float normed_product(const float4* of_row, const floa
     return lane_tree(sum);
 }
 
-// Shared memory: x, the norm's weights and rows [ROUTE_ROWS], of [cols] in quads each. After its wait only the first two warps have something to do, and wait for
+// Shared memory: x, the norm's weights and rows [ROUTER_ROWS], of [cols] in quads each. After its wait only the first two warps have something to do, and wait for
 // nobody: each norms for itself.
 extern "C" __global__ void __launch_bounds__(384) moe_router_single(const __grid_constant__ RouterSingle p) {
     WATCH();
-    const u32 cols = p.x.cols, first = blockIdx.x * ROUTE_ROWS, warp = threadIdx.x / WARP, part = threadIdx.x / OF_ROW;
+    const u32 cols = p.x.cols, first = blockIdx.x * ROUTER_ROWS, warp = threadIdx.x / WARP, part = threadIdx.x / OF_ROW;
     float *x = smem, *norm = x + cols, *rows = norm + cols;
     // A row that is not there is computed as the first, and not stored.
-    const u32 r = part < ROUTE_ROWS && first + part < p.rows ? first + part : 0;
-    const bool of_norm = part == ROUTE_ROWS, of_gate = r >= p.experts;
+    const u32 r = part < ROUTER_ROWS && first + part < p.rows ? first + part : 0;
+    const bool of_norm = part == ROUTER_ROWS, of_gate = r >= p.experts;
     // By value: parameters that are looked at through a pointer come from memory.
     Matrix m = of_gate ? p.gate : p.router;
     if (of_norm) m.data = (const u8*)p.x.norm, m.kind = KIND_f32_f32, m.type = F32;

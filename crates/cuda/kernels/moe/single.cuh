@@ -32,7 +32,7 @@ struct SingleToken {
     // Where the host is told which experts were chosen, ascending, [MOST_SLOTS] in its memory, and answers behind them: 1, once each of them is on the device or computed
     // by the host, and twice the bits of the slots whose experts the host has computed. Null where all are on the device.
     u32* question;
-    // [MOST_EXPERTS / WARP]: bits of the experts that are on the device to stay. Those of the token's wait for no answer; where all are there, none is given.
+    // [MAX_EXPERTS / WARP]: bits of the experts that are on the device to stay. Those of the token's wait for no answer; where all are there, none is given.
     const u32* here;
     // The answer as the first block has it.
     u32* answer;
@@ -47,7 +47,7 @@ struct SingleToken {
 };
 
 // Bits of the experts that are on the device to stay, a word a lane. The host changes them only while the device waits for an answer, or is idle: for what comes behind.
-__device__ __forceinline__ u32 here_of(const SingleToken& p) { return __ldcg(p.here + threadIdx.x % (MOST_EXPERTS / WARP)); }
+__device__ __forceinline__ u32 here_of(const SingleToken& p) { return __ldcg(p.here + threadIdx.x % (MAX_EXPERTS / WARP)); }
 
 // The slots whose experts are not, by a whole warp.
 __device__ __forceinline__ u32 absent_of(const SingleToken& p, const Taken& taken, u32 here) {

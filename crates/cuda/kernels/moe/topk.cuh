@@ -49,17 +49,17 @@ struct Count {
     __device__ __forceinline__ u32 all() const { return of[0] + of[1] + (of[2] + of[3]); }
 };
 
-static const u32 MOST_EXPERTS = 512;
+static const u32 MAX_EXPERTS = 512;
 
 // Chooses as `route` does it, by a block of so many warps; `taken` is there once they have met. An expert's rank is the number of those that come before it: a warp
 // ranks 32 experts, a list, and then each list's best are ranked among all of them. Weights are computed only where they are asked for.
 __device__ __forceinline__ void topk_block(const Route& p, u32 warps, bool weighed, Taken& taken) {
     const u32 NONE = 0xffffffffu;
     // What each list's experts are chosen by, sorted once they are ranked, and which they are in it.
-    __shared__ __align__(16) u32 keys[MOST_EXPERTS];
-    __shared__ u8 members[MOST_EXPERTS];
+    __shared__ __align__(16) u32 keys[MAX_EXPERTS];
+    __shared__ u8 members[MAX_EXPERTS];
     // Exponentials, or scores.
-    __shared__ float values[MOST_EXPERTS];
+    __shared__ float values[MAX_EXPERTS];
     // Best first.
     __shared__ __align__(16) u32 chosen[MOST_SLOTS];
     __shared__ float weights[MOST_SLOTS];

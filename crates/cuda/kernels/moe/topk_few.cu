@@ -18,13 +18,13 @@ struct TopkFew {
     u32 unused;
 };
 
-static const u32 CHOOSE_TOKENS = 8, CHOOSE_THREADS = CHOOSE_TOKENS * WARP, MOST_TOKENS = 32;
+static const u32 TOPK_TOKENS = 8, CHOOSE_THREADS = TOPK_TOKENS * WARP, MOST_TOKENS = 32;
 
 // The order of pairs by their experts, whose tokens are bits of a word.
 __device__ __forceinline__ void order_pairs(const TopkFew& p) {
-    __shared__ u32 tokens_of[MOST_EXPERTS], places[MOST_EXPERTS], sums[CHOOSE_THREADS / WARP];
-    const u32 OF_THREAD = MOST_EXPERTS / CHOOSE_THREADS, own = threadIdx.x, lane = own % WARP, warp = own / WARP, k = p.route.k, pairs = p.route.tokens * k;
-    static_assert(MOST_EXPERTS == 2 * CHOOSE_THREADS && MOST_TOKENS * MOST_SLOTS == 2 * CHOOSE_THREADS, "two experts and two pairs a thread");
+    __shared__ u32 tokens_of[MAX_EXPERTS], places[MAX_EXPERTS], sums[CHOOSE_THREADS / WARP];
+    const u32 OF_THREAD = MAX_EXPERTS / CHOOSE_THREADS, own = threadIdx.x, lane = own % WARP, warp = own / WARP, k = p.route.k, pairs = p.route.tokens * k;
+    static_assert(MAX_EXPERTS == 2 * CHOOSE_THREADS && MOST_TOKENS * MOST_SLOTS == 2 * CHOOSE_THREADS, "two experts and two pairs a thread");
     u32 expert[OF_THREAD], token[OF_THREAD];
 #pragma unroll
     for (u32 i = 0; i < OF_THREAD; i++) {
@@ -71,13 +71,13 @@ __device__ __forceinline__ void order_pairs(const TopkFew& p) {
     }
 }
 
-// Grid: tokens / CHOOSE_TOKENS. A warp takes a token; the last block to end orders all pairs.
+// Grid: tokens / TOPK_TOKENS. A warp takes a token; the last block to end orders all pairs.
 extern "C" __global__ void __launch_bounds__(256) moe_topk_few(const __grid_constant__ TopkFew p) {
-    const u32 token = blockIdx.x * CHOOSE_TOKENS + threadIdx.x / WARP;
+    const u32 token = blockIdx.x * TOPK_TOKENS + threadIdx.x / WARP;
     begin();
     if (token < p.route.tokens) {
         if (p.route.experts <= 4 * WARP) topk_warp<4>(p.route, token);
-        else topk_warp<MOST_EXPERTS / WARP>(p.route, token);
+        else topk_warp<MAX_EXPERTS / WARP>(p.route, token);
     }
     if (is_last_block(p.counter, gridDim.x)) order_pairs(p);
 }

@@ -75,7 +75,7 @@ struct Ranked {
     u32 rank;
 };
 
-static const u32 BEST_THREADS = 1024, MOST_BEST = 512, LOGITS_AT_ONCE = 8;
+static const u32 BEST_THREADS = 1024, MAX_BEST = 512, LOGITS_AT_ONCE = 8;
 
 struct Candidate {
     float logit;
@@ -86,7 +86,7 @@ struct Best {
     const float* logits;
     // [rows, GROUPS], of `tops`
     const float* groups;
-    // [rows that are wanted, 1 + MOST_BEST]: first the bar and how many reach it, then as many of those as there is room for, in any order.
+    // [rows that are wanted, 1 + MAX_BEST]: first the bar and how many reach it, then as many of those as there is room for, in any order.
     Candidate* out;
     Ranked of[MOST_DRAWN];
     u32 vocabulary;
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample_best(const __grid_cons
     __shared__ u32 count;
     const Ranked own = p.of[blockIdx.x];
     const u32 lane = threadIdx.x % WARP;
-    Candidate* out = p.out + (u64)blockIdx.x * (1 + MOST_BEST);
+    Candidate* out = p.out + (u64)blockIdx.x * (1 + MAX_BEST);
     begin();
     const float* logits = p.logits + (u64)own.row * p.vocabulary;
     if (threadIdx.x < GROUPS) highest[threadIdx.x] = __ldcg(p.groups + own.row * GROUPS + threadIdx.x);
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample_best(const __grid_cons
                 u32 slot = 0;
                 if (lane == 0) slot = atomicAdd(&count, __popc(all));
                 slot = __shfl_sync(ALL, slot, 0) + __popc(all & ((1u << lane) - 1));
-                if (kept && slot < MOST_BEST) out[1 + slot] = {there[j], from + j * GROUPS * WARP + lane};
+                if (kept && slot < MAX_BEST) out[1 + slot] = {there[j], from + j * GROUPS * WARP + lane};
             }
         }
     }

@@ -30,7 +30,7 @@ const REGISTER_THREADS: usize = 128;
 const REGISTER_TOKENS: usize = 32;
 
 /// Threads of a block of the kernels for one token of each sequence: four for each column, a warp for the norm of a head.
-const DECODE_THREADS: usize = 128;
+const DELTA_DECODE_THREADS: usize = 128;
 /// The most taps and elements of a head's norm that these kernels keep in registers (constants of the kernels, too).
 const MAX_TAPS: usize = 4;
 const MAX_VALUES: usize = 128;
@@ -115,14 +115,14 @@ impl DeltaScratch {
         let by_tokens = [number(tokens), 1, 1];
         let columns = [number(shape.value_dim.div_ceil(COLUMNS)), number(heads), number(count.min(MAX_GRID_Y))];
         if let Some(kernel) = decode {
-            let blocks = heads.div_ceil(DECODE_THREADS / 32) + channels.div_ceil(DECODE_THREADS);
+            let blocks = heads.div_ceil(DELTA_DECODE_THREADS / 32) + channels.div_ceil(DELTA_DECODE_THREADS);
             // SAFETY: tensors and states were checked; the scratch was just reserved.
             unsafe {
-                gpu.launch(kernel, columns, DECODE_THREADS as u32, 0, &parameters)?;
+                gpu.launch(kernel, columns, DELTA_DECODE_THREADS as u32, 0, &parameters)?;
                 gpu.launch(
                     Kernel::DELTA_DECODE_NORM,
                     [number(blocks), number(count), 1],
-                    DECODE_THREADS as u32,
+                    DELTA_DECODE_THREADS as u32,
                     0,
                     &parameters,
                 )?;

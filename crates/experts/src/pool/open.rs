@@ -184,7 +184,7 @@ fn usual_depth(layers: &[LayerLayout], request: usize) -> usize {
     let of_expert = |l: &LayerLayout| l.extents(0).iter().map(|e| e.len.div_ceil(request)).sum::<usize>();
     let (bytes, reads) = layers
         .iter()
-        .filter(|l| l.len() > 0)
+        .filter(|l| !l.is_empty())
         .fold((0, 0), |(bytes, reads), l| (bytes + l.bytes as usize / l.len(), reads + of_expert(l)));
     (IN_FLIGHT / (bytes / reads.max(1)).max(1)).clamp(*DEPTHS.start(), *DEPTHS.end())
 }

@@ -160,13 +160,13 @@ impl ExpertPool {
     }
 
     /// The slot here that a promotion copies from.
-    fn from_slot(&self, moved: &TierMove) -> u32 {
+    fn source_slot(&self, moved: &TierMove) -> u32 {
         self.classes[moved.class].first + moved.promotion.from
     }
 
     /// Bytes of the slot that the promoted expert leaves, until the demoted one is copied there.
     pub fn promoted_bytes(&self, moved: &TierMove, range: Range<usize>) -> &[u8] {
-        self.slot_bytes(self.from_slot(moved), range)
+        self.slot_bytes(self.source_slot(moved), range)
     }
 
     /// Bytes of the slot here that the demoted expert is copied to.
@@ -175,14 +175,14 @@ impl ExpertPool {
     /// When none is demoted, or the promotion is done.
     pub fn demoted_bytes_mut(&mut self, moved: &TierMove, range: Range<usize>) -> &mut [u8] {
         assert!(moved.demoted.is_some(), "nothing is demoted");
-        let from = self.from_slot(moved) as usize;
+        let from = self.source_slot(moved) as usize;
         let SlotState::Moving(guard) = &mut self.slots[from].state else { panic!("the promotion is done") };
         guard.bytes_mut(range)
     }
 
     /// The copies of a promotion are done.
     pub fn finish_promotion(&mut self, moved: TierMove) {
-        let from = self.from_slot(&moved);
+        let from = self.source_slot(&moved);
         self.classes[moved.class].residency.finish_promotion(&moved.promotion);
         self.slots[from as usize].end_move();
     }

@@ -159,11 +159,10 @@ fn belongs(description: &Description, layout: &dyn TensorLayout, name: &str) -> 
     let left_out = |part: &str| Belongs::LeftOut(part.to_owned());
     match description.meaning(short) {
         // The reference leaves it out, too, and warns.
-        Some(Meaning { weight, expert, leaf: Leaf::Bias, .. }) if !weight.biased => {
-            if expert.is_some() {
-                return left_out("biases of experts");
-            }
+        Some(Meaning { weight, expert: Some(_), leaf: Leaf::Bias, .. }) if !weight.biased => {
+            return left_out("biases of experts");
         }
+        Some(Meaning { weight, leaf: Leaf::Bias, .. }) if !weight.biased => {}
         Some(Meaning { weight, .. }) if weight.class == WeightClass::Head && description.tied => {
             return left_out("lm_head (the embedding once more)");
         }
