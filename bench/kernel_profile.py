@@ -236,10 +236,10 @@ def title(case, of_prompt):
 
 
 def of_prompts(cases):
-    """Names of kernels that compute prompts: those that are in a case of one, and products in tiles, whose form depends on the prompt's length."""
+    """Names of kernels that compute prompts: those that are in a case of one, and products in tiles, whose shape depends on the prompt's length (`tiles_*` is their name in older results)."""
     names = {launch["kernel"] for case in cases for launch in case["launches"]}
     seen = {launch["kernel"] for case in cases if case["command"].startswith("prefill") for launch in case["launches"]}
-    return seen | {name for name in names if name.startswith("tiles_")}
+    return seen | {name for name in names if name.startswith(("gemm_mma", "tiles_"))}
 
 
 def found(cases, every, multiprocessors):
@@ -289,7 +289,7 @@ several matrices, and a kernel's later shapes may be missing: the head of a toke
 - *Bound by* follows from these: memory if memory % is {BOUND} or more; else instructions if issue slots % is {BOUND} or more; else too few blocks if the launch has fewer than the GPU has
   multiprocessors ({multiprocessors}); else latency, with the main reason to wait other than its turn.
 
-Cases of tokens also have kernels of the preceding prompt, which the same process computes: those that occur in a case of a prompt as well, and `tiles_*`. Weights are random, of real dimensions: 0.6B and 4B are whole,
+Cases of tokens also have kernels of the preceding prompt, which the same process computes: those that occur in a case of a prompt as well, and `gemm_mma_*` (`tiles_*` in older results). Weights are random, of real dimensions: 0.6B and 4B are whole,
 the mixture is six layers of 30B-A3B, the hybrid eight of Qwen3-Next with a quarter of its experts."""
 
 

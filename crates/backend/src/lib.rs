@@ -1,8 +1,10 @@
-//! The operations a model is written in, and the CPU that carries them out.
+//! The seam between a model and the devices that compute it: the operations it is written in, and the traits that a device implements. It computes nothing itself.
 //!
 //! A model speaks in fused layer operations ([`Operations`]) over handles ([`Resources`], [`Caches`]). Host pointers exist only inside a device. A step is
 //! [`Backend::begin`], operations that only enqueue work, and [`Backend::end`], which returns an [`Outcome`] and a handle to logits. A new device is one more
 //! implementor of these traits, in a crate of its own. A new operation is one method of [`Operations`] and one file per device.
+
+#![forbid(unsafe_code)]
 
 mod backend;
 mod layers;

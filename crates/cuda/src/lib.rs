@@ -1,6 +1,6 @@
 //! The backend for NVIDIA GPUs. Its results have the bits of `docs/numerics.md`.
 //!
-//! libcuda is loaded when a device is opened, so the same binary runs without one, and the driver is all that a user needs: kernels are embedded as PTX ([`kernels`]).
+//! libcuda is loaded when a device is opened, so the same binary runs without one, and the driver is all that a user needs: the kernels that `scripts/kernels` made are embedded ([`kernels`]).
 //! `device` wraps the driver; `ops` has the operations of a step, and `moe` those of mixtures; `multi` makes one backend of several GPUs; `plan` knows what steps take.
 //!
 //! As on the CPU, work is divided by output rows, heads and columns, never inside a sum whose order matters. All work of a backend is in one stream. The host waits at the
