@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::format::{MAX_PLANES, MatrixError, WeightFormat};
+use crate::format::{Grouped, MAX_PLANES, MatrixError, WeightFormat};
 
 /// A weight matrix [rows, cols], row-major, in the checkpoint's own bytes, at any alignment.
 #[derive(Clone, Copy)]
@@ -54,6 +54,14 @@ impl<'a> Matrix<'a> {
     /// The format of its weights.
     pub fn format(&self) -> WeightFormat {
         self.format
+    }
+
+    /// How its groups are packed.
+    ///
+    /// # Panics
+    /// If its format has no groups.
+    pub(crate) fn grouped(&self) -> Grouped {
+        self.format.grouped().expect("a format in groups")
     }
 
     /// Rows: outputs of a product.

@@ -11,7 +11,7 @@ use super::unpack::{first_bytes, spread};
 use crate::format::Grouped;
 use crate::format::packing::{Packing, with_packing, with_parts};
 use crate::input::{GROUP, ORDER};
-use crate::instructions::int8_dot::{Groups, grouped_of, weight_group_sum};
+use crate::instructions::int8_dot::{Groups, weight_group_sum};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -45,13 +45,13 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: the caller's.
-    unsafe { with_packing!(grouped_of(w).packing, P => width::<P>(w, x, tokens, tile, scratch)) }
+    unsafe { with_packing!(w.grouped().packing, P => width::<P>(w, x, tokens, tile, scratch)) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 unsafe fn width<P: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
-    let format = grouped_of(w);
+    let format = w.grouped();
     let [q, s, b, acc, records] = scratch.cut(sizes(w.cols, tokens.len()));
     let (scales, acc) = (TileScales { s: s.cast(), b: b.cast() }, acc.cast::<f32>());
     let (n, groups) = (tokens.len(), w.cols / format.group);

@@ -12,7 +12,7 @@ use super::scale_stream::ScaleStream;
 use super::unpack::{first_bytes, spread};
 use crate::format::packing::{Packing, with_packing, with_parts};
 use crate::input::ORDER;
-use crate::instructions::int8_dot::{Groups, grouped_of};
+use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -50,7 +50,7 @@ const fn alternate(bits: usize) -> bool {
 /// `matmul` checked the lengths, there are at most `FEW` tokens, and the instruction set is there.
 #[inline(always)]
 pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
-    let format = grouped_of(w);
+    let format = w.grouped();
     // SAFETY: the caller's.
     unsafe {
         with_packing!(format.packing, P => with_parts!(format.parts(), PARTS => {

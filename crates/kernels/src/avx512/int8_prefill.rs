@@ -10,7 +10,7 @@ use super::unpack::{first_bytes, spread};
 use crate::format::packing::{Packing, with_packing, with_parts};
 use crate::format::{Float, Grouped};
 use crate::input::{GROUP, ORDER};
-use crate::instructions::int8_dot::{Groups, grouped_of, weight_group_sum};
+use crate::instructions::int8_dot::{Groups, weight_group_sum};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -94,13 +94,13 @@ pub(super) struct TileScales {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 pub(super) unsafe fn product<P: Pass>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: the caller's.
-    unsafe { with_packing!(grouped_of(w).packing, F => width::<P, F>(w, x, tokens, tile, scratch)) }
+    unsafe { with_packing!(w.grouped().packing, F => width::<P, F>(w, x, tokens, tile, scratch)) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
-    let format = grouped_of(w);
+    let format = w.grouped();
     let [q, s, b, acc, sx, mx, room] = scratch.cut(sizes::<P>(w.cols, tokens.len()));
     let cached = Tile { q, scales: TileScales { s: s.cast(), b: b.cast() } };
     let (acc, sx, mx) = (acc.cast::<f32>(), sx.cast::<f32>(), mx.cast::<f32>());

@@ -5,7 +5,6 @@ use std::marker::PhantomData;
 
 use crate::format::Float;
 use crate::format::packing::Packing;
-use crate::instructions::int8_dot::grouped_of;
 use crate::matrix::Matrix;
 
 /// The scales and biases of four rows, four weight groups at a time, spread to lane 4w + r.
@@ -30,7 +29,7 @@ pub(super) struct ScaleStream<P> {
 impl<P: Packing> ScaleStream<P> {
     #[inline(always)]
     pub fn new(w: &Matrix) -> ScaleStream<P> {
-        let (format, row_bytes) = (grouped_of(w), w.scale_row_bytes());
+        let (format, row_bytes) = (w.grouped(), w.scale_row_bytes());
         // SAFETY: the shell that this is inlined to has the instruction set.
         unsafe {
             let held = 16 / format.scale.size();

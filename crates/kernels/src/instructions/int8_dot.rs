@@ -34,11 +34,6 @@ pub(crate) trait Int8Dot: Unpack {
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch);
 }
 
-/// How the groups of `w` are packed.
-pub(crate) fn grouped_of(w: &Matrix) -> Grouped {
-    w.format.grouped().expect("a format in groups")
-}
-
 /// One token's scales, by part of a weight group and then by weight group.
 #[derive(Clone, Copy)]
 pub(crate) struct TokenScales<'a> {
@@ -71,7 +66,7 @@ pub(crate) unsafe fn row_by_row<V: Unpack>(
     scratch: &mut Scratch,
     dot: impl Fn(&[u8], &[f32], &[f32], &[i8], TokenScales) -> f32,
 ) {
-    let format = grouped_of(w);
+    let format = w.grouped();
     let (parts, groups) = (format.parts(), w.cols / format.group);
     let [q, s, b, scales] = scratch.cut(row_sizes(w.cols, tokens.len()));
     // SAFETY: the scratch holds a row of q with its scales and biases, and up to two numbers per 32 columns of each token.
