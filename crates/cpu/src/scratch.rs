@@ -1,7 +1,7 @@
 //! Plans the scratch memory of steps before any is allocated. [`ScratchPlanner`] implements operations that compute nothing and
 //! record how far each would grow each of the CPU's buffers.
 //!
-//! It must grow buffers exactly as the operations do. A test in `engine/tests/budget.rs` compares the two on models of every kind.
+//! It must grow buffers exactly as the operations do. A test in `engine/tests/engine/budget.rs` compares the two on models of every kind.
 
 use sluice_kernels::attention;
 use sluice_kernels::format::{ActivationFormat, Activations};
