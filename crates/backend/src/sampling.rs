@@ -18,7 +18,7 @@ pub trait DeviceSampling {
 pub const DRAWN_TOGETHER: usize = 1024;
 
 /// The most of a row's likeliest tokens that [`DeviceSampling::best`] finds.
-pub const MOST_RANKS: usize = 192;
+pub const MAX_RANKS: usize = 192;
 
 /// A row whose `rank` likeliest tokens are wanted.
 #[derive(Clone, Copy, Debug)]

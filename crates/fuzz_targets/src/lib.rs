@@ -13,7 +13,9 @@ use sluice_cpu::Cpu;
 use sluice_engine::text::{
     AnswerParser, Calls, ChatTemplate, Detokenizer, ModelText, Opened, Piece, Style, Tokenizer, Tools, parse_messages,
 };
-use sluice_engine::{Checkpoint, Config, Constraint, Demand, Engine, GrammarFormat, HotExperts, ModelTensors, Options};
+use sluice_engine::{
+    Checkpoint, Config, Constraint, ConstraintSpec, Engine, GrammarFormat, HotExperts, ModelTensors, Options,
+};
 use sluice_experts::Recording;
 use sluice_store::bundle::{Manifest, PAGE};
 use sluice_store::safetensors::Header;
@@ -312,7 +314,7 @@ fn grammar(bytes: &[u8]) {
             Err(_) => return,
         },
     };
-    match Constraint::new(demo(), &Demand { form, ..Demand::default() }, Opened::No) {
+    match Constraint::new(demo(), &ConstraintSpec { format: form, ..ConstraintSpec::default() }, Opened::No) {
         Ok(constraint) => {
             let constraint = constraint.expect("a form");
             for answer in ["", "{}", "{\"a\": [1, \"b\", null]}", "ab"] {

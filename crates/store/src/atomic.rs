@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::error::Error;
+use crate::small::open_folder;
 
 /// Bytes gathered before a write; larger pieces go straight through.
 const BUFFER: usize = 1 << 20;
@@ -112,7 +113,7 @@ impl AtomicFile {
         fs::rename(temporary, &self.path).map_err(Error::io(&self.path, "rename to"))?;
         self.file = None;
         let folder = folder_of(&self.path);
-        File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io(folder, "sync"))
+        open_folder(folder).and_then(|f| f.sync_all()).map_err(Error::io(folder, "sync"))
     }
 
     fn open(&mut self) -> &mut BufWriter<File> {

@@ -39,7 +39,7 @@ pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loadi
 pub use map::Buffer;
 pub use memory::{Memory, ReusedMemory, Turn, host_memory, return_freed};
 pub use page_cache::{drop_cached, resident_bytes};
-pub use small::{MAX_SETTINGS, open_regular, open_small, read_small};
+pub use small::{MAX_SETTINGS, open_folder, open_regular, open_small, read_named, read_small};
 pub use stamp::Stamp;
 pub use sums::{lower_priority, sum_file};
 pub use write::{TensorPlan, Writer};

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
+use sluice_store::open_folder;
 
 use super::Error;
 use super::slot::PAGE;
@@ -92,7 +93,7 @@ impl Storage for Folder {
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        open_folder(&self.path)?.sync_all()
     }
 
     fn path(&self, name: &str) -> Option<PathBuf> {

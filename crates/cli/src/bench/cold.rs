@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use sluice_store::{Buffer, drop_cached, resident_bytes};
+use sluice_store::{Buffer, drop_cached, open_regular, resident_bytes};
 
 /// Whether files are in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
@@ -72,7 +72,7 @@ fn touch_memory(bytes: u64) -> Result<()> {
 }
 
 fn open(path: &PathBuf) -> Result<File> {
-    File::open(path).with_context(|| path.display().to_string())
+    Ok(open_regular(path)?)
 }
 
 /// The fraction of all bytes that is in the page cache.

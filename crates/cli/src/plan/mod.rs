@@ -22,7 +22,7 @@ use sluice_store::{Checkpoint, Dtype};
 
 use crate::disk::{self, Case, Order, PAGE};
 use crate::{machine, presets, terminal, units};
-use estimate::{Disk, Form, Products, Split, Token, Weights, hit_rate};
+use estimate::{Disk, Precision, Products, Split, Token, Weights, hit_rate};
 use gpu::Gpu;
 use memory::Measured;
 use residency::Residency;
@@ -137,16 +137,16 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let bits = args.bits.or(bits_of(all)).or(plain).unwrap_or(4);
     let experts_bits = args.experts_bits.or(args.bits).or(bits_of(of_experts)).unwrap_or(bits);
     let group = u64::from(args.group_size.or(all.map(|(_, group)| group)).unwrap_or(64));
-    let form = |bits| Form { bits, group };
+    let precision = |bits| Precision { bits, group };
     let k = args.experts_per_token.unwrap_or(shape.k);
     ensure!(k <= shape.experts, "--experts-per-token {k}: the model has {} experts", shape.experts);
-    let weights = Weights::new(&shape, form(bits), form(experts_bits), k);
+    let weights = Weights::new(&shape, precision(bits), precision(experts_bits), k);
     let recording = args.trace.as_deref().map(|path| residency::read(path, &shape, k)).transpose()?;
 
     // 2. the machine
     let room = machine::available().into_iter().chain(machine::cgroup().map(|l| l.left)).min();
     let memory = args.memory.or(room).context("this machine's memory is not known: give --memory")?;
-    let measured = memory::measure(form(bits), form(experts_bits))?;
+    let measured = memory::measure(precision(bits), precision(experts_bits))?;
     // On another machine, products are assumed to reach the same fraction of its bandwidth as here.
     let memory_bandwidth = args.memory_bandwidth.map_or(measured.read, |b| b as f64);
     let products = measured.products_at(memory_bandwidth);
@@ -231,7 +231,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     );
     let widths =
         if experts_bits == bits { format!("{bits} bits") } else { format!("{bits} bits, experts {experts_bits}") };
-    let are_floats = form(bits).is_float() && form(experts_bits).is_float();
+    let are_floats = precision(bits).is_float() && precision(experts_bits).is_float();
     let widths = if are_floats { widths } else { format!("{widths}, groups of {group}") };
     text += &line(
         "weights",

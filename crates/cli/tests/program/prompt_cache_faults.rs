@@ -83,6 +83,28 @@ fn a_full_disk_is_said_once_and_done_with_what_fits() {
     let line = warning(&server);
     assert!(line.contains("full") || line.contains("No space left"), "{line}");
     assert!(server.metric("sluice:prompt_cache_bytes") <= 3e6);
+    // What cannot be saved is not the client's fault.
+    let (status, error) = save_session(&server);
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!([503, 507].contains(&status) && !message.contains('/'), "{status}: {error}");
+}
+
+fn save_session(server: &Server) -> (u16, serde_json::Value) {
+    server.post("/v1/sessions", &json!({"name": "a", "prompt": "Once upon a time there was a fox. ".repeat(60)}))
+}
+
+#[test]
+fn a_session_without_room_is_a_fault_of_the_server_and_says_what_is_full() {
+    let Some(model) = demo() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let mut command = sluice(&["serve", &model, "--prompt-cache-daily-bytes=50K"]);
+    command.args(flags(&home.path().join("cache")));
+    let server = Server::of(command);
+    let (status, error) = save_session(&server);
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(status == 507 && message.contains("has no room for the session"), "{status}: {error}");
+    assert_eq!(error["error"]["code"], "insufficient_storage");
+    assert!(server.get("/v1/sessions").1.contains("\"data\":[]"));
 }
 
 #[test]

@@ -96,6 +96,39 @@ fn the_model_that_a_request_names_is_loaded_in_place_of_the_other() {
     assert_eq!(said(&server.complete(asking("anything"))), ("long".to_owned(), long));
 }
 
+/// The layout of the hub's own programs: files are links to blobs, `refs/main` names the snapshot, and there may be half of a download.
+#[test]
+fn the_models_of_a_hubs_cache_are_offered_by_their_own_names() {
+    let Some(models) = models() else { return };
+    let cache = tempfile::tempdir().unwrap();
+    let snapshot = |model: &str, commit: &str| cache.path().join(model).join("snapshots").join(commit);
+    for (name, model) in [("long", "models--org--big"), ("short", "models--org--small--it")] {
+        let folder = cache.path().join(model);
+        for made in ["blobs", "refs", "snapshots/0123abcd", "snapshots/ffff"] {
+            fs::create_dir_all(folder.join(made)).unwrap();
+        }
+        for (number, entry) in fs::read_dir(models.path().join(name)).unwrap().enumerate() {
+            let path = entry.unwrap().path();
+            symlink(path.canonicalize().unwrap(), folder.join(format!("blobs/{number}"))).unwrap();
+            let link = snapshot(model, "0123abcd").join(path.file_name().unwrap());
+            symlink(format!("../../blobs/{number}"), link).unwrap();
+        }
+        fs::write(folder.join("refs/main"), "0123abcd").unwrap();
+    }
+    fs::create_dir_all(cache.path().join("models--org--unfinished/blobs")).unwrap();
+    fs::create_dir_all(snapshot("models--org--gone", "0123abcd")).unwrap();
+    fs::create_dir(cache.path().join("datasets--org--texts")).unwrap();
+    fs::write(cache.path().join("version.txt"), "1").unwrap();
+    let server = serve(cache.path(), &[]);
+    let names: Vec<String> = listed(&server).into_iter().map(|(name, ..)| name).collect();
+    assert_eq!(names, ["org/big", "org/small--it"]);
+    let plain = serve(models.path(), &[]);
+    for (asked, name, own) in [("org/small--it", "org/small--it", "short"), ("org/big", "org/big", "long")] {
+        assert_eq!(said(&server.complete(asking(asked))), (name.to_owned(), said(&plain.complete(asking(own))).1));
+    }
+    assert_eq!(said(&server.complete(asking("big"))).0, "org/big");
+}
+
 #[test]
 fn requests_for_several_models_at_once_are_all_answered_by_the_one_they_name() {
     let Some(folder) = models() else { return };

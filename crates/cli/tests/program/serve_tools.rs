@@ -196,6 +196,37 @@ fn a_strict_tool_is_compiled_also_where_it_need_not_be_called() {
     }
 }
 
+/// A template whose calls are written in no way that is known: nothing can hold them to a schema.
+#[test]
+fn strictness_that_cannot_be_kept_is_named_as_without_effect() {
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ tools | default([]) | tojson }}\nassistant:";
+    let Some(model) = demo_with(template, &[]) else { return };
+    let server = Server::of(sluice(&["serve", model.path().to_str().unwrap(), "--port", "0"]));
+    let schema = json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]});
+    let function = |strict: bool| json!({"name": "read", "strict": strict, "parameters": schema});
+    let messages = json!([{"role": "user", "content": "Read."}]);
+    for strict in [true, false] {
+        for (path, body) in [
+            (CHAT, json!({"messages": messages, "tools": [{"type": "function", "function": function(strict)}]})),
+            (
+                "/v1/messages",
+                json!({"messages": messages, "tools": [{"name": "read", "strict": strict, "input_schema": schema}]}),
+            ),
+            (
+                "/v1/responses",
+                json!({"input": "Read.", "tools": [{"type": "function", "name": "read", "strict": strict, "parameters": schema}]}),
+            ),
+        ] {
+            let mut body = body;
+            body[if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" }] = 4.into();
+            let (status, headers, text) = server.post_with(path, &[], &body);
+            let ignored = headers.get("sluice-ignored").map(|names| names.to_str().unwrap().to_owned());
+            let is_named = ignored.as_deref().is_some_and(|names| names.contains("tools.strict"));
+            assert_eq!((status, is_named), (200, strict), "{path}: {ignored:?} {text}");
+        }
+    }
+}
+
 #[test]
 fn a_call_that_is_cut_off_leaves_no_markup() {
     let Some(server) = Server::start(&[]) else { return };

@@ -87,7 +87,7 @@ fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDis
         let bytes: Bytes = checkpoint.tensor(&name(*blob)).expect("as written").bytes;
         let arrays = form.planes(cols).expect("a form that there is").len();
         let parts = ranges.iter().take(arrays).map(|range| bytes.slice(range.clone())).collect();
-        let source = MatrixSource { form, rows, cols, parts };
+        let source = MatrixSource { format: form, rows, cols, planes: parts };
         assert_eq!(matrices[layer].len(), number);
         matrices[layer].push(c.backend.matrix(source).expect("a matrix of a known form"));
     }

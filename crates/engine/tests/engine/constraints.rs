@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sluice_engine::sampling::SamplingParams;
 use sluice_engine::text::{ModelText, Opened, Piece, Reading};
 use sluice_engine::{
-    Constraint, Demand, Engine, Event, Finish, Generation, GrammarFormat, Options, SequenceId, ToolCallRules,
+    Constraint, ConstraintSpec, Engine, Event, Finish, Generation, GrammarFormat, Options, SequenceId, ToolCallRules,
     unknown_formats,
 };
 
@@ -31,12 +31,12 @@ fn engine(sequences: usize, kv_tokens: Option<usize>) -> Engine {
     Engine::open(&folder(), options).unwrap()
 }
 
-fn constraint(demand: &Demand) -> anyhow::Result<Arc<Constraint>> {
-    Ok(Arc::new(Constraint::new(text(), demand, Opened::No)?.unwrap()))
+fn constraint(spec: &ConstraintSpec) -> anyhow::Result<Arc<Constraint>> {
+    Ok(Arc::new(Constraint::new(text(), spec, Opened::No)?.unwrap()))
 }
 
-fn form(form: GrammarFormat) -> Demand {
-    Demand { form, ..Demand::default() }
+fn form(form: GrammarFormat) -> ConstraintSpec {
+    ConstraintSpec { format: form, ..ConstraintSpec::default() }
 }
 
 fn generation(constraint: &Arc<Constraint>, seed: u64) -> Generation {
@@ -141,7 +141,7 @@ fn a_call_that_is_demanded_is_made_and_read() {
     let mut engine = engine(1, None);
     for (several, tools) in [(false, json!([tools[0]])), (true, tools.clone())] {
         let called = ToolCallRules { tools: tools.clone(), several, must: true, strict: Vec::new() };
-        let constraint = constraint(&Demand { called: Some(called), ..Demand::default() }).unwrap();
+        let constraint = constraint(&ConstraintSpec { called: Some(called), ..ConstraintSpec::default() }).unwrap();
         for seed in 0..4 {
             let generation = Generation { max_tokens: 600, ..generation(&constraint, seed) };
             let (written, finish) = answer(&mut engine, generation);
@@ -173,7 +173,7 @@ fn calls_within_text_keep_to_the_schemas_of_strict_tools() {
     ]);
     let demanded = |several| {
         let called = ToolCallRules { tools: tools.clone(), several, must: false, strict: vec!["feed".into()] };
-        constraint(&Demand { called: Some(called), ..Demand::default() }).unwrap()
+        constraint(&ConstraintSpec { called: Some(called), ..ConstraintSpec::default() }).unwrap()
     };
     let call = |name: &str, arguments: &str| {
         format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
@@ -217,12 +217,12 @@ fn forced_tokens_change_nothing_but_the_time() {
 
 #[test]
 fn sequences_keep_to_their_own_forms_whatever_they_share() {
-    let demands = [
+    let specs = [
         form(GrammarFormat::Schema(person())),
         form(GrammarFormat::Regex("(fox|crow)( and (fox|crow)){0,9}".into())),
         form(GrammarFormat::Object),
     ];
-    let constraints: Vec<_> = demands.iter().map(|demand| constraint(demand).unwrap()).collect();
+    let constraints: Vec<_> = specs.iter().map(|spec| constraint(spec).unwrap()).collect();
     let asked = |i: usize| {
         let mut generation = generation(&constraints[i % 3], i as u64);
         generation.max_tokens = 60;
@@ -254,8 +254,8 @@ fn sequences_keep_to_their_own_forms_whatever_they_share() {
 
 #[test]
 fn what_cannot_be_compiled_says_why() {
-    let refused = |demand: Demand, part: &str| {
-        let error = format!("{:#}", constraint(&demand).unwrap_err());
+    let refused = |spec: ConstraintSpec, part: &str| {
+        let error = format!("{:#}", constraint(&spec).unwrap_err());
         assert!(error.contains(part) && !error.contains('\n'), "{error}");
     };
     refused(form(GrammarFormat::Schema(json!({"type": "nothing"}))), "nothing");
@@ -273,20 +273,24 @@ fn what_cannot_be_compiled_says_why() {
         |name: &str, schema: Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
     let tools = json!([tool("good", person()), tool("bad", one_of)]);
     refused(
-        Demand {
+        ConstraintSpec {
             called: Some(ToolCallRules { tools, several: true, must: true, strict: Vec::new() }),
-            ..Demand::default()
+            ..ConstraintSpec::default()
         },
         "\"bad\"",
     );
     let called = ToolCallRules { tools: json!([]), several: true, must: true, strict: Vec::new() };
-    refused(Demand { called: Some(called), ..Demand::default() }, "no tools");
+    refused(ConstraintSpec { called: Some(called), ..ConstraintSpec::default() }, "no tools");
     refused(
-        Demand { thinking_budget: Some(5), form: GrammarFormat::Lark("start: \"".into()), ..Demand::default() },
+        ConstraintSpec {
+            thinking_budget: Some(5),
+            format: GrammarFormat::Lark("start: \"".into()),
+            ..ConstraintSpec::default()
+        },
         "",
     );
     // Nothing is asked for.
-    assert!(Constraint::new(text(), &Demand::default(), Opened::No).unwrap().is_none());
+    assert!(Constraint::new(text(), &ConstraintSpec::default(), Opened::No).unwrap().is_none());
 }
 
 /// What `schema` allows and refuses.

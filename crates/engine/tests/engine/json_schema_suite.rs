@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use sluice_engine::text::{ModelText, Opened};
-use sluice_engine::{Constraint, Demand, GrammarFormat};
+use sluice_engine::{Constraint, ConstraintSpec, GrammarFormat};
 
 /// As models write it.
 fn written(value: &Value) -> String {
@@ -41,8 +41,9 @@ fn what_a_schema_does_not_allow_is_not_generated() {
         let mut counts = Counts::default();
         for group in groups.as_array().unwrap() {
             counts.schemas += 1;
-            let demand = Demand { form: GrammarFormat::Schema(group["schema"].clone()), ..Demand::default() };
-            let constraint = match Constraint::new(&text, &demand, Opened::No) {
+            let spec =
+                ConstraintSpec { format: GrammarFormat::Schema(group["schema"].clone()), ..ConstraintSpec::default() };
+            let constraint = match Constraint::new(&text, &spec, Opened::No) {
                 Ok(constraint) => constraint.unwrap(),
                 Err(e) => {
                     *reasons.entry(e.to_string()).or_default() += 1;

@@ -79,7 +79,7 @@ fn too_small_a_budget_is_refused_with_what_is_needed() {
 fn what_does_not_fit_is_streamed_unasked() {
     let options = |budget| Options { memory_budget: Some(budget), experts: Placement::Auto, ..mapped() };
     let engine = Engine::open(&folder("qwen3_moe"), options(1 << 30)).unwrap();
-    assert_eq!(engine.placed().placement, Placement::Mapped, "{}", engine.placed().reason);
+    assert_eq!(engine.placement().placement, Placement::Mapped, "{}", engine.placement().reason);
     let bytes = fs::metadata(folder("qwen3_moe").join("model.safetensors")).unwrap().len();
     let error = Engine::open(&folder("qwen3_moe"), options(bytes)).err().unwrap();
     // This model is smaller than the program: the arithmetic says so.

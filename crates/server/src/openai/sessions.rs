@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
 use axum::Json;
 use axum::extract::{FromRequestParts, Query, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sluice_engine::{Generation, Session, Sessions};
+use sluice_engine::{Generation, Session, SessionError, Sessions};
 use tokio::sync::oneshot;
 use utoipa::{IntoParams, ToSchema};
 
@@ -19,7 +18,7 @@ use crate::api::fields;
 use crate::api::output_spec::{OutputSpec, ToolChoice};
 use crate::api::pending::Pending;
 use crate::api::sampling::SamplingFields;
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, without_folders};
 use crate::http::extract::{JsonBody, PathName};
 use crate::http::openapi::{ComputeErrors, Error, QueryErrors, json_schema};
 use crate::http::state::AppState;
@@ -149,9 +148,21 @@ fn sessions(model: &LoadedModel) -> Result<Sessions, ApiError> {
 }
 
 /// Runs work that waits for the disk on a blocking thread.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T, ApiError> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SessionError> + Send + 'static,
+) -> Result<T, ApiError> {
     let done = tokio::task::spawn_blocking(work).await.map_err(|e| ApiError::internal(e.to_string()))?;
-    done.map_err(|e| ApiError::internal(format!("{e:#}")))
+    done.map_err(refused)
+}
+
+fn refused(error: SessionError) -> ApiError {
+    match error {
+        SessionError::BadName => ApiError::invalid("name", error.to_string()),
+        SessionError::TooShort { .. } => ApiError::invalid("", error.to_string()),
+        SessionError::NoRoom => ApiError::no_storage(error.to_string()),
+        SessionError::NotInUse(why) => ApiError::unavailable(without_folders(&why)),
+        SessionError::Failed(e) => ApiError::internal(format!("{:#}", anyhow::Error::new(e))),
+    }
 }
 
 /// Lists saved sessions.
@@ -167,7 +178,8 @@ pub async fn list(State(app): State<Arc<AppState>>, query: SessionQuery) -> Resu
 
 /// Saves a session: computes what is not cached yet, and writes it.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = SessionRequest, responses(
-    (status = 200, description = "The session is saved.", body = SessionFacts), ComputeErrors,
+    (status = 200, description = "The session is saved.", body = SessionFacts),
+    (status = 507, description = "The prompt cache has no room for the session (`insufficient_storage`).", body = Error), ComputeErrors,
 ))]
 pub async fn save(
     State(app): State<Arc<AppState>>,
@@ -208,8 +220,7 @@ pub async fn save(
     let (sender, receiver) = oneshot::channel();
     let saved = Box::new(|session| _ = sender.send(session));
     model.engine.save_session(name, sampling.cache_salt.unwrap_or_default().into_bytes(), tokens, saved);
-    let session = receiver.await.map_err(|_| ApiError::internal("the prompt cache is no longer in use"))?;
-    let session = session.map_err(|e| ApiError::invalid("name", format!("{e:#}")))?;
+    let session = receiver.await.map_err(|_| ApiError::unavailable("the engine has ended"))?.map_err(refused)?;
     Ok(Json(to_json(&session)))
 }
 

@@ -1,17 +1,19 @@
 //! One file as the readers see it: its descriptors, how it may be read, and how a chunk of it is read to the end whatever the system
 //! does meanwhile.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+use rustix::fs::OFlags;
+
 use crate::error::Error;
 use crate::page_cache::{self, resident_bytes};
-use crate::small::open_regular;
+use crate::small::{open_regular, open_regular_with};
 use crate::stamp::Stamp;
 
 /// What direct reads must be aligned to: file systems ask for this or less, and one that asks for more refuses.
@@ -95,14 +97,15 @@ impl ReadFile {
 
     /// Opens the file once more for reads past the page cache. Where that is refused the file is read through it, and the answer says so.
     pub fn open_direct(&self) -> Option<String> {
-        match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&self.path) {
+        match open_regular_with(&self.path, OFlags::DIRECT) {
             // Another file of that name by now: what is open already is what was checked.
             Ok(file) if file.metadata().is_ok_and(|m| Identity::of(&m) == self.identity) => {
                 let _ = self.direct.set(file);
                 None
             }
-            Ok(_) => Some(self.refuse_direct("the name leads to another file now")),
-            Err(e) => Some(self.refuse_direct(&format!("refused at open: {e}"))),
+            Ok(_) | Err(Error::NotAFile { .. }) => Some(self.refuse_direct("the name leads to another file now")),
+            Err(Error::Io { cause, .. }) => Some(self.refuse_direct(&format!("refused at open: {cause}"))),
+            Err(e) => Some(self.refuse_direct(&e.to_string())),
         }
     }
 
@@ -300,4 +303,27 @@ unsafe fn read_to(
         from = resume_at(done, direct);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_that_took_the_name_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        fs::write(&path, vec![1; ALIGNMENT]).unwrap();
+        let file = ReadFile::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || sender.send((file.open_direct(), file.direct().is_none())));
+        let (why, is_refused) = receiver.recv_timeout(Duration::from_secs(10)).expect("it waits for a writer");
+        assert!(why.is_some_and(|why| why.contains("another file")) && is_refused);
+    }
 }

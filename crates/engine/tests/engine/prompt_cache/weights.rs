@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use sluice_engine::{Checkpoint, Engine, Options, PromptCacheOptions};
 
@@ -14,7 +14,7 @@ use super::{cached, cold};
 /// A copy of the demo model: one file of 30 MB.
 fn copy_of_demo(home: &Path) -> PathBuf {
     let copy = home.join("model");
-    fs::create_dir(&copy).unwrap();
+    fs::create_dir_all(&copy).unwrap();
     for name in ["config.json", "tokenizer.json", "model.safetensors"] {
         fs::copy(folder("../../models/demo").join(name), copy.join(name)).unwrap();
     }
@@ -79,6 +79,46 @@ fn weights_that_were_changed_in_place_find_nothing_of_what_was() {
             assert!(answer == cold && cold != before, "{tensor}");
             before = cold;
         }
+    }
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_summed_has_no_entries_and_no_sum() {
+    for is_renamed in [true, false] {
+        let home = tempfile::tempdir().unwrap();
+        let model = copy_of_demo(home.path());
+        let path = model.join("model.safetensors");
+        // Summing waits a few seconds for a file that was changed just now: the change below comes in time.
+        File::options().write(true).open(&path).unwrap().set_modified(SystemTime::now()).unwrap();
+        let mut engine = Engine::open(&model, summing(home.path(), 0)).unwrap();
+        let tensor = "language_model.model.layers.3.self_attn.v_proj.weight";
+        let prompt = tokens(&engine, 300, 1);
+        if is_renamed {
+            let other = copy_of_demo(&home.path().join("other"));
+            change(&other, tensor);
+            fs::rename(other.join("model.safetensors"), &path).unwrap();
+        } else {
+            change(&model, tensor);
+        }
+        assert!(engine.prompt_cache().unwrap().summing.is_some());
+        // 1. The engine goes on with the file that it opened, and stores nothing of it
+        if is_renamed {
+            ask(&mut engine, &prompt, generation(1));
+        }
+        summed(&engine);
+        engine.save().unwrap();
+        let status = engine.prompt_cache().unwrap();
+        assert!(status.broken.as_ref().is_some_and(|why| why.contains("changed or replaced")), "{status:?}");
+        assert_eq!((status.stored, status.entries), (0, 0), "{status:?}");
+        drop(engine);
+        // 2. No sum was remembered, neither for the old file nor for the new one
+        let mut engine = Engine::open(&model, summing(home.path(), 0)).unwrap();
+        assert_eq!(engine.prompt_cache().unwrap().summing, Some((0, fs::metadata(&path).unwrap().len())));
+        summed(&engine);
+        let (answer, adopted, restored) = ask(&mut engine, &prompt, generation(8));
+        assert_eq!((adopted, restored), (0, 0));
+        drop(engine);
+        assert_eq!(answer, ask(&mut Engine::open(&model, cold()).unwrap(), &prompt, generation(8)).0);
     }
 }
 
