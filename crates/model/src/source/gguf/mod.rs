@@ -7,6 +7,7 @@ mod cursor;
 mod header;
 mod metadata;
 mod tensor_type;
+pub mod tokenizer;
 
 pub use header::{Header, TensorInfo};
 pub use metadata::{Array, Metadata, Strings, Value};
