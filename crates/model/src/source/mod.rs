@@ -8,6 +8,7 @@
 
 mod detect;
 mod folder;
+pub mod gguf;
 mod hugging_face;
 mod layout;
 mod mlx;
