@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reference values of three real models in GGUF, by transformers in float32 on the dequantised weights, and by llama.cpp on the file as it is.
 
-    python tests/golden/make_gguf.py FOLDER HELDOUT [--only NAME] [--part PART]
+    python tests/golden/make_gguf.py FOLDER HELDOUT [--only NAME] [--part PART] [--by REFERENCE]
 
 FOLDER holds the files that MODELS names; HELDOUT is the demo checkpoint's heldout.txt. Writes `real/NAME.json`:
   tokenization  number and FNV-1a hash of the token ids of texts, by llama.cpp;
@@ -10,7 +10,7 @@ FOLDER holds the files that MODELS names; HELDOUT is the demo checkpoint's heldo
   perplexity    nats of the first windows of 512 tokens of HELDOUT, as `sluice eval ppl` cuts and scores them, by both. Where the tokenizer adds a BOS, it takes the
                 place of each window's first token, as in llama-perplexity.
 
-Needs `accelerate` and `llama-cpp-python` beside requirements.txt. Takes half an hour on one core.
+Needs requirements-gguf.txt beside requirements.txt. Takes half an hour on one core.
 """
 import argparse
 import hashlib
@@ -26,6 +26,7 @@ MODELS = {
 }
 GREEDY_TOKENS, TOP, SAMPLED = 64, 32, 257
 WINDOW, WINDOWS = 512, 16
+REFERENCES = ("transformers", "llama_cpp")
 PARTS = ("tokenization", "logits", "greedy", "perplexity")
 
 
@@ -110,6 +111,8 @@ def greedy(model, ids):
     """The tokens, and the gap between the best two at each step."""
     import numpy as np
 
+    if model is None:
+        return None
     model.clear()
     tokens, gaps, step = [], [], ids
     for _ in range(GREEDY_TOKENS):
@@ -138,6 +141,8 @@ def logits(reference, ids, wanted):
 
 
 def perplexity(model, windows):
+    if model is None:
+        return None
     found = []
     for window in windows:
         model.clear()
@@ -146,7 +151,7 @@ def perplexity(model, windows):
     return found
 
 
-def make(name, path, heldout, parts):
+def make(name, path, heldout, parts, by):
     import importlib.metadata
 
     import llama_cpp_reference
@@ -166,27 +171,33 @@ def make(name, path, heldout, parts):
         texts = TEXTS + [(HERE.parent.parent / "LICENSE-APACHE").read_text()]
         ids = [llama.tokens(text) for text in texts]
         known["tokenization"] = [{"text": t if len(t) < 1000 else "LICENSE-APACHE", "tokens": len(i), "fnv": fnv(i)} for t, i in zip(texts, ids)]
-    reference = Transformers(path) if {"logits", "greedy", "perplexity"} & set(parts) else None
-    if "logits" in parts:
+    reference = Transformers(path) if "transformers" in by and set(parts) != {"tokenization"} else None
+    theirs = llama if "llama_cpp" in by else None
+    if "logits" in parts and reference:
         long = llama.tokens((HERE.parent.parent / "LICENSE-APACHE").read_text())[:700]
         cases = [(begin + llama.tokens(text), lambda n: [0, n // 2, n - 1]) for text in (PLAIN[3], prompts(name)[-1])]
         # Longer than Gemma's window.
         cases.append((begin + long, lambda n: [255, 511, 512, 640, n - 1]))
         known["logits"] = [logits(reference, ids, rows(len(ids))) for ids, rows in cases]
     if "greedy" in parts:
-        cases = []
+        cases, before = [], {case["prompt"]: case for case in known.get("greedy", [])}
         for prompt in prompts(name):
             ids = begin + llama.tokens(prompt)
-            cases.append({"prompt": prompt, "ids": ids, "transformers": greedy(reference, ids), "llama_cpp": greedy(llama, ids)})
-            a, b = cases[-1]["transformers"]["ids"], cases[-1]["llama_cpp"]["ids"]
-            same = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), len(a))
-            print(f"  {name}: {same} of {len(a)} tokens alike: {prompt[:40]!r}", flush=True)
+            kept = before.get(prompt, {})
+            if kept and kept["ids"] != ids:
+                raise SystemExit(f"{name}: other ids than before: {prompt!r}")
+            found = {"transformers": greedy(reference, ids), "llama_cpp": greedy(theirs, ids)}
+            cases.append({"prompt": prompt, "ids": ids} | {which: value or kept.get(which) for which, value in found.items()})
+            a, b = (cases[-1][which] and cases[-1][which]["ids"] for which in found)
+            same = next((i for i, (x, y) in enumerate(zip(a or [], b or [])) if x != y), len(ids))
+            print(f"  {name}: {same} tokens alike: {prompt[:40]!r}", flush=True)
         known["greedy"] = cases
     if "perplexity" in parts:
-        ids = llama.tokens(heldout.read_text())
+        ids, kept = llama.tokens(heldout.read_text()), known.get("perplexity", {})
         windows = [begin + ids[i + len(begin) : i + WINDOW] for i in range(0, WINDOW * WINDOWS, WINDOW)]
-        by = {"transformers": perplexity(reference, windows), "llama_cpp": perplexity(llama, windows)}
-        known["perplexity"] = {"text": heldout.name, "text_tokens": len(ids), "fnv": fnv(ids), "window": WINDOW, **by}
+        found = {"transformers": perplexity(reference, windows), "llama_cpp": perplexity(theirs, windows)}
+        found = {which: value or kept.get(which) for which, value in found.items()}
+        known["perplexity"] = {"text": heldout.name, "text_tokens": len(ids), "fnv": fnv(ids), "window": WINDOW, **found}
     OUT.mkdir(exist_ok=True)
     out.write_text(pretty(known))
 
@@ -209,11 +220,12 @@ def main():
     parser.add_argument("heldout", type=Path)
     parser.add_argument("--only", choices=MODELS)
     parser.add_argument("--part", choices=PARTS, action="append", help="make these parts anew and keep the others")
+    parser.add_argument("--by", choices=REFERENCES, action="append", help="of these references, and keep the values of the other")
     args = parser.parse_args()
     for name, file in MODELS.items():
         if args.only in (None, name):
             print(name, flush=True)
-            make(name, args.folder / file, args.heldout, args.part or PARTS)
+            make(name, args.folder / file, args.heldout, args.part or PARTS, args.by or REFERENCES)
 
 
 if __name__ == "__main__":
