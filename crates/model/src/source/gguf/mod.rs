@@ -12,6 +12,7 @@ mod model;
 mod names;
 mod parts;
 mod tensor_type;
+pub mod tokenizer;
 
 pub use header::{Header, MAGIC, TensorInfo};
 pub use metadata::{Array, Metadata, Strings, Value};
