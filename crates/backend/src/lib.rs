@@ -33,6 +33,11 @@ pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wanted};
 pub use streamed::{Lookahead, Streamed};
 
+/// What a recurrent layer's decay is multiplied by, of the logarithms that checkpoints store: `0 - exp(A_log)`.
+pub fn decay_rates(a_log: &[f32]) -> Vec<f32> {
+    a_log.iter().map(|&a| 0.0 - sluice_kernels::math::exp1(a)).collect()
+}
+
 /// Floats of a checkpoint as f32.
 pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
     let mut out = vec![0.0; bytes.len() / float.size()];
