@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm,
-    Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp,
+    MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 
@@ -152,8 +152,8 @@ impl Operations for Cpu {
             }
             Elementwise::AddNormed { x, norm, residual } => {
                 let (x, residual) = (self.place(x), self.place(residual));
-                // SAFETY: weights are written once, at load.
                 let weight = self.place(norm.weight);
+                // SAFETY: weights are written once, at load.
                 let weight = unsafe { weight.get(0, 0..weight.cols) };
                 self.each_row(tokens, &|t, _| {
                     // SAFETY: a task alone uses its rows.

@@ -41,7 +41,9 @@ pub fn rotary_of_layers(
         Some(all) => match all.get(kind) {
             Some(Value::Object(own)) => parameters = own.clone(),
             Some(other) => bail!("{path}: rope parameters (`rope_parameters.{kind}`) are {other}, not an object"),
-            None if all.as_object().is_some_and(|all| !all.values().any(Value::is_object)) && kind == "full_attention" => {
+            None if all.as_object().is_some_and(|all| !all.values().any(Value::is_object))
+                && kind == "full_attention" =>
+            {
                 parameters = all.as_object().cloned().unwrap_or_default();
             }
             None => {}

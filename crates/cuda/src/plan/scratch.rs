@@ -2,8 +2,8 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection,
-    StepInputs, StepScratch, Tensor,
+    Activations, AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
+    Operations, Projection, StepInputs, StepScratch, Tensor,
 };
 
 use crate::moe::experts::operands;

@@ -1,7 +1,7 @@
 //! Disks that fail, stop short, are late or change: every token is the one of the sound run, bit for bit, or its sequence ends with an error.
 
-use crate::support::streamed;
 use crate::support;
+use crate::support::streamed;
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use sluice_engine::text::Tokenizer;
 use sluice_engine::{
-    Activations, AttentionMode, Engine, Isa, KvType, ModelSource, Options, PromptCacheOptions, cpu, sampling::SamplingParams,
+    Activations, AttentionMode, Engine, Isa, KvType, ModelSource, Options, PromptCacheOptions, cpu,
+    sampling::SamplingParams,
 };
 use sluice_engine::{Event, Generation};
 use support::{ask, generation, logits};
@@ -42,7 +43,8 @@ fn root() -> PathBuf {
 
 /// Those that are here.
 fn models() -> Vec<Real> {
-    let folder = std::env::var_os("SLUICE_REAL_MODELS").map_or_else(|| root().join("target/real-models"), PathBuf::from);
+    let folder =
+        std::env::var_os("SLUICE_REAL_MODELS").map_or_else(|| root().join("target/real-models"), PathBuf::from);
     let mut found = Vec::new();
     for name in NAMES {
         let golden = std::fs::read(root().join(format!("tests/golden/real/{name}.json"))).unwrap();
@@ -92,8 +94,10 @@ fn logits_are_those_of_transformers_on_the_dequantised_weights() {
             engine
                 .score(&ids(&case["ids"]), true, |position, logits| {
                     for row in rows.iter().filter(|row| row["position"] == position) {
-                        let top = list(&row["top"]).iter().map(|t| (t[0].as_u64().unwrap() as usize, t[1].as_f64().unwrap()));
-                        let sampled = numbers(&row["sampled"]).into_iter().enumerate().map(|(i, value)| (i * stride, value));
+                        let top =
+                            list(&row["top"]).iter().map(|t| (t[0].as_u64().unwrap() as usize, t[1].as_f64().unwrap()));
+                        let sampled =
+                            numbers(&row["sampled"]).into_iter().enumerate().map(|(i, value)| (i * stride, value));
                         for (token, value) in top.chain(sampled) {
                             worst = worst.max((f64::from(logits[token]) - value).abs() / range);
                             seen += 1;
@@ -168,7 +172,10 @@ fn greedy_tokens_are_the_references_or_the_best_two_were_nearly_alike() {
 /// FNV-1a, 64 bits, of the ids as little-endian u32.
 fn fnv(ids: &[u32]) -> String {
     let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
-    format!("{:016x}", bytes.fold(0xcbf2_9ce4_8422_2325_u64, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)))
+    format!(
+        "{:016x}",
+        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    )
 }
 
 #[test]
@@ -238,7 +245,8 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
         let prompt = ids(&model.golden["logits"][1]["ids"]);
         let prompt = &prompt[..prompt.len().min(30)];
         for (activations, kv_type, attention) in ROUNDINGS {
-            let options = |isa, threads| Options { isa, threads, activations, kv_type: Some(kv_type), attention, ..exact(64) };
+            let options =
+                |isa, threads| Options { isa, threads, activations, kv_type: Some(kv_type), attention, ..exact(64) };
             let wanted = logits(&mut model.engine(options(best, 1)), prompt, &[prompt.len()]);
             for isa in Isa::supported() {
                 let generic = isa == Isa::GENERIC;
@@ -255,7 +263,11 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
                     for pieces in pieces {
                         let got = logits(&mut engine, prompt, pieces);
                         let same = got == wanted[..got.len()];
-                        assert!(same, "{} {activations:?} {kv_type:?} {attention:?}: {isa}, {threads} threads, pieces {pieces:?}", model.name);
+                        assert!(
+                            same,
+                            "{} {activations:?} {kv_type:?} {attention:?}: {isa}, {threads} threads, pieces {pieces:?}",
+                            model.name
+                        );
                     }
                 }
             }

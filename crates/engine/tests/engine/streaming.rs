@@ -1,7 +1,7 @@
 //! Experts that are read from disk when tokens want them: the same bits as mapped ones, whatever is kept, guessed or read in pieces.
 
-use crate::support::streamed;
 use crate::support;
+use crate::support::streamed;
 
 use std::fs;
 

@@ -2,8 +2,8 @@
 
 use sluice_engine::{Engine, Event, Options};
 
-use crate::support::{ask, folder, generation, tokens};
 use super::{cached, idle};
+use crate::support::{ask, folder, generation, tokens};
 
 #[test]
 fn what_was_used_last_is_in_memory_after_an_idle_moment() {

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use sluice_engine::{Checkpoint, Engine, Options, PromptCacheOptions};
 
-use crate::support::{ask, folder, generation, tokens};
 use super::{cached, cold};
+use crate::support::{ask, folder, generation, tokens};
 
 /// A copy of the demo model: one file of 30 MB.
 fn copy_of_demo(home: &Path) -> PathBuf {
