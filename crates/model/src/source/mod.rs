@@ -20,6 +20,7 @@ mod text_files;
 
 pub use detect::{open, open_with_tensors};
 pub use folder::SafetensorsFolder;
+pub use gguf::GgufModel;
 pub(crate) use layout::float_type;
 pub use layout::{ExpertStorage, TensorLayout};
 pub use model_source::ModelSource;
