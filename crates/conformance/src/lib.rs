@@ -75,8 +75,8 @@ macro_rules! tests {
             long_rows_agree_with_the_generic_cpu LONG_ROWS;
             large_tiles_agree_with_the_generic_cpu LARGE_TILES;
             tens_of_tokens_agree_with_the_generic_cpu TENS_OF_TOKENS;
-            q8_0_weights_agree_with_the_generic_cpu Q8_0;
-            q8_0_mixtures_agree_with_the_generic_cpu Q8_0_MIXTURES;
+            blocks_agree_with_the_generic_cpu BLOCKS;
+            mixtures_of_blocks_agree_with_the_generic_cpu MIXTURES_OF_BLOCKS;
             dense_layers_agree_with_the_generic_cpu DENSE_LAYERS;
             attention_agrees_with_the_generic_cpu ATTENTION;
             attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;

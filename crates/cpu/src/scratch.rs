@@ -13,7 +13,7 @@ use crate::moe::MAX_KEPT_BYTES;
 use crate::moe::experts::{ADDED, GatedFfn};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations,
+    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations,
     Projection, StepInputs, StepScratch, Tensor,
 };
 
@@ -300,6 +300,12 @@ impl Operations for ScratchPlanner<'_> {
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let (moe, next) = self.moes[moe.number()];
         ScratchPlanner::moe(self, moe, next, x.rows, residual.cols);
+    }
+
+    fn elementwise(&mut self, operation: &Elementwise) {
+        if let Elementwise::SplitPairs { head, .. } = operation {
+            grow(&mut self.sizes.row, *head);
+        }
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {

@@ -93,6 +93,15 @@ parameters! {
         rows: u32,
         cols: u32,
     }
+    Between {
+        x: Tensor,
+        other: Tensor,
+        norm: Norm,
+        rows: u32,
+        cols: u32,
+        head: u32,
+        by: f32,
+    }
     Matmul {
         matrix: Matrix,
         table: Address,
@@ -246,7 +255,7 @@ parameters! {
         out: Tensor,
         conv: Tensor,
         states: Tensor,
-        a_log: Address,
+        decay: Address,
         dt_bias: Address,
         norm: Norm,
         mixed: Address,
@@ -264,7 +273,7 @@ parameters! {
         taps: u32,
         scale: f32,
         by_lanes: u32,
-        unused: u32,
+        tiled: u32,
     }
     Route {
         logits: Address,

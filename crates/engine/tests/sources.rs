@@ -89,8 +89,8 @@ impl TensorLayout for BlockNames {
         false
     }
 
-    fn convolution_shape(&self, channels: usize, taps: usize) -> [usize; 3] {
-        [channels, 1, taps]
+    fn convolution_shape(&self, channels: usize, taps: usize) -> Vec<usize> {
+        vec![channels, 1, taps]
     }
 }
 

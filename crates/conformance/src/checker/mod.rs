@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
-    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Failed, KvPool, Linear, Logits, MatrixId, MemoryUse,
+    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, Linear, Logits, MatrixId, MemoryUse,
     Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
 };
 
@@ -233,6 +233,10 @@ impl Operations for Checker {
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         self.checked("mlp").mlp(x, norm, mlp, residual);
+    }
+
+    fn elementwise(&mut self, operation: &Elementwise) {
+        self.checked("elementwise").elementwise(operation);
     }
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {

@@ -63,6 +63,10 @@ kernels! {
         QUANTIZE "quantize" in "elementwise/quantize" takes Quantize;
         EMBED "embed" in "elementwise/embed" takes Embed;
         COPY_ROWS "copy_rows" in "elementwise/embed" takes CopyRows;
+        BETWEEN_SCALE "between_scale" in "elementwise/between" takes Between;
+        BETWEEN_GEGLU "between_geglu" in "elementwise/between" takes Between;
+        BETWEEN_ADD_NORMED "between_add_normed" in "elementwise/between" takes Between;
+        BETWEEN_SPLIT_PAIRS "between_split_pairs" in "elementwise/between" takes Between;
         GEMV_FUSED_BF16 "gemv_fused_bf16_bf16" in "gemv/fused_bf16" takes GemvFused;
         ATTENTION_STORE_KV "attention_store_kv" in "attention/paged" takes Attention;
         ATTENTION_1 "attention_1" in "attention/paged" takes Attention;

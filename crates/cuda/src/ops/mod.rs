@@ -4,6 +4,7 @@ pub mod activations;
 pub mod attention;
 pub mod context;
 pub mod delta_net;
+pub mod elementwise;
 pub mod gemm;
 pub mod gemv;
 pub mod gemv_fused;

@@ -2,7 +2,7 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, DeltaLayer, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection,
+    Activations, AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection,
     StepInputs, StepScratch, Tensor,
 };
 
@@ -196,6 +196,12 @@ impl Operations for ScratchPlanner<'_> {
         grow(&mut self.outputs, 4 * pairs * residual.cols);
         // Tiles of 16 bytes, the order and the counts; for one token the encoded inputs of gate and up, and of down.
         grow(&mut self.pairs, 16 * (pairs + 1) + 4 * (pairs + count) + 2 * (x.cols + (k + 1) * intermediate) + 1024);
+    }
+
+    fn elementwise(&mut self, operation: &Elementwise) {
+        if let Elementwise::AddNormed { residual, .. } = operation {
+            self.note(OperationKey::AddNormed, &[], Some(*residual));
+        }
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {

@@ -60,7 +60,7 @@ fn describe(config: &Config, options: &Options) -> Result<Description> {
             ..attention
         }),
         feed_forward: match i {
-            0 => FeedForwardDescription::Dense { intermediate: dense },
+            0 => FeedForwardDescription::dense(dense),
             _ => FeedForwardDescription::Moe(Arc::clone(&moe)),
         },
     };

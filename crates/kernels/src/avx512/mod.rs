@@ -3,6 +3,8 @@
 pub mod amx;
 mod bf16_dot;
 mod bf16_prefill;
+mod block_decode;
+mod block_rows;
 mod bytes;
 mod encode;
 mod f32_dot;

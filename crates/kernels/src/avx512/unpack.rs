@@ -1,8 +1,10 @@
 use std::arch::x86_64::*;
 
 use super::Avx512x16;
+use crate::format::BlockFormat;
+use crate::format::blocks::unpack::with_block;
 use crate::format::packing::Packing;
-use crate::instructions::unpack::Unpack;
+use crate::instructions::unpack::{Unpack, each_block};
 
 /// Where each 64-bit lane of [`spread`] finds its eight q: byte `BITS * lane` and on.
 const fn lane_bytes(bits: usize) -> [u8; 64] {
@@ -36,10 +38,6 @@ impl<P: Packing> Width<P> {
 /// Needs AVX-512 VBMI.
 #[inline(always)]
 pub(crate) unsafe fn spread<P: Packing>(stream: __m512i) -> __m512i {
-    if P::SIGNED {
-        // SAFETY: the caller vouches for the instruction set.
-        return unsafe { _mm512_xor_si512(stream, _mm512_set1_epi8(-128)) };
-    }
     if P::BITS == 8 {
         return stream;
     }
@@ -78,4 +76,24 @@ impl Unpack for Avx512x16 {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn unpack_blocks(
+        format: BlockFormat,
+        blocks: *const u8,
+        count: usize,
+        q: *mut u8,
+        s: *mut f32,
+        b: *mut f32,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { unpack_blocks(format, blocks, count, q, s, b) }
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
+unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe { with_block!(format, B => each_block::<B>(blocks, count, q, s, b)) }
 }

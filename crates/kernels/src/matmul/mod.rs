@@ -68,6 +68,8 @@ pub fn scratch_bytes(format: WeightFormat, cols: usize, rows: usize, tokens: usi
         (WeightFormat::Float(_), _) => 0,
         (_, ActivationFormat::F32) => f32_dot::scratch_bytes(cols),
         (_, ActivationFormat::Bf16) => bf16_dot::grouped_scratch_bytes(cols, tokens),
-        (_, ActivationFormat::Int8) => int8_dot::scratch_bytes(cols, tokens),
+        (_, ActivationFormat::Int8) => {
+            int8_dot::scratch_bytes(format.grouped().expect("integers have groups"), cols, tokens)
+        }
     }
 }

@@ -72,6 +72,9 @@ impl Random {
                 }),
                 _ => bytes.fill(0x3c),
             }
+            if let WeightFormat::Blocks(blocks) = format {
+                blocks.set_size(&mut bytes, 1.0);
+            }
             bytes
         });
         Ok(Random { format, rows, planes: planes.collect() })

@@ -10,7 +10,7 @@ use serde_json::json;
 use sluice_backend::Isa;
 use sluice_kernels::attention::{AttentionMode, Head, KvView, Run, attend};
 use sluice_kernels::delta::{HeadInputs, conv_step, recurrence};
-use sluice_kernels::format::{ActivationFormat, Activations, Float, WeightFormat};
+use sluice_kernels::format::{ActivationFormat, Activations, BlockFormat, Float, WeightFormat};
 use sluice_kernels::matmul::{self, ROW_BLOCK};
 use sluice_kernels::matrix::Matrix;
 use sluice_kernels::roofline::Arithmetic;
@@ -116,9 +116,11 @@ fn formats() -> Vec<(String, WeightFormat)> {
         let format = WeightFormat::Affine { bits, group: 64, scale: Float::Bf16 };
         (format!("affine{bits}"), format)
     });
+    use BlockFormat::{Iq4Xs, Mxfp4, Q4_0, Q4K, Q5_0, Q6K, Q8_0};
+    let blocks = [Q8_0, Q4_0, Q4K, Q6K, Iq4Xs, Mxfp4, Q5_0].map(|blocks| (blocks.name().to_lowercase(), WeightFormat::Blocks(blocks)));
     let float = [("bf16", Float::Bf16), ("f16", Float::F16), ("f32", Float::F32)];
     let float = float.map(|(name, float)| (name.to_owned(), WeightFormat::Float(float)));
-    affine.into_iter().chain([("q8_0".to_owned(), WeightFormat::Q8_0)]).chain(float).collect()
+    affine.into_iter().chain(blocks).chain(float).collect()
 }
 
 struct Bench<'a> {

@@ -1,9 +1,9 @@
 //! Compiles the vocabulary of a `tokenizer.json`, or reads its image from a cache folder.
 //!
-//! Only plain byte-pair models are compiled: without dropout, unknown token, byte fallback, prefixes or suffixes, and with ids without gaps. Byte-level models
-//! are like that. The library handles all others, after checks that it does not do itself.
+//! Byte-pair models are compiled, byte-level ones and those of SentencePiece's kind, if they have no dropout, prefixes or suffixes, and their ids no gaps. The
+//! library handles all others, after checks that it does not do itself.
 
-use super::image::{Image, Vocabulary};
+use super::image::{Fallback, Image, Vocabulary};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
@@ -45,27 +45,38 @@ pub(super) enum Compiled {
 /// # Errors
 /// A file that cannot be read or is not JSON, or whose model contradicts itself. Problems with the cache are no errors.
 pub(super) fn open(files: &dyn TextFiles, name: &str, cache: Option<&Path>) -> Result<Compiled> {
+    let cached = |cache: &Path, source| {
+        let bytes = read_small(&image_path(cache, source), MAX_IMAGE).ok()?;
+        Some(Compiled::Image(Image::open(bytes, source).ok()?, Origin::Cached))
+    };
+    // 1. an image of a text that need not be made
+    let known = files.fingerprint(name);
+    if let (Some(cache), Some(source)) = (cache, known)
+        && let Some(image) = cached(cache, source)
+    {
+        return Ok(image);
+    }
+
+    // 2. an image of this very file
     let mut file = files.open(name, MAX_TOKENIZER)?;
-    // 1. an image of this very file
-    if let Some(cache) = cache {
+    if let (Some(cache), None) = (cache, known) {
         let source = hash((&mut file).take(MAX_TOKENIZER))?;
-        if let Ok(bytes) = read_small(&image_path(cache, source), MAX_IMAGE)
-            && let Ok(image) = Image::open(bytes, source)
-        {
-            return Ok(Compiled::Image(image, Origin::Cached));
+        if let Some(image) = cached(cache, source) {
+            return Ok(image);
         }
         file.rewind()?;
     }
 
-    // 2. the file itself
+    // 3. the file itself
     let mut bytes = Vec::new();
     file.take(MAX_TOKENIZER).read_to_end(&mut bytes)?;
-    Ok(match parse(&bytes)? {
-        Compiled::Image(image, _) => {
-            let saved = cache.is_some_and(|cache| save(cache, xxh3_128(&bytes), image.bytes()).is_ok());
+    let source = known.unwrap_or_else(|| xxh3_128(&bytes));
+    Ok(match compile(&bytes, source)? {
+        Some(image) => {
+            let saved = cache.is_some_and(|cache| save(cache, source, image.bytes()).is_ok());
             Compiled::Image(image, Origin::Compiled { saved })
         }
-        other => other,
+        None => Compiled::Json(bytes),
     })
 }
 
@@ -130,6 +141,7 @@ struct BpeJson {
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
     byte_fallback: Option<bool>,
+    fuse_unk: Option<bool>,
     ignore_merges: Option<bool>,
     vocab: HashMap<String, u32>,
     merges: Vec<Merge>,
@@ -187,7 +199,7 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
         })
         .collect();
 
-    // 1. is it plain?
+    // 1. is it one that we compile?
     let prefix = model.continuing_subword_prefix.unwrap_or_default();
     let mut tokens = vec![None; model.vocab.len()];
     for (text, id) in &model.vocab {
@@ -196,11 +208,12 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
         }
     }
     let dense: Option<Vec<&str>> = tokens.into_iter().collect();
+    let unknown = model.unk_token.as_ref().map(|token| model.vocab.get(token).copied());
     let plain = model.dropout.is_none_or(|p| p == 0.0)
-        && model.unk_token.is_none()
         && prefix.is_empty()
         && model.end_of_word_suffix.is_none_or(|suffix| suffix.is_empty())
-        && model.byte_fallback != Some(true);
+        // An unknown token that is not there is an error of the library's, when a text needs it.
+        && unknown != Some(None);
     let (true, Some(tokens)) = (plain, dense) else {
         // The library takes for granted that the prefix is there to be cut off, and that a merged token is no longer than the longest one.
         for (a, b) in &merges {
@@ -219,8 +232,13 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
         "post_processor": post_processor, "decoder": decoder,
     })
     .to_string();
-    let vocabulary =
-        Vocabulary { tokens, merges: &merges, ignore_merges: model.ignore_merges == Some(true), rest: &rest };
+    let fallback = Fallback {
+        to_bytes: model.byte_fallback == Some(true),
+        unknown: unknown.flatten(),
+        fuse: model.fuse_unk == Some(true),
+    };
+    let ignore_merges = model.ignore_merges == Some(true);
+    let vocabulary = Vocabulary { tokens, merges: &merges, ignore_merges, fallback, rest: &rest };
     Image::compile(&vocabulary, source).map(Some).context("model")
 }
 
@@ -280,12 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_models_are_compiled() {
+    fn models_with_rules_of_their_own_are_the_librarys() {
         let plain = r##""vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["#version: 0.2", "a b"]"##;
         assert_eq!(origin(model(plain).path(), None), Origin::Compiled { saved: false });
-        for option in
-            [r#""dropout": 0.1"#, r#""unk_token": "a""#, r#""byte_fallback": true"#, r#""end_of_word_suffix": "</w>""#]
-        {
+        for option in [r#""unk_token": "a""#, r#""byte_fallback": true"#, r#""unk_token": "a", "fuse_unk": true"#] {
+            let compiled = Origin::Compiled { saved: false };
+            assert_eq!(origin(model(&format!("{option}, {plain}")).path(), None), compiled, "{option}");
+        }
+        for option in [r#""dropout": 0.1"#, r#""unk_token": "x""#, r#""end_of_word_suffix": "</w>""#] {
             assert_eq!(origin(model(&format!("{option}, {plain}")).path(), None), Origin::Library, "{option}");
         }
         let gap = r#""vocab": {"a": 0, "b": 1, "ab": 3}, "merges": [["a", "b"]]"#;
