@@ -16,7 +16,7 @@ use super::header::{Header, TensorInfo};
 use super::layout::GgufLayout;
 use super::metadata::Metadata;
 use super::names::{Names, ROPE_FACTORS};
-use super::parts;
+use super::{parts, tokenizer};
 use crate::config::Config;
 use crate::description::ProjectionLayout;
 use crate::source::layout::TensorLayout;
@@ -115,7 +115,7 @@ impl GgufModel {
         }
         let text = match name {
             "config.json" => Some(self.config_text.clone()),
-            _ => None,
+            _ => tokenizer::text_file(&self.metadata, name)?,
         };
         let Some(text) = text else { return Ok(None) };
         let text: Arc<[u8]> = text.into_bytes().into();
