@@ -10,6 +10,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Value, json};
 use sluice_model::source::TextFiles;
 use sluice_store::read_small;
+use std::borrow::{Borrow, Cow};
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::DirBuilder;
@@ -118,7 +119,7 @@ fn save(cache: &Path, source: u128, image: &[u8]) -> Result<()> {
 
 /// `tokenizer.json` with a byte-pair model.
 #[derive(Deserialize)]
-struct TokenizerJson {
+struct TokenizerJson<'a> {
     #[serde(default)]
     added_tokens: Value,
     #[serde(default)]
@@ -129,11 +130,12 @@ struct TokenizerJson {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
-    model: BpeJson,
+    #[serde(borrow)]
+    model: BpeJson<'a>,
 }
 
 #[derive(Deserialize)]
-struct BpeJson {
+struct BpeJson<'a> {
     #[serde(rename = "type")]
     kind: String,
     dropout: Option<f32>,
@@ -143,38 +145,74 @@ struct BpeJson {
     byte_fallback: Option<bool>,
     fuse_unk: Option<bool>,
     ignore_merges: Option<bool>,
-    vocab: HashMap<String, u32>,
-    merges: Vec<Merge>,
+    #[serde(borrow)]
+    vocab: HashMap<Text<'a>, u32>,
+    #[serde(borrow)]
+    merges: Vec<Merge<'a>>,
+}
+
+/// A string, borrowed from the file where it has no escapes: there are a million of them.
+#[derive(PartialEq, Eq, Hash)]
+struct Text<'a>(Cow<'a, str>);
+
+impl Borrow<str> for Text<'_> {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Either)
+    }
 }
 
 /// `["a", "b"]`, or `"a b"` in older files.
-enum Merge {
-    Pair(String, String),
+enum Merge<'a> {
+    Pair(Cow<'a, str>, Cow<'a, str>),
     /// `#version: 0.2`, the first line of the files that those were made from.
     Comment,
 }
 
-impl<'de> Deserialize<'de> for Merge {
+impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either;
         impl<'de> Visitor<'de> for Either {
-            type Value = Merge;
+            type Value = Merge<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("a merge: two tokens")
             }
 
-            fn visit_str<E: Error>(self, line: &str) -> Result<Merge, E> {
+            fn visit_str<E: Error>(self, line: &str) -> Result<Merge<'de>, E> {
                 match line.split_once(' ') {
                     _ if line.starts_with("#version") => Ok(Merge::Comment),
-                    Some((a, b)) if !b.contains(' ') => Ok(Merge::Pair(a.to_owned(), b.to_owned())),
+                    Some((a, b)) if !b.contains(' ') => Ok(Merge::Pair(a.to_owned().into(), b.to_owned().into())),
                     _ => Err(E::custom(format!("a merge is two tokens, found {line:?}"))),
                 }
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Merge, A::Error> {
-                let mut next =
-                    |n: usize| pair.next_element()?.ok_or_else(|| A::Error::invalid_length(n, &"two tokens"));
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Merge<'de>, A::Error> {
+                let mut next = |n: usize| {
+                    let text = pair.next_element::<Text<'de>>()?;
+                    text.map(|text| text.0).ok_or_else(|| A::Error::invalid_length(n, &"two tokens"))
+                };
                 Ok(Merge::Pair(next(0)?, next(1)?))
             }
         }
@@ -190,7 +228,7 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
     if model.kind != "BPE" {
         return Ok(None);
     }
-    let merges: Vec<(String, String)> = model
+    let merges: Vec<(Cow<str>, Cow<str>)> = model
         .merges
         .into_iter()
         .filter_map(|merge| match merge {
@@ -204,11 +242,11 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
     let mut tokens = vec![None; model.vocab.len()];
     for (text, id) in &model.vocab {
         if let Some(token) = tokens.get_mut(*id as usize) {
-            *token = Some(text.as_str());
+            *token = Some(&*text.0);
         }
     }
     let dense: Option<Vec<&str>> = tokens.into_iter().collect();
-    let unknown = model.unk_token.as_ref().map(|token| model.vocab.get(token).copied());
+    let unknown = model.unk_token.as_ref().map(|token| model.vocab.get(token.as_str()).copied());
     let plain = model.dropout.is_none_or(|p| p == 0.0)
         && prefix.is_empty()
         && model.end_of_word_suffix.is_none_or(|suffix| suffix.is_empty())
@@ -218,7 +256,7 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
         // The library takes for granted that the prefix is there to be cut off, and that a merged token is no longer than the longest one.
         for (a, b) in &merges {
             let both = b.get(prefix.len()..).map(|b| format!("{a}{b}"));
-            if !both.is_some_and(|both| model.vocab.contains_key(&both)) {
+            if !both.is_some_and(|both| model.vocab.contains_key(both.as_str())) {
                 bail!("the merge of {a:?} and {b:?} gives no token of the vocabulary");
             }
         }

@@ -17,7 +17,7 @@
 //! | rest | `tokenizer.json` without its model, JSON |
 
 use anyhow::{Result, anyhow, bail, ensure};
-use std::collections::{HashMap, HashSet};
+use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -45,7 +45,7 @@ pub(super) struct Vocabulary<'a> {
     /// Text of the token with each id.
     pub tokens: Vec<&'a str>,
     /// By rank.
-    pub merges: &'a [(String, String)],
+    pub merges: &'a [(Cow<'a, str>, Cow<'a, str>)],
     /// Whether a word that is a token is used without merges.
     pub ignore_merges: bool,
     pub fallback: Fallback,
@@ -87,24 +87,24 @@ impl Image {
         }
 
         // 2. merges by rank, and a hash table of them; the later merge of a pair counts
-        let ids: HashMap<&str, u32> = tokens.iter().copied().zip(0..).collect();
         let id = |text: &str| {
-            ids.get(text)
-                .copied()
+            let is_it = |id: u32| tokens[id as usize] == text;
+            find(|slot| token_slots[slot], token_room, text_slot(text, token_room), is_it)
                 .ok_or_else(|| anyhow!("a merge needs the token {text:?}, which is not in the vocabulary"))
         };
         let mut table = Vec::with_capacity(3 * merges.len());
         let mut both = String::new();
         for (left, right) in *merges {
             both.clear();
-            both.extend([left.as_str(), right]);
+            both.extend([left.as_ref(), right.as_ref()]);
             table.extend([id(left)?, id(right)?, id(&both)?]);
         }
         let mut merge_slots = vec![0u32; merge_room];
-        let mut seen = HashSet::with_capacity(merges.len());
-        for (rank, merge) in table.chunks_exact(3).enumerate().rev() {
-            if seen.insert((merge[0], merge[1])) {
-                insert(&mut merge_slots, pair_slot(merge[0], merge[1], merge_room), rank as u32 + 1);
+        for rank in (0..merge_count).rev() {
+            let pair = |rank: u32| &table[3 * rank as usize..3 * rank as usize + 2];
+            let first = pair_slot(pair(rank)[0], pair(rank)[1], merge_room);
+            if find(|slot| merge_slots[slot], merge_room, first, |other| pair(other) == pair(rank)).is_none() {
+                insert(&mut merge_slots, first, rank + 1);
             }
         }
 
@@ -258,15 +258,19 @@ fn insert(slots: &mut [u32], mut slot: usize, value: u32) {
     slots[slot] = value;
 }
 
-/// Probes the slots (u32 in bytes, a power of two of them) from `first` on, until `found` accepts an entry or a slot is empty.
-fn probe(slots: &[u8], first: impl Fn(usize) -> usize, found: impl Fn(u32) -> bool) -> Option<u32> {
-    let room = slots.len() / 4;
-    let start = first(room);
+/// Looks into the slots (a power of two of them, read by `slot`) from `first` on, until `found` accepts an entry or a slot is empty.
+fn find(slot: impl Fn(usize) -> u32, room: usize, first: usize, found: impl Fn(u32) -> bool) -> Option<u32> {
     (0..room)
-        .map(|step| u32_at(slots, (start + step) & (room - 1)))
+        .map(|step| slot((first + step) & (room - 1)))
         .take_while(|x| *x != 0)
         .map(|x| x - 1)
         .find(|x| found(*x))
+}
+
+/// The same with slots in bytes.
+fn probe(slots: &[u8], first: impl Fn(usize) -> usize, found: impl Fn(u32) -> bool) -> Option<u32> {
+    let room = slots.len() / 4;
+    find(|slot| u32_at(slots, slot), room, first(room), found)
 }
 
 #[cfg(test)]
@@ -274,8 +278,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn merges() -> Vec<(String, String)> {
-        [("a", "b"), ("ab", "c"), ("a", "b")].map(|(a, b)| (a.to_owned(), b.to_owned())).to_vec()
+    fn merges() -> Vec<(Cow<'static, str>, Cow<'static, str>)> {
+        [("a", "b"), ("ab", "c"), ("a", "b")].map(|(a, b)| (a.into(), b.into())).to_vec()
     }
 
     fn small() -> Image {
@@ -306,7 +310,7 @@ mod tests {
     #[test]
     fn merges_outside_the_vocabulary_are_errors() {
         for merge in [("a", "x"), ("x", "a"), ("b", "a")] {
-            let merges = [(merge.0.to_owned(), merge.1.to_owned())];
+            let merges = [(merge.0.into(), merge.1.into())];
             let fallback = Fallback::default();
             let tokens = vec!["a", "b"];
             let vocabulary = Vocabulary { tokens, merges: &merges, ignore_merges: false, fallback, rest: "" };

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use sluice_store::Error;
 
 use super::super::metadata::Metadata;
-use super::{fingerprint, main_key, text_file};
+use super::keys::MODEL;
+use super::text::{fingerprint, main_key, text_file};
 use crate::source::text_files::TextFiles;
 
 /// The small files that a file's metadata stands for, under the names that they have in a Hugging Face folder.
@@ -42,6 +43,6 @@ impl TextFiles for MetadataFiles<'_> {
 
     fn has(&self, name: &str) -> bool {
         // Not the text itself, which may take a second to make.
-        if name == "tokenizer.json" { self.0.get(super::MODEL).is_some() } else { text_file(self.0, name).is_ok_and(|text| text.is_some()) }
+        if name == "tokenizer.json" { self.0.get(MODEL).is_some() } else { text_file(self.0, name).is_ok_and(|text| text.is_some()) }
     }
 }

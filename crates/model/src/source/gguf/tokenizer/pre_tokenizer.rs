@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{Value as Json, json};
 
 use super::super::metadata::Metadata;
-use super::{ARCHITECTURE, PRE};
+use super::keys::{ARCHITECTURE, PRE};
 
 /// The rules of a name.
 pub(super) struct PreTokenizer {

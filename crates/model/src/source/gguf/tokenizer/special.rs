@@ -3,10 +3,10 @@
 use anyhow::Result;
 
 use super::super::metadata::Metadata;
+use super::keys::EOS;
 use super::pre_tokenizer;
 use super::vocabulary::{Kind, TokenType, Vocabulary};
 
-pub(super) const EOS: &str = "tokenizer.ggml.eos_token_id";
 const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOT: &str = "tokenizer.ggml.eot_token_id";
 const EOM: &str = "tokenizer.ggml.eom_token_id";

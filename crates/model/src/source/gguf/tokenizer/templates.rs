@@ -5,12 +5,9 @@ use anyhow::Result;
 use serde_json::{Map, Number, Value as Json, json};
 
 use super::super::metadata::Metadata;
-use super::MODEL;
+use super::keys::{MODEL, TEMPLATE};
 use super::special::Special;
 use super::vocabulary::Vocabulary;
-
-/// The default template. Others are `tokenizer.chat_template.NAME`.
-pub(super) const TEMPLATE: &str = "tokenizer.chat_template";
 
 /// Suggestions for sampling, and their names in `generation_config.json`.
 const SAMPLING: [(&str, &str); 4] = [
@@ -28,7 +25,7 @@ const TOP_K: &str = "general.sampling.top_k";
 pub(super) fn tokenizer_config(metadata: &Metadata) -> Result<String> {
     let mut config = Map::new();
     if metadata.get(MODEL).is_some() {
-        let vocabulary = Vocabulary::read(metadata)?;
+        let vocabulary = Vocabulary::tokens(metadata)?;
         let special = Special::read(metadata, &vocabulary)?;
         let names = [
             ("bos_token", special.bos),
@@ -80,7 +77,7 @@ fn templates(metadata: &Metadata) -> Result<Vec<(&str, &str)>> {
 pub(super) fn generation_config(metadata: &Metadata) -> Result<String> {
     let mut config = Map::new();
     if metadata.get(MODEL).is_some() {
-        let vocabulary = Vocabulary::read(metadata)?;
+        let vocabulary = Vocabulary::tokens(metadata)?;
         let special = Special::read(metadata, &vocabulary)?;
         config.insert("bos_token_id".into(), special.bos.into());
         config.insert("pad_token_id".into(), special.padding.into());

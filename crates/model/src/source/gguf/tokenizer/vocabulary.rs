@@ -7,7 +7,7 @@ use std::collections::hash_map::Entry;
 use anyhow::{Result, anyhow};
 
 use super::super::metadata::Metadata;
-use super::{ARCHITECTURE, MODEL};
+use super::keys::{ARCHITECTURE, MODEL};
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
@@ -50,16 +50,39 @@ pub(super) struct Vocabulary<'a> {
     pub tokens: Vec<Cow<'a, str>>,
     /// One for each token.
     pub types: Vec<TokenType>,
-    /// One for each token if `kind` is [`Kind::Pieces`].
+    /// One for each token, if `kind` is [`Kind::Pieces`] and the whole vocabulary was read.
     pub scores: Vec<f32>,
-    /// By rank; empty if `kind` is [`Kind::Pieces`].
+    /// By rank; empty if `kind` is [`Kind::Pieces`], or only the tokens were read.
     pub merges: Vec<(&'a str, &'a str)>,
 }
 
 impl<'a> Vocabulary<'a> {
+    /// The tokens alone, without scores and merges.
+    ///
     /// # Errors
     /// Keys that are missing, of another type or length, or hold no UTF-8; another kind of vocabulary.
-    pub fn read(metadata: &'a Metadata) -> Result<Vocabulary<'a>> {
+    pub fn tokens(metadata: &'a Metadata) -> Result<Vocabulary<'a>> {
+        let mut vocabulary = Vocabulary::read(metadata)?;
+        vocabulary.repair();
+        Ok(vocabulary)
+    }
+
+    /// All of it.
+    ///
+    /// # Errors
+    /// As for [`Vocabulary::tokens`].
+    pub fn whole(metadata: &'a Metadata) -> Result<Vocabulary<'a>> {
+        let mut vocabulary = Vocabulary::read(metadata)?;
+        if vocabulary.kind == Kind::Pieces {
+            vocabulary.read_scores(metadata)?;
+        } else {
+            vocabulary.read_merges(metadata)?;
+        }
+        vocabulary.repair();
+        Ok(vocabulary)
+    }
+
+    fn read(metadata: &'a Metadata) -> Result<Vocabulary<'a>> {
         // 1. which kind
         let kind = match metadata.string(MODEL)?.ok_or_else(|| metadata.wrong(MODEL, "is missing"))? {
             "gpt2" => Kind::ByteLevel,
@@ -91,37 +114,39 @@ impl<'a> Vocabulary<'a> {
         };
         types.truncate(count);
         same_length(metadata, TYPES, types.len(), count)?;
+        Ok(Vocabulary { kind, is_gemma, tokens, types, scores: Vec::new(), merges: Vec::new() })
+    }
 
-        // 3. what merges, in which order
-        let mut scores = Vec::new();
-        let mut merges = Vec::new();
-        if kind == Kind::Pieces {
-            scores = metadata.floats(SCORES)?.ok_or_else(|| metadata.wrong(SCORES, "is missing"))?;
-            scores.truncate(count);
-            same_length(metadata, SCORES, scores.len(), count)?;
-        } else {
-            let lines = metadata.strings(MERGES)?.ok_or_else(|| metadata.wrong(MERGES, "is missing"))?;
-            for (rank, line) in lines.iter().enumerate() {
-                // A token may begin with a space.
-                let split = |line: &'a str| {
-                    let first = line.chars().next()?.len_utf8();
-                    let at = first + line[first..].find(' ')?;
-                    Some((&line[..at], &line[at + 1..])).filter(|(_, right)| !right.is_empty())
-                };
-                let merge = std::str::from_utf8(line).ok().and_then(split);
-                merges.push(merge.ok_or_else(|| {
-                    let shown = String::from_utf8_lossy(line);
-                    metadata.wrong(MERGES, &format!("has no two tokens in merge {rank}: {shown:?}"))
-                })?);
-            }
-        }
+    fn read_scores(&mut self, metadata: &Metadata) -> Result<()> {
+        self.scores = metadata.floats(SCORES)?.ok_or_else(|| metadata.wrong(SCORES, "is missing"))?;
+        self.scores.truncate(self.tokens.len());
+        same_length(metadata, SCORES, self.scores.len(), self.tokens.len())
+    }
 
-        let mut vocabulary = Vocabulary { kind, is_gemma, tokens, types, scores, merges };
-        vocabulary.drop_padding();
-        if is_gemma && kind == Kind::Pieces {
-            vocabulary.respell_gemma();
+    fn read_merges(&mut self, metadata: &'a Metadata) -> Result<()> {
+        let lines = metadata.strings(MERGES)?.ok_or_else(|| metadata.wrong(MERGES, "is missing"))?;
+        for (rank, line) in lines.iter().enumerate() {
+            // A token may begin with a space.
+            let split = |line: &'a str| {
+                let first = line.chars().next()?.len_utf8();
+                let at = first + line[first..].find(' ')?;
+                Some((&line[..at], &line[at + 1..])).filter(|(_, right)| !right.is_empty())
+            };
+            let merge = std::str::from_utf8(line).ok().and_then(split);
+            self.merges.push(merge.ok_or_else(|| {
+                let shown = String::from_utf8_lossy(line);
+                metadata.wrong(MERGES, &format!("has no two tokens in merge {rank}: {shown:?}"))
+            })?);
         }
-        Ok(vocabulary)
+        Ok(())
+    }
+
+    /// Undoes what converters change.
+    fn repair(&mut self) {
+        self.drop_padding();
+        if self.is_gemma && self.kind == Kind::Pieces {
+            self.respell_gemma();
+        }
     }
 
     /// Converters fill a vocabulary up to the rows of the embedding. The model's own tokenizer does not know these tokens.
@@ -138,12 +163,14 @@ impl<'a> Vocabulary<'a> {
     /// Gives Gemma's added tokens back what converters took: runs of spaces are written as spaces, and scores are lost. In Gemma's own vocabulary these tokens
     /// have the best score, zero. A tab without a token of its own is the token of its byte.
     fn respell_gemma(&mut self) {
-        for (id, token) in self.tokens.iter_mut().enumerate() {
+        for token in &mut self.tokens {
             if token.len() > 1 && token.bytes().all(|byte| byte == b' ') {
                 *token = Cow::Owned(SPACE.repeat(token.len()));
             }
-            if self.types[id] != TokenType::Normal && self.scores[id] == SCORE_OF_ADDED {
-                self.scores[id] = 0.0;
+        }
+        for (score, kind) in self.scores.iter_mut().zip(&self.types) {
+            if *kind != TokenType::Normal && *score == SCORE_OF_ADDED {
+                *score = 0.0;
             }
         }
         if !self.tokens.iter().any(|token| token == "\t")
