@@ -54,7 +54,27 @@ fn pieces(architecture: &str) -> Metadata {
     let mut tokens: Vec<(String, f32, i32)> =
         [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)].map(|(t, kind)| (t.to_owned(), 0.0, kind)).to_vec();
     tokens.extend((0..=255).map(|byte| (format!("<0x{byte:02X}>"), 0.0, BYTE)));
-    let pieces = ["▁▁", "▁▁▁", "▁▁▁▁", "▁a", "ab", "▁ab", "aa", "aaa", "aaaa", "ba", "abab", "é▁", "日本", "▁", "a", "b", "é", "日", "本"];
+    let pieces = [
+        "▁▁",
+        "▁▁▁",
+        "▁▁▁▁",
+        "▁a",
+        "ab",
+        "▁ab",
+        "aa",
+        "aaa",
+        "aaaa",
+        "ba",
+        "abab",
+        "é▁",
+        "日本",
+        "▁",
+        "a",
+        "b",
+        "é",
+        "日",
+        "本",
+    ];
     tokens.extend(pieces.iter().zip(0..).map(|(piece, rank)| ((*piece).to_owned(), -(rank as f32), NORMAL)));
     tokens.push(("<tag>".into(), -1000.0, USER_DEFINED));
     tokens.push(("<|im_end|>".into(), -1000.0, CONTROL));
@@ -136,8 +156,14 @@ fn ties_are_ordered_as_the_families_own_files_order_them() {
         };
         (of("▁▁▁▁"), of("aaaa"))
     };
-    assert_eq!(merges("llama"), (vec!["▁▁".into(), "▁▁▁".into(), "▁".into()], vec!["aa".into(), "aaa".into(), "a".into()]));
-    assert_eq!(merges("gemma3"), (vec!["▁▁▁".into(), "▁▁".into(), "▁".into()], vec!["aaa".into(), "aa".into(), "a".into()]));
+    assert_eq!(
+        merges("llama"),
+        (vec!["▁▁".into(), "▁▁▁".into(), "▁".into()], vec!["aa".into(), "aaa".into(), "a".into()])
+    );
+    assert_eq!(
+        merges("gemma3"),
+        (vec!["▁▁▁".into(), "▁▁".into(), "▁".into()], vec!["aaa".into(), "aa".into(), "a".into()])
+    );
 }
 
 #[test]
@@ -410,7 +436,10 @@ fn real_models_give_the_ids_of_their_own_tokenizers() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/text/gguf_tokens.json");
     let golden: Json = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     let text = generated(1_000_000);
-    assert_eq!((golden["generated"]["bytes"].as_u64(), golden["generated"]["fnv"].as_str()), (Some(text.len() as u64), Some(&*fnv(text.bytes()))));
+    assert_eq!(
+        (golden["generated"]["bytes"].as_u64(), golden["generated"]["fnv"].as_str()),
+        (Some(text.len() as u64), Some(&*fnv(text.bytes())))
+    );
     let models = golden["models"].as_object().unwrap();
     assert_eq!(models.len(), 3);
     for (name, expected) in models {
@@ -448,7 +477,9 @@ fn tokenize() {
     let path = PathBuf::from(std::env::var_os("SLUICE_TOKENIZE").expect("a file"));
     let text = fs::read_to_string(&path).unwrap();
     let cache = tempfile::tempdir().unwrap();
-    for name in ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m.Q4_K_M.gguf", "qwen2.5-coder-0.5b-instruct.Q4_K_M.gguf"] {
+    for name in
+        ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m.Q4_K_M.gguf", "qwen2.5-coder-0.5b-instruct.Q4_K_M.gguf"]
+    {
         let begun = std::time::Instant::now();
         let Some(metadata) = real(name) else { continue };
         let header = begun.elapsed();

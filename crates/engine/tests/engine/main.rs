@@ -11,6 +11,7 @@ mod demo;
 mod embeddings;
 mod exactness;
 mod faults;
+mod gguf;
 mod gguf_tokenizer;
 mod golden;
 mod json_schema_suite;

@@ -43,6 +43,10 @@ impl TextFiles for MetadataFiles<'_> {
 
     fn has(&self, name: &str) -> bool {
         // Not the text itself, which may take a second to make.
-        if name == "tokenizer.json" { self.0.get(MODEL).is_some() } else { text_file(self.0, name).is_ok_and(|text| text.is_some()) }
+        if name == "tokenizer.json" {
+            self.0.get(MODEL).is_some()
+        } else {
+            text_file(self.0, name).is_ok_and(|text| text.is_some())
+        }
     }
 }

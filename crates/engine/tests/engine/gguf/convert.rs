@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sluice_model::{Config, WeightDescription, WeightKind, describe};
 use sluice_store::{Dtype, TensorPlan, Writer};
 
-use crate::writer::{BF16, F16, F32, Gguf};
+use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
 pub const ARCHITECTURES: [&str; 8] =

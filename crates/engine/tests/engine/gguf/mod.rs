@@ -2,7 +2,7 @@
 //! Random tiny models of every architecture are written both ways, the GGUF file as llama.cpp's converter does.
 
 mod convert;
-#[path = "../../../../tests/gguf.rs"]
+#[path = "../../../../../tests/gguf.rs"]
 mod writer;
 
 use std::path::Path;
@@ -14,8 +14,8 @@ use tempfile::TempDir;
 
 /// Tokens of every run.
 const TOKENS: [u32; 40] = [
-    5, 17, 42, 1, 9, 33, 60, 2, 8, 25, 44, 61, 3, 3, 12, 50, 7, 29, 31, 18, 40, 22, 6, 11, 55, 47, 13, 4, 38, 26, 63, 10, 36,
-    14, 58, 20, 45, 0, 27, 16,
+    5, 17, 42, 1, 9, 33, 60, 2, 8, 25, 44, 61, 3, 3, 12, 50, 7, 29, 31, 18, 40, 22, 6, 11, 55, 47, 13, 4, 38, 26, 63,
+    10, 36, 14, 58, 20, 45, 0, 27, 16,
 ];
 
 fn options(activations: Activations) -> Options {
@@ -200,9 +200,8 @@ fn what_is_not_supported_is_refused_by_name() {
     let path = dir.path().join("model.gguf");
     let refused = |file: writer::Gguf, parts: &[&str]| {
         std::fs::write(&path, file.bytes()).unwrap();
-        let opened = source::open(&path).and_then(|source| {
-            Engine::open_source(&source, options(Activations::F32), &sluice_engine::cpu).map(drop)
-        });
+        let opened = source::open(&path)
+            .and_then(|source| Engine::open_source(&source, options(Activations::F32), &sluice_engine::cpu).map(drop));
         let error = format!("{:#}", opened.err().expect("refused"));
         for part in parts {
             assert!(error.contains(part), "{error} lacks {part}");
