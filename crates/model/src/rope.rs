@@ -57,7 +57,9 @@ pub fn rotary_of_layers(
         let theta = config.float_or(base.0, base.1, |x| x > 0.0, "a number above 0")?;
         parameters.insert("rope_theta".into(), theta.into());
     }
-    parameters.entry("rope_type").or_insert("default".into());
+    if !parameters.contains_key("type") {
+        parameters.entry("rope_type").or_insert("default".into());
+    }
     let own = serde_json::json!({
         "model_type": config.model_type()?, "max_position_embeddings": config.max_positions()?, "rope_parameters": parameters,
     });
