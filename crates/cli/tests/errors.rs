@@ -29,7 +29,7 @@ fn a_file_is_not_a_model() {
     let file = dir.path().join("model.gguf");
     fs::write(&file, "GGUF").unwrap();
     assert_refused(&output(&["run", &text(&file), "hi"]), &["model.gguf"]);
-    assert_refused(&output(&["inspect", &text(&file)]), &["model.gguf", "not a folder"]);
+    assert_refused(&output(&["inspect", &text(&file)]), &["model.gguf", "end of the file"]);
     assert_refused(&output(&["run", "", "hi"]), &["name is empty"]);
     assert_refused(&logits(dir.path()), &["config.json"]);
 }

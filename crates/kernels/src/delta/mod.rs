@@ -8,7 +8,7 @@
 
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
-use crate::math::{exp, exp1, sigmoid, silu, softplus};
+use crate::math::{exp1, sigmoid, silu, softplus};
 use crate::rows::{Rows, RowsMut};
 
 /// Channels whose weights and inputs stay in the first-level cache from one token to the next.

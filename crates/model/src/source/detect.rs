@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use sluice_store::load::OpenCheckpoint;
 use sluice_store::open_regular;
 
@@ -30,7 +30,7 @@ const LISTED: usize = 8;
 /// What is at `path` instead of a model.
 fn detect(path: &Path) -> Result<SourceKind> {
     let shown = path.display();
-    ensure!(path.exists(), "{shown}: no such file or folder");
+    ensure!(path.exists(), "{shown}: no such folder or file");
     if path.is_dir() {
         if has_safetensors(path) {
             return Ok(SourceKind::SafetensorsFolder);
@@ -45,13 +45,43 @@ fn detect(path: &Path) -> Result<SourceKind> {
         );
         return Ok(all.pop().map_or(SourceKind::SafetensorsFolder, SourceKind::Gguf));
     }
+    ensure!(begins_as_gguf(path)?, "{shown}: not a folder, and not a GGUF file (a model is either)");
+    Ok(SourceKind::Gguf(path.to_owned()))
+}
+
+/// Whether the file begins as GGUF files do, whatever its name.
+fn begins_as_gguf(path: &Path) -> Result<bool> {
     let mut magic = Vec::new();
     let file: File = open_regular(path)?;
-    file.take(4).read_to_end(&mut magic).with_context(|| format!("{shown}: cannot read"))?;
-    match magic == gguf::MAGIC {
-        true => Ok(SourceKind::Gguf(path.to_owned())),
-        false => bail!("{shown}: not a model (a model is a folder with config.json, or a GGUF file)"),
+    file.take(4).read_to_end(&mut magic).with_context(|| format!("{}: cannot read", path.display()))?;
+    Ok(magic == gguf::MAGIC)
+}
+
+/// Whether the path is that of a GGUF file.
+pub fn is_gguf(path: &Path) -> bool {
+    path.is_file() && begins_as_gguf(path).unwrap_or(false)
+}
+
+/// Whether the path looks like that of a model: a folder with `config.json` or GGUF files, or a GGUF file. Opening it may still fail.
+pub fn is_model(path: &Path) -> bool {
+    let has_files = || path.is_dir() && gguf::models_in(path).is_ok_and(|models| !models.is_empty());
+    path.join("config.json").is_file() || is_gguf(path) || has_files()
+}
+
+/// What people call the model in that file: its name without `.gguf` and the number of its part. `None` for anything but a GGUF file.
+pub fn gguf_name(path: &Path) -> Option<String> {
+    if path.is_dir() {
+        return None;
     }
+    gguf::name_of(&path.file_name()?.to_string_lossy()).map(str::to_owned)
+}
+
+/// The models in a folder of models: GGUF files, of a split model the first.
+///
+/// # Errors
+/// A folder that cannot be listed.
+pub fn gguf_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    gguf::models_in(folder)
 }
 
 fn has_safetensors(folder: &Path) -> bool {
@@ -95,7 +125,7 @@ pub fn open(path: &Path) -> Result<Arc<dyn ModelSource>> {
 /// As for [`open`] and [`ModelSource::tensors`].
 pub fn open_with_tensors(path: &Path) -> Result<(Arc<dyn ModelSource>, ModelTensors)> {
     let opened = open(path);
-    if opened.is_err() && path.is_dir() && gguf::models_in(path).is_ok_and(|models| models.is_empty()) {
+    if opened.is_err() && !is_gguf(path) && gguf::models_in(path).is_ok_and(|models| models.is_empty()) {
         OpenCheckpoint::safetensors(path)?;
     }
     let source = opened?;

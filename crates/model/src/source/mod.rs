@@ -18,7 +18,7 @@ mod safetensors;
 mod tensors;
 mod text_files;
 
-pub use detect::{open, open_with_tensors};
+pub use detect::{gguf_files, gguf_name, is_gguf, is_model, open, open_with_tensors};
 pub use folder::SafetensorsFolder;
 pub use gguf::GgufModel;
 pub(crate) use layout::float_type;

@@ -17,5 +17,5 @@ pub mod tokenizer;
 pub use header::{Header, MAGIC, TensorInfo};
 pub use metadata::{Array, Metadata, Strings, Value};
 pub use model::GgufModel;
-pub(super) use parts::models_in;
+pub(super) use parts::{models_in, name_of};
 pub use tensor_type::TensorType;

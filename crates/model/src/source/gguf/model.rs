@@ -115,7 +115,7 @@ impl GgufModel {
         }
         let text = match name {
             "config.json" => Some(self.config_text.clone()),
-            _ => None,
+            _ => tokenizer::text_file(&self.metadata, name)?,
         };
         let Some(text) = text else { return Ok(None) };
         let text: Arc<[u8]> = text.into_bytes().into();

@@ -28,6 +28,11 @@ fn part_of(name: &str) -> Option<(&str, u64, u64)> {
     (number >= 1 && number <= count).then_some((stem, number, count))
 }
 
+/// The name of the model in a file of that name.
+pub(in crate::source) fn name_of(file: &str) -> Option<&str> {
+    part_of(file).map(|(stem, ..)| stem).or_else(|| file.strip_suffix(".gguf"))
+}
+
 /// The files of the model of which `path` is one, in order: itself, or all parts of its set. `header`: its own.
 ///
 /// # Errors
@@ -91,12 +96,15 @@ pub fn check_tensors(first: &Metadata, found: usize) -> Result<()> {
     }
 }
 
-/// The GGUF models in a folder: of a set its first part. Files for images and sound (`mmproj`) are none.
+/// The GGUF models in a folder: of a set its first part. Files for images and sound (`mmproj`) are none. Nothing where `folder` is something else.
 ///
 /// # Errors
 /// A folder that cannot be listed.
 pub(in crate::source) fn models_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
+    if !folder.is_dir() {
+        return Ok(found);
+    }
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let Ok(name) = entry?.file_name().into_string() else { continue };
         let is_hidden = name.starts_with('.') || name.to_ascii_lowercase().starts_with("mmproj");
