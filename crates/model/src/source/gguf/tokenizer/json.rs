@@ -45,7 +45,9 @@ impl Rules {
             normalizers.push(json!({"type": "Precompiled", "precompiled_charsmap": base64(map)}));
         }
         if metadata.flag(EXTRA_SPACES)?.unwrap_or(false) {
-            normalizers.push(json!({"type": "Strip", "strip_left": true, "strip_right": true}));
+            // At the end SentencePiece takes its own sign for a space.
+            let ends = format!("^ +|[ {SPACE}]+$");
+            normalizers.push(json!({"type": "Replace", "pattern": {"Regex": ends}, "content": ""}));
             normalizers.push(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}));
         }
         let prefix = metadata.flag(SPACE_PREFIX)?.unwrap_or(true) && kind == Kind::Pieces;
