@@ -45,6 +45,7 @@ pub mod elementwise;
 pub mod format;
 mod generic;
 pub mod input;
+pub mod int11;
 pub mod instructions;
 pub mod isa;
 pub mod math;

@@ -71,6 +71,7 @@ impl Format for Q8_0 {
             Activations::F32 => ActivationFormat::F32,
             Activations::Bf16 => ActivationFormat::Bf16,
             Activations::Int8 => ActivationFormat::Int8,
+            Activations::Int11 => ActivationFormat::Int11,
         }
     }
 }
