@@ -4,8 +4,8 @@
 //! It must grow buffers exactly as the operations do. A test in `engine/tests/budget.rs` compares the two on models of every kind.
 
 use sluice_kernels::attention;
-use sluice_kernels::int11;
 use sluice_kernels::format::{ActivationFormat, Activations};
+use sluice_kernels::int11;
 
 use crate::encoded::{GROUP, Needs};
 use crate::matmul::{MAX_TASK_ROWS, SMALL, block_rows};

@@ -45,3 +45,12 @@ __device__ __forceinline__ void unpack_int11(uint2 w, u32 (&a)[16], u32 h) {
     a[12 + h] = w.y >> 4 & Q;
     a[14 + h] = w.y >> 8 & Q;
 }
+
+// Those of product `u` of four, of both rows.
+__device__ __forceinline__ void unpack_int11_quarter(uint2 first, uint2 second, u32 u, u32 (&a)[4]) {
+    const u32 Q = 0x00f000f0u, v = u < 2 ? first.x : first.y, w = u < 2 ? second.x : second.y;
+    a[0] = (u % 2 ? v >> 4 : v << 4) & Q;
+    a[1] = (u % 2 ? w >> 4 : w << 4) & Q;
+    a[2] = (u % 2 ? v >> 8 : v) & Q;
+    a[3] = (u % 2 ? w >> 8 : w) & Q;
+}

@@ -159,7 +159,18 @@ impl Device {
         let is_on = |variant: &Variant| chosen(*variant) && (*variant != Variant::Tiles || capability >= 80);
         let variants =
             VARIANTS.iter().filter(|variant| is_on(variant)).fold(0, |bits, variant| bits | 1 << *variant as u32);
-        Ok(Device { ordinal, name, context, handle, kernels, reserves, multiprocessors, shared, variants, exact: OnceLock::new() })
+        Ok(Device {
+            ordinal,
+            name,
+            context,
+            handle,
+            kernels,
+            reserves,
+            multiprocessors,
+            shared,
+            variants,
+            exact: OnceLock::new(),
+        })
     }
 
     /// Whether kernels of this variant are used.

@@ -6,12 +6,14 @@ use crate::device::memory::Scratch;
 use crate::device::stream::Gpu;
 use crate::device::sys::Address;
 use crate::kernels::Kernel;
-use crate::ops::int11;
 use crate::parameters::{self as p, number};
 use crate::weights::Needs;
 
 /// Elements per scale of int8 activations.
 pub const GROUP: usize = 32;
+/// Columns that share an exponent of integers of 11 bits, and rows of a tile of them: `TILE_ROWS` of `kernels/format/int11.cuh`.
+pub const INT11_GROUP: usize = 64;
+const INT11_TILE_ROWS: usize = 128;
 /// The most bytes of a row that a block keeps while it encodes integers of 11 bits.
 const KEPT: usize = 64 << 10;
 /// Fewer rows than these do not keep the device busy.
@@ -61,7 +63,7 @@ impl EncodedActivations {
             self.view.n = self.int11.reserve(gpu, n)?;
             self.view.sn = self.int11_sums.reserve(gpu, sums)?;
             self.view.tn = self.int11_scales.reserve(gpu, scales)?;
-            self.view.padded = number(rows.next_multiple_of(int11::TILE_ROWS));
+            self.view.padded = number(rows.next_multiple_of(INT11_TILE_ROWS));
         }
         Ok(self.view)
     }
@@ -84,8 +86,8 @@ impl EncodedActivations {
 
 /// Bytes of integers of 11 bits, of their sums and of their scales.
 pub fn int11_bytes(rows: usize, cols: usize) -> [usize; 3] {
-    let (padded, groups) = (rows.next_multiple_of(int11::TILE_ROWS), cols.div_ceil(int11::GROUP));
-    [2 * padded * groups * int11::GROUP, 4 * padded * groups, 4 * padded]
+    let (padded, groups) = (rows.next_multiple_of(INT11_TILE_ROWS), cols.div_ceil(INT11_GROUP));
+    [2 * padded * groups * INT11_GROUP, 4 * padded * groups, 4 * padded]
 }
 
 /// What [`encode`] reads: rows of `x`, all of them or those listed in `taken`, either normed or as `silu(x) * up`.
@@ -114,7 +116,9 @@ pub fn encode(gpu: &Gpu, from: EncodeInput, needs: Needs, to: &mut EncodedActiva
         let threads = cols.div_ceil(8).next_multiple_of(32).min(most);
         let shared = if keeps { 4 * cols } else { 0 };
         // SAFETY: tensors were checked against their buffers, and the scratch was just reserved.
-        unsafe { gpu.launch(Kernel::ENCODE_INT11, [number(rows), 1, 1], number(threads), number(shared), &parameters)? };
+        unsafe {
+            gpu.launch(Kernel::ENCODE_INT11, [number(rows), 1, 1], number(threads), number(shared), &parameters)?
+        };
         if needs == Needs::INT11 {
             return Ok(());
         }

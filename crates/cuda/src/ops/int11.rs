@@ -8,21 +8,17 @@ use anyhow::Result;
 use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::device::stream::Gpu;
 use crate::kernels::{Exact, KernelFormat, STATIC_SHARED};
-use crate::ops::activations::{EncodeInput, EncodedActivations, encode};
+use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, encode};
 use crate::ops::product::{MAX_GRID_Y, Product};
 use crate::parameters::{self as p, number};
 use crate::weights::{HALVES, Needs};
-
-/// Columns that share an exponent, and rows of a tile: `TILE_ROWS` of `kernels/format/int11.cuh`.
-pub const GROUP: usize = 64;
-pub const TILE_ROWS: usize = 128;
 
 /// `kernels/gemm/int11_few.cu`: rows of a set, groups of a turn, tokens and threads of a block, the most blocks of a multiprocessor.
 const SET: usize = 16;
 const TURN: usize = 32;
 const FEW: [(usize, u32); 4] = [(1, 288), (2, 288), (4, 320), (8, 384)];
 const FEW_BLOCKS: usize = 2;
-const FEW_RINGS: usize = 8 * 4 * 2048 + 5 * 2 * 1024;
+const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
 /// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
 const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
@@ -33,7 +29,10 @@ const MIN_WIDE: usize = 24;
 /// Bytes of shared memory of a block for `tokens` tokens.
 fn few_shared(tokens: usize, cols: usize) -> usize {
     let groups = cols / GROUP;
-    FEW_RINGS + 4 * 2 * TURN * tokens * SET + 4 * (groups * tokens).next_multiple_of(4) + 128 * groups * tokens
+    FEW_RINGS
+        + 4 * 2 * (TURN * tokens * SET + 2 * (TURN + 1) * SET)
+        + 4 * (groups * tokens).next_multiple_of(4)
+        + 128 * groups * tokens
 }
 
 /// Whether rows of all are aligned as tensor-core kernels load them.
@@ -66,7 +65,11 @@ fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact:
     }
     let shared = gpu.device.shared;
     if let Some(kernel) = kind.gemm_wide().filter(|kernel| {
-        exact.wide && gpu.device.has_kernel(*kernel) && first.outputs >= MIN_WIDE && WIDE_SHARED + STATIC_SHARED <= shared && first.cols % 128 == 0
+        exact.wide
+            && gpu.device.has_kernel(*kernel)
+            && first.outputs >= MIN_WIDE
+            && WIDE_SHARED + STATIC_SHARED <= shared
+            && first.cols % 128 == 0
     }) {
         let tiles: usize = products.iter().map(|product| product.rows.div_ceil(WIDE)).sum();
         let tiles = tiles * first.outputs.div_ceil(WIDE);
@@ -113,7 +116,8 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
     };
     let x: Vec<f32> = (0..TOKENS * COLS).map(|i| value((i / COLS, i % COLS))).collect();
     let data: Vec<u8> = (0..ROWS * COLS / 2).map(|i| if i < ROWS * COLS / 4 { 255 } else { hash(i) as u8 }).collect();
-    let scale = |from: u16| -> Vec<u8> { (0..ROWS * COLS / 64).flat_map(|i| (from + (i % 97) as u16).to_le_bytes()).collect() };
+    let scale =
+        |from: u16| -> Vec<u8> { (0..ROWS * COLS / 64).flat_map(|i| (from + (i % 97) as u16).to_le_bytes()).collect() };
     let (scales, biases) = (scale(0x3c00), scale(0xbe00));
     let upload = |bytes: &[u8]| -> Result<DeviceBuffer> {
         let buffer = DeviceBuffer::zeroed(gpu, bytes.len(), "a probe of tensor cores")?;
@@ -138,8 +142,7 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
     let mut encoded = EncodedActivations::default();
     let product = |tokens: usize, exact: Option<Exact>, encoded: &mut EncodedActivations| -> Result<Vec<f32>> {
         let out = DeviceBuffer::zeroed(gpu, 4 * TOKENS * ROWS, "a probe of tensor cores")?;
-        let input =
-            EncodeInput { x: p::Tensor::dense(x.at, COLS), rows: tokens, cols: COLS, ..EncodeInput::default() };
+        let input = EncodeInput { x: p::Tensor::dense(x.at, COLS), rows: tokens, cols: COLS, ..EncodeInput::default() };
         encode(gpu, input, Needs::INT11, encoded)?;
         let product = Product {
             matrix,

@@ -20,7 +20,12 @@ struct EncodedSize([usize; 4]);
 impl EncodedSize {
     fn grow(&mut self, rows: usize, cols: usize, needs: Needs) {
         let n = rows * cols;
-        let sizes = [(needs.f32, 4 * n), (needs.bf16, 2 * n), (needs.int8, n + 8 * (n / GROUP)), (needs.int11, int11_bytes(rows, cols).iter().sum())];
+        let sizes = [
+            (needs.f32, 4 * n),
+            (needs.bf16, 2 * n),
+            (needs.int8, n + 8 * (n / GROUP)),
+            (needs.int11, int11_bytes(rows, cols).iter().sum()),
+        ];
         for (size, (needed, bytes)) in self.0.iter_mut().zip(sizes) {
             *size = (*size).max(if needed { bytes } else { 0 });
         }

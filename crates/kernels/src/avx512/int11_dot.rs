@@ -17,7 +17,9 @@ impl Int11Dot for Avx512x16 {
     }
     #[inline(always)]
     unsafe fn add_pairs(sums: __m512i, w: Self, x: *const i16) -> __m512i {
-        unsafe { _mm512_dpwssd_epi32(sums, _mm512_castps_si512(w.0), _mm512_set1_epi32(x.cast::<i32>().read_unaligned())) }
+        unsafe {
+            _mm512_dpwssd_epi32(sums, _mm512_castps_si512(w.0), _mm512_set1_epi32(x.cast::<i32>().read_unaligned()))
+        }
     }
     #[inline(always)]
     unsafe fn to_f32(sums: __m512i) -> Self {
