@@ -5,6 +5,7 @@
 
 use sluice_kernels::attention;
 use sluice_kernels::format::{ActivationFormat, Activations};
+use sluice_kernels::int11;
 
 use crate::encoded::{GROUP, Needs};
 use crate::matmul::{MAX_TASK_ROWS, SMALL, block_rows};
@@ -23,6 +24,8 @@ struct EncodedSize {
     f32: usize,
     bf16: usize,
     int8: usize,
+    /// Of integers of 11 bits, their rows too.
+    int11: [usize; 2],
 }
 
 impl EncodedSize {
@@ -31,10 +34,16 @@ impl EncodedSize {
         for (size, needed) in [(&mut self.f32, needs.f32), (&mut self.bf16, needs.bf16), (&mut self.int8, needs.int8)] {
             *size = (*size).max(if needed { n } else { 0 });
         }
+        if needs.int11 {
+            self.f32 = self.f32.max(n);
+            self.int11 = [self.int11[0].max(n), self.int11[1].max(rows)];
+        }
     }
 
     fn bytes(&self) -> usize {
-        4 * self.f32 + 2 * self.bf16 + self.int8 + 8 * (self.int8 / GROUP)
+        let [n, rows] = self.int11;
+        let int11 = 2 * n + 4 * (n / int11::HALF + n / int11::GROUP) + 8 * rows;
+        4 * self.f32 + 2 * self.bf16 + self.int8 + 8 * (self.int8 / GROUP) + int11
     }
 }
 

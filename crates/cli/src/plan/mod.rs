@@ -308,7 +308,8 @@ pub fn run(args: PlanArgs) -> Result<()> {
 fn block_bits(tensors: &ModelTensors) -> Option<u64> {
     let (checkpoint, layout) = (tensors.checkpoint(), tensors.layout());
     let is_blocks = |t: &&Tensor| matches!(layout.format(checkpoint, t), Ok(WeightFormat::Blocks(_)));
-    let all: Vec<(u64, u64)> = checkpoint.tensors().iter().filter(is_blocks).map(|t| (t.bytes.len() as u64, layout.stored(t).1)).collect();
+    let all: Vec<(u64, u64)> =
+        checkpoint.tensors().iter().filter(is_blocks).map(|t| (t.bytes.len() as u64, layout.stored(t).1)).collect();
     let (bytes, elements) = all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     let average = 8.0 * bytes as f64 / elements.max(1) as f64;
     // Groups of 64 with a scale and a bias of 16 bits take half a bit more.

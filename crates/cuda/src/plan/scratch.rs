@@ -8,19 +8,24 @@ use sluice_backend::{
 
 use crate::moe::experts::operands;
 use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
-use crate::ops::activations::GROUP;
+use crate::ops::activations::{GROUP, int11_bytes};
 use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
 use crate::ops::sampling;
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
 #[derive(Default)]
-struct EncodedSize([usize; 3]);
+struct EncodedSize([usize; 4]);
 
 impl EncodedSize {
     fn grow(&mut self, rows: usize, cols: usize, needs: Needs) {
         let n = rows * cols;
-        let sizes = [(needs.f32, 4 * n), (needs.bf16, 2 * n), (needs.int8, n + 8 * (n / GROUP))];
+        let sizes = [
+            (needs.f32, 4 * n),
+            (needs.bf16, 2 * n),
+            (needs.int8, n + 8 * (n / GROUP)),
+            (needs.int11, int11_bytes(rows, cols).iter().sum()),
+        ];
         for (size, (needed, bytes)) in self.0.iter_mut().zip(sizes) {
             *size = (*size).max(if needed { bytes } else { 0 });
         }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use sluice_engine::{Activations, Engine, Event, Generation, Isa, Options, sampling::SamplingParams};
 use support::*;
 
-const ACTIVATIONS: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
+const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
 const FOLDERS: [&str; 8] = [
