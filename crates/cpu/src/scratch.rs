@@ -14,7 +14,7 @@ use crate::moe::experts::{ADDED, GatedFfn};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
     AttentionLayer, DeltaLayer, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations,
-    Projection, StepInputs, StepScratch, Tensor,
+    Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -300,6 +300,11 @@ impl Operations for ScratchPlanner<'_> {
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let (moe, next) = self.moes[moe.number()];
         ScratchPlanner::moe(self, moe, next, x.rows, residual.cols);
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
+        self.mixture(x, moe, residual);
+        Routing::default()
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {

@@ -3,7 +3,7 @@
 
 use sluice_backend::{
     Activations, AttentionLayer, DeltaLayer, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection,
-    StepInputs, StepScratch, Tensor,
+    Routing, StepInputs, StepScratch, Tensor,
 };
 
 use crate::moe::experts::operands;
@@ -196,6 +196,11 @@ impl Operations for ScratchPlanner<'_> {
         grow(&mut self.outputs, 4 * pairs * residual.cols);
         // Tiles of 16 bytes, the order and the counts; for one token the encoded inputs of gate and up, and of down.
         grow(&mut self.pairs, 16 * (pairs + 1) + 4 * (pairs + count) + 2 * (x.cols + (k + 1) * intermediate) + 1024);
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
+        self.mixture(x, moe, residual);
+        Routing::default()
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {
