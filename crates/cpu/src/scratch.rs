@@ -15,7 +15,7 @@ use crate::moe::experts::{ADDED, GatedFfn};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
     AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
-    Operations, Projection, StepInputs, StepScratch, Tensor,
+    Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -315,6 +315,11 @@ impl Operations for ScratchPlanner<'_> {
         if let Elementwise::SplitPairs { head, .. } = operation {
             grow(&mut self.sizes.row, *head);
         }
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
+        self.mixture(x, moe, residual);
+        Routing::default()
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {

@@ -1,6 +1,6 @@
-//! Files to bytes. A checkpoint is opened, its headers are checked once, and its tensors are handed out as views of the
-//! mapped files, or of memory that one of the readers in `load` fills; new files are written under temporary names and renamed. Knows nothing of what the bytes mean: no model,
-//! no quantisation, no arithmetic.
+//! Files to bytes. A checkpoint is opened, its headers are checked once, and its tensors are handed out as views of the mapped files, or of memory that one of
+//! the readers in `load` fills; new files are written under temporary names and renamed. This crate does not know what the bytes mean: no model, no
+//! quantisation, no arithmetic.
 #![warn(missing_docs)]
 
 mod atomic;

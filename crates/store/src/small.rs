@@ -1,6 +1,6 @@
-//! Reading a file that should be small, whole: configs, tokenizers, templates, conversations. Its origin is not trusted: a pipe, a device or
-//! a folder in its place is refused before it is opened (opening a pipe waits for a writer, opening a device may do anything), and so is a file above its
-//! limit, even one that grows while it is read.
+//! Reads small files whole: configs, tokenizers, templates, conversations. They are untrusted. A pipe, a device or a folder in a file's place is refused before
+//! it is opened: opening a pipe waits for a writer, and opening a device may do anything. A file above its limit is refused, even one that grows while it is
+//! read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::error::Error;
 
-/// Bytes that a JSON file of settings may have. One that names the precision of each of 100,000 modules stays below it.
+/// The most bytes of a JSON file of settings. Enough for one that names the precision of each of 100,000 modules.
 pub const MAX_SETTINGS: u64 = 16 << 20;
 
 /// The bytes of the regular file at `path` (a link to one will do), which has at most `limit` of them.
@@ -58,7 +58,7 @@ pub(crate) fn open_regular_with(path: &Path, flags: OFlags) -> Result<File, Erro
     if !file.metadata().map_err(Error::io(path, "open"))?.is_file() {
         return Err(refuse());
     }
-    // io_uring takes the flag to mean that a read may not wait for the disk.
+    // With the flag, io_uring would refuse reads that wait for the disk.
     fcntl_setfl(&file, flags).map_err(|e| Error::io(path, "open")(e.into()))?;
     Ok(file)
 }
@@ -91,7 +91,7 @@ pub fn read_named(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Opens a folder, to synchronise or lock it. What is no folder is an error, and never waited for.
+/// Opens a folder, to sync or lock it. Anything else is an error; a pipe is never waited for.
 pub fn open_folder(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path)
 }

@@ -58,8 +58,8 @@ fn ask(server: &Server, body: &Value) -> String {
     loop {
         let (status, answer) = server.post("/v1/completions", body);
         match status {
-            // As told to.
-            429 => thread::sleep(Duration::from_millis(20)),
+            // Not at once: refusals cost the processor time that answers need.
+            429 => thread::sleep(Duration::from_millis(250)),
             200 => {
                 let choices = answer["choices"].as_array().unwrap();
                 return choices.iter().map(|c| format!("{}|{}", c["text"], c["finish_reason"])).collect();

@@ -3,7 +3,7 @@
 
 use sluice_backend::{
     Activations, AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
-    Operations, Projection, StepInputs, StepScratch, Tensor,
+    Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
 use crate::moe::experts::operands;
@@ -207,6 +207,11 @@ impl Operations for ScratchPlanner<'_> {
         if let Elementwise::AddNormed { residual, .. } = operation {
             self.note(OperationKey::AddNormed, &[], Some(*residual));
         }
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
+        self.mixture(x, moe, residual);
+        Routing::default()
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {

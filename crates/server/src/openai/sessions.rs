@@ -147,12 +147,17 @@ fn sessions(model: &LoadedModel) -> Result<Sessions, ApiError> {
     model.sessions.clone().ok_or_else(without)
 }
 
-/// Runs work that waits for the disk on a blocking thread.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, SessionError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await.map_err(|e| ApiError::internal(e.to_string()))?;
-    done.map_err(refused)
+/// The model that is meant, and the result of `work` on its sessions and the salt. The work waits for the disk, so it has a blocking thread.
+async fn with_sessions<T: Send + 'static>(
+    app: &AppState,
+    query: SessionQuery,
+    work: impl FnOnce(&Sessions, &[u8]) -> Result<T, SessionError> + Send + 'static,
+) -> Result<(Arc<LoadedModel>, T), ApiError> {
+    let model = app.model(query.model.as_deref()).await?;
+    let sessions = sessions(&model)?;
+    let done = tokio::task::spawn_blocking(move || work(&sessions, query.cache_salt.as_bytes())).await;
+    let done = done.map_err(|e| ApiError::internal(e.to_string()))?.map_err(refused)?;
+    Ok((model, done))
 }
 
 fn refused(error: SessionError) -> ApiError {
@@ -171,8 +176,7 @@ fn refused(error: SessionError) -> ApiError {
     (status = 400, description = "The server has no prompt cache, or a parameter is unknown.", body = Error), QueryErrors,
 ))]
 pub async fn list(State(app): State<Arc<AppState>>, query: SessionQuery) -> Result<Json<Value>, ApiError> {
-    let sessions = sessions(&*app.model(query.model.as_deref()).await?)?;
-    let all = blocking(move || sessions.list(query.cache_salt.as_bytes())).await?;
+    let (_, all) = with_sessions(&app, query, |sessions, salt| sessions.list(salt)).await?;
     Ok(Json(json!({"object": "list", "data": all.iter().map(to_json).collect::<Vec<_>>()})))
 }
 
@@ -239,11 +243,9 @@ pub async fn load(
     PathName(name): PathName,
     query: SessionQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.model(query.model.as_deref()).await?;
-    let (sessions, own) = (sessions(&model)?, name.clone());
-    let loaded = blocking(move || sessions.load(query.cache_salt.as_bytes(), &own))
-        .await?
-        .ok_or_else(|| no_such_session(&name))?;
+    let own = name.clone();
+    let (model, loaded) = with_sessions(&app, query, move |sessions, salt| sessions.load(salt, &own)).await?;
+    let loaded = loaded.ok_or_else(|| no_such_session(&name))?;
     model.engine.read_ahead(loaded.ahead);
     Ok(Json(json!({"object": "session", "name": name, "tokens": loaded.tokens.len(), "prompt": loaded.tokens})))
 }
@@ -259,8 +261,9 @@ pub async fn delete(
     PathName(name): PathName,
     query: SessionQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let (sessions, own) = (sessions(&*app.model(query.model.as_deref()).await?)?, name.clone());
-    if !blocking(move || sessions.delete(query.cache_salt.as_bytes(), &own)).await? {
+    let own = name.clone();
+    let (_, was_there) = with_sessions(&app, query, move |sessions, salt| sessions.delete(salt, &own)).await?;
+    if !was_there {
         return Err(no_such_session(&name));
     }
     Ok(Json(json!({"object": "session.deleted", "name": name, "deleted": true})))
