@@ -70,15 +70,17 @@ pub fn run(args: InspectArgs) -> Result<()> {
     }
     anatomy.model.iter().flat_map(|m| &m.notes).for_each(|line| note(line));
     let fit = Fit::of_this_machine(&anatomy);
+    let tokenizer = source.tokenizer_name();
     let out = &mut io::stdout().lock();
     if args.json {
         let mut object = to_json(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref());
+        object["tokenizer"] = tokenizer.into();
         if args.tensors {
             object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(checkpoint, t)).collect();
         }
         writeln!(out, "{}", shown_json(&format!("{object:#}")))?;
     } else {
-        write!(out, "{}", to_text(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref()))?;
+        write!(out, "{}", to_text(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref(), tokenizer))?;
         if args.tensors {
             list(out, checkpoint)?;
         }
@@ -155,7 +157,13 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
     })
 }
 
-fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>) -> String {
+fn to_text(
+    model: &str,
+    checkpoint: &Checkpoint,
+    a: &Anatomy,
+    fit: Option<&Fit>,
+    tokenizer: Option<String>,
+) -> String {
     let files = checkpoint.file_sizes();
     let all: u64 = files.iter().map(|(_, n)| n).sum();
     let mut lines = vec![("model", model.to_owned())];
@@ -203,6 +211,7 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
     if let Some(state) = a.state_bytes().filter(|n| *n > 0) {
         lines.push(("state", format!("{} per conversation", units::bytes(state))));
     }
+    lines.extend(tokenizer.map(|name| ("tokenizer", name)));
     lines.extend(fit.map(|fit| ("memory", fit.to_text())));
     // Names and types come from the checkpoint: control characters are escaped.
     lines.iter().map(|(name, value)| format!("{name:<12}{}\n", shown(value))).collect()

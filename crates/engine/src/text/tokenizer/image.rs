@@ -260,11 +260,7 @@ fn insert(slots: &mut [u32], mut slot: usize, value: u32) {
 
 /// Looks into the slots (a power of two of them, read by `slot`) from `first` on, until `found` accepts an entry or a slot is empty.
 fn find(slot: impl Fn(usize) -> u32, room: usize, first: usize, found: impl Fn(u32) -> bool) -> Option<u32> {
-    (0..room)
-        .map(|step| slot((first + step) & (room - 1)))
-        .take_while(|x| *x != 0)
-        .map(|x| x - 1)
-        .find(|x| found(*x))
+    (0..room).map(|step| slot((first + step) & (room - 1))).take_while(|x| *x != 0).map(|x| x - 1).find(|x| found(*x))
 }
 
 /// The same with slots in bytes.

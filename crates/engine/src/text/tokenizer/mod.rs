@@ -263,11 +263,15 @@ impl Tokenizer {
 
     /// The text that a token adds behind another one: decoders may cut a space off a text's beginning.
     fn behind_another(&self, id: u32) -> Option<String> {
-        let (anchor, alone) = self.anchor.get_or_init(|| {
-            let is_plain = |id: &u32| !self.is_special(*id) && self.token(*id).is_some_and(|token| !token.starts_with('<'));
-            let text = |id| self.decode(&[id], false).ok().filter(|text| !text.is_empty());
-            (0..self.vocab_size as u32).filter(is_plain).find_map(|id| Some((id, text(id)?)))
-        }).as_ref()?;
+        let (anchor, alone) = self
+            .anchor
+            .get_or_init(|| {
+                let is_plain =
+                    |id: &u32| !self.is_special(*id) && self.token(*id).is_some_and(|token| !token.starts_with('<'));
+                let text = |id| self.decode(&[id], false).ok().filter(|text| !text.is_empty());
+                (0..self.vocab_size as u32).filter(is_plain).find_map(|id| Some((id, text(id)?)))
+            })
+            .as_ref()?;
         self.decode(&[*anchor, id], false).ok()?.strip_prefix(alone.as_str()).map(str::to_owned)
     }
 

@@ -119,7 +119,10 @@ impl GgufModel {
         };
         let Some(text) = text else { return Ok(None) };
         let text: Arc<[u8]> = text.into_bytes().into();
-        texts.insert(name.to_owned(), Arc::clone(&text));
+        // A tokenizer's text has tens of megabytes, and whoever compiled it once does not ask again.
+        if name != "tokenizer.json" {
+            texts.insert(name.to_owned(), Arc::clone(&text));
+        }
         Ok(Some(text))
     }
 }
@@ -199,6 +202,10 @@ impl ModelSource for GgufModel {
         &self.config
     }
 
+    fn tokenizer_name(&self) -> Option<String> {
+        tokenizer::tokenizer_name(&self.metadata)
+    }
+
     fn weight_files(&self) -> Vec<(PathBuf, u64)> {
         self.parts.iter().map(|part| (part.path.clone(), part.stamp.len())).collect()
     }
@@ -243,7 +250,15 @@ impl TextFiles for GgufModel {
     fn locate(&self, name: &str) -> PathBuf {
         // Not a path that anybody could open: what a message about the text in the file is about.
         let mut shown = self.path.clone().into_os_string();
-        shown.push(format!(" ({name} of its metadata)"));
+        shown.push(format!(" ({} of its metadata)", tokenizer::main_key(name).unwrap_or(name)));
         shown.into()
+    }
+
+    fn fingerprint(&self, name: &str) -> Option<u128> {
+        tokenizer::MetadataFiles(&self.metadata).fingerprint(name)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        name == "config.json" || tokenizer::MetadataFiles(&self.metadata).has(name)
     }
 }

@@ -15,13 +15,7 @@ pub struct MetadataFiles<'a>(pub &'a Metadata);
 
 impl TextFiles for MetadataFiles<'_> {
     fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
-        let path = || self.0.path().to_owned();
-        let no = |cause: io::Error| Error::Io { path: path(), doing: "tell what its metadata says", cause };
-        let text = text_file(self.0, name).map_err(|e| {
-            let (whole, prefix) = (format!("{e:#}"), format!("{}: ", path().display()));
-            no(io::Error::new(ErrorKind::InvalidData, whole.strip_prefix(&prefix).unwrap_or(&whole)))
-        })?;
-        match text {
+        match text_file(self.0, name).map_err(|e| Error::Refused { why: format!("{e:#}") })? {
             Some(text) if text.len() as u64 <= limit => Ok(text.into_bytes()),
             Some(_) => Err(Error::TooLarge { path: self.locate(name), limit }),
             None => Err(Error::Io { path: self.locate(name), doing: "open", cause: ErrorKind::NotFound.into() }),
@@ -43,6 +37,10 @@ impl TextFiles for MetadataFiles<'_> {
 
     fn has(&self, name: &str) -> bool {
         // Not the text itself, which may take a second to make.
-        if name == "tokenizer.json" { self.0.get(MODEL).is_some() } else { text_file(self.0, name).is_ok_and(|text| text.is_some()) }
+        if name == "tokenizer.json" {
+            self.0.get(MODEL).is_some()
+        } else {
+            text_file(self.0, name).is_ok_and(|text| text.is_some())
+        }
     }
 }

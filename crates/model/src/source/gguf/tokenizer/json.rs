@@ -45,7 +45,9 @@ impl Rules {
             normalizers.push(json!({"type": "Precompiled", "precompiled_charsmap": base64(map)}));
         }
         if metadata.flag(EXTRA_SPACES)?.unwrap_or(false) {
-            normalizers.push(json!({"type": "Strip", "strip_left": true, "strip_right": true}));
+            // At the end SentencePiece takes its own sign for a space.
+            let ends = format!("^ +|[ {SPACE}]+$");
+            normalizers.push(json!({"type": "Replace", "pattern": {"Regex": ends}, "content": ""}));
             normalizers.push(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}));
         }
         let prefix = metadata.flag(SPACE_PREFIX)?.unwrap_or(true) && kind == Kind::Pieces;
@@ -79,7 +81,8 @@ fn character_map(metadata: &Metadata) -> Result<Option<Vec<u8>>> {
         Some(_) => return Err(metadata.wrong(CHARACTERS, "is no array of bytes")),
     };
     let trie = map.get(..4).map_or(0, |size| u32::from_le_bytes([size[0], size[1], size[2], size[3]]) as usize);
-    let Some(texts) = map.get(4..).and_then(|rest| rest.get(trie..)).filter(|_| trie >= 4 && trie.is_multiple_of(4)) else {
+    let Some(texts) = map.get(4..).and_then(|rest| rest.get(trie..)).filter(|_| trie >= 4 && trie.is_multiple_of(4))
+    else {
         return Err(metadata.wrong(CHARACTERS, "is no compiled map of characters"));
     };
     let longest = texts.split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0);

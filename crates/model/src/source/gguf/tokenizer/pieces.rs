@@ -35,7 +35,8 @@ pub(super) fn merges<'v>(
     vocabulary: &'v Vocabulary,
     ids: &HashMap<&str, u32>,
 ) -> Result<Vec<(&'v str, &'v str)>> {
-    let steps = vocabulary.tokens.iter().fold(0u64, |n, token| n.saturating_add((token.len() as u64).saturating_pow(2)));
+    let steps =
+        vocabulary.tokens.iter().fold(0u64, |n, token| n.saturating_add((token.len() as u64).saturating_pow(2)));
     if steps > MAX_STEPS {
         return Err(metadata.wrong("tokenizer.ggml.tokens", "has pieces that are too long to find their merges"));
     }

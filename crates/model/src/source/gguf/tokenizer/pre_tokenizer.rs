@@ -36,7 +36,8 @@ use Cut::{Digits, Gpt2, Matches};
 /// GPT-2's words as an expression, for rules that cut them further.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -49,7 +50,8 @@ const DEEPSEEK_V3_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{3
 const BLOOM: &str = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+";
 
 /// What most entries have.
-const PLAIN: PreTokenizer = PreTokenizer { names: &[], cuts: &[Gpt2], nfc: false, ignore_merges: false, adds_bos: false };
+const PLAIN: PreTokenizer =
+    PreTokenizer { names: &[], cuts: &[Gpt2], nfc: false, ignore_merges: false, adds_bos: false };
 
 static KNOWN: [PreTokenizer; 29] = [
     PreTokenizer {
@@ -66,7 +68,11 @@ static KNOWN: [PreTokenizer; 29] = [
         nfc: true,
         ..PLAIN
     },
-    PreTokenizer { names: &["stablelm2", "hunyuan", "solar-open", "grok-2", "kormo"], cuts: &[Matches(QWEN2)], ..PLAIN },
+    PreTokenizer {
+        names: &["stablelm2", "hunyuan", "solar-open", "grok-2", "kormo"],
+        cuts: &[Matches(QWEN2)],
+        ..PLAIN
+    },
     PreTokenizer { names: &["qwen35"], cuts: &[Matches(QWEN35)], nfc: true, ..PLAIN },
     PreTokenizer {
         names: &["deepseek-llm"],
@@ -101,13 +107,7 @@ static KNOWN: [PreTokenizer; 29] = [
         ..PLAIN
     },
     PreTokenizer { names: &["command-r"], cuts: &[Digits, Gpt2], nfc: true, ..PLAIN },
-    PreTokenizer {
-        names: &["tekken"],
-        cuts: &[Matches(TEKKEN)],
-        ignore_merges: true,
-        adds_bos: true,
-        ..PLAIN
-    },
+    PreTokenizer { names: &["tekken"], cuts: &[Matches(TEKKEN)], ignore_merges: true, adds_bos: true, ..PLAIN },
     PreTokenizer { names: &["gpt-4o", "llama4"], cuts: &[Matches(GPT4O)], ignore_merges: true, ..PLAIN },
     PreTokenizer { names: &["kanana2", "talkie", "minimax-m2"], cuts: &[Matches(GPT4O)], ..PLAIN },
     PreTokenizer {

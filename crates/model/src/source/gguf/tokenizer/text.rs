@@ -57,16 +57,13 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<String> {
     json::write(metadata, &vocabulary, &special, &rules)
 }
 
-/// What cuts text into words, for people: the kind of vocabulary and the name of its rule. `None`: there is no tokenizer.
-///
-/// # Errors
-/// Names that are no text.
-pub fn tokenizer_name(metadata: &Metadata) -> Result<Option<String>> {
-    let Some(model) = metadata.string(MODEL)? else { return Ok(None) };
-    Ok(Some(match metadata.string(PRE)? {
-        Some(pre) if model == "gpt2" => format!("{model}, {pre}"),
-        _ => model.to_owned(),
-    }))
+/// What cuts text into tokens, for people: the kind of vocabulary and the name of its rule. `None`: there is no tokenizer.
+pub fn tokenizer_name(metadata: &Metadata) -> Option<String> {
+    let name = |key| metadata.string(key).ok().flatten();
+    Some(match (name(MODEL)?, name(PRE)) {
+        (model @ "gpt2", Some(pre)) => format!("{model}, {pre}"),
+        (model, _) => model.to_owned(),
+    })
 }
 
 /// A hash of everything that [`tokenizer_json`] reads, far cheaper than the text itself: a key for caches of what is made of it.

@@ -89,7 +89,8 @@ impl<'a> Vocabulary<'a> {
             "llama" => Kind::Pieces,
             "gemma4" => Kind::MergedPieces,
             other => {
-                let known = format!("is {other:?}, a kind of tokenizer that is not supported (gpt2, llama, gemma4 are)");
+                let known =
+                    format!("is {other:?}, a kind of tokenizer that is not supported (gpt2, llama, gemma4 are)");
                 return Err(metadata.wrong(MODEL, &known));
             }
         };
