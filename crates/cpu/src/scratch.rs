@@ -13,8 +13,8 @@ use crate::moe::MAX_KEPT_BYTES;
 use crate::moe::experts::{ADDED, GatedFfn};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations,
-    Projection, StepInputs, StepScratch, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
+    Operations, Projection, StepInputs, StepScratch, Tensor,
 };
 
 /// Elements of activations in each encoding.

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm,
-    Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp,
+    MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 

@@ -6,9 +6,9 @@ use std::{cell::Cell, time::Instant};
 use anyhow::{Result, ensure};
 use sluice_backend::{
     AttentionLayer, Backend, Best, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise,
-    ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe,
-    MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId,
-    Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
+    ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
+    Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies,
+    RotaryId, Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};

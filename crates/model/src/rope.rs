@@ -41,7 +41,9 @@ pub fn rotary_of_layers(
         Some(all) => match all.get(kind) {
             Some(Value::Object(own)) => parameters = own.clone(),
             Some(other) => bail!("{path}: rope parameters (`rope_parameters.{kind}`) are {other}, not an object"),
-            None if all.as_object().is_some_and(|all| !all.values().any(Value::is_object)) && kind == "full_attention" => {
+            None if all.as_object().is_some_and(|all| !all.values().any(Value::is_object))
+                && kind == "full_attention" =>
+            {
                 parameters = all.as_object().cloned().unwrap_or_default();
             }
             None => {}
@@ -55,7 +57,9 @@ pub fn rotary_of_layers(
         let theta = config.float_or(base.0, base.1, |x| x > 0.0, "a number above 0")?;
         parameters.insert("rope_theta".into(), theta.into());
     }
-    parameters.entry("rope_type").or_insert("default".into());
+    if !parameters.contains_key("type") {
+        parameters.entry("rope_type").or_insert("default".into());
+    }
     let own = serde_json::json!({
         "model_type": config.model_type()?, "max_position_embeddings": config.max_positions()?, "rope_parameters": parameters,
     });

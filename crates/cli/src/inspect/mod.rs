@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
-use sluice_model::{Description, source};
+use sluice_model::{Description, ModelTensors, source};
 use sluice_store::Checkpoint;
 
 use crate::engine_args::model_or_demo;
@@ -76,13 +76,13 @@ pub fn run(args: InspectArgs) -> Result<()> {
         let mut object = to_json(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref());
         object["tokenizer"] = tokenizer.into();
         if args.tensors {
-            object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(checkpoint, t)).collect();
+            object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(&tensors, t)).collect();
         }
         writeln!(out, "{}", shown_json(&format!("{object:#}")))?;
     } else {
         write!(out, "{}", to_text(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref(), tokenizer))?;
         if args.tensors {
-            list(out, checkpoint)?;
+            list(out, &tensors)?;
         }
     }
     if let (true, false, Some(manifest)) = (args.verify, args.json, bundle) {
@@ -91,14 +91,16 @@ pub fn run(args: InspectArgs) -> Result<()> {
     Ok(out.flush()?)
 }
 
-fn tensor_json(checkpoint: &Checkpoint, t: &sluice_store::Tensor) -> Value {
+fn tensor_json(tensors: &ModelTensors, t: &sluice_store::Tensor) -> Value {
+    let (checkpoint, dtype) = (tensors.checkpoint(), tensors.layout().stored(t).0);
     let (file, offset) = checkpoint.place(&t.name).unwrap_or(("", 0));
     json!({
-        "name": &*t.name, "dtype": t.dtype.name(), "shape": t.shape, "bytes": t.bytes.len(), "file": file, "offset": offset,
+        "name": &*t.name, "dtype": dtype, "shape": t.shape, "bytes": t.bytes.len(), "file": file, "offset": offset,
     })
 }
 
-fn list(out: &mut impl Write, checkpoint: &Checkpoint) -> io::Result<()> {
+fn list(out: &mut impl Write, tensors: &ModelTensors) -> io::Result<()> {
+    let checkpoint = tensors.checkpoint();
     let width = checkpoint.names().map(|name| shown(name).len()).max().unwrap_or(0);
     writeln!(out)?;
     for t in checkpoint.tensors() {
@@ -106,7 +108,7 @@ fn list(out: &mut impl Write, checkpoint: &Checkpoint) -> io::Result<()> {
         let shape = format!("{:?}", t.shape);
         let size = units::bytes(t.bytes.len() as u64);
         let (name, file) = (shown(&t.name), shown(file));
-        writeln!(out, "{name:<width$}  {:<4}  {shape:<20}  {size:>9}  {file} @{offset}", t.dtype)?;
+        writeln!(out, "{name:<width$}  {:<4}  {shape:<20}  {size:>9}  {file} @{offset}", tensors.layout().stored(t).0)?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The checker's own handles, and the inner handles and shapes that belong to them.
 
 use sluice_backend::{
-    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertMatrix, Experts, KvPool, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
-    Projection, RotaryId, SharedExpert, Tensor,
+    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertMatrix, Experts, KvPool, Linear, MatrixId, Mlp, Moe,
+    MoeId, Norm, Projection, RotaryId, SharedExpert, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.

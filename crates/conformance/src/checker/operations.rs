@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, MoeId, Norm, Operations, Projection, Routing,
-    StepInputs, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, MoeId, Norm, Operations, Projection,
+    Routing, StepInputs, Tensor,
 };
 
 use super::names::Names;

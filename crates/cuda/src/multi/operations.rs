@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Caches, DeltaLayer, DeviceMemory, DeviceSampling, Elementwise, ExpertOptions, KvLayout,
-    KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
+    AttentionLayer, Backend, BufferId, Caches, DeltaLayer, DeviceMemory, DeviceSampling, Elementwise, ExpertOptions,
+    KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
     Operations, Outcome, Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, StepInputs,
     StepScratch, Streamed, Tensor,
 };

@@ -21,7 +21,12 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
     let check = |all: &[Tensor]| {
         assert!(all.iter().all(|t| t.rows >= rows && t.cols == all[0].cols), "{rows} tokens in {all:?}");
     };
-    let of = |x: Tensor| p::Between { x: context.place(x), rows: number(rows), cols: number(x.cols), ..p::Between::default() };
+    let of = |x: Tensor| p::Between {
+        x: context.place(x),
+        rows: number(rows),
+        cols: number(x.cols),
+        ..p::Between::default()
+    };
     let parts = |x: Tensor| [number(rows), number(x.cols.div_ceil(4 * THREADS as usize)), 1];
     let (kernel, grid, threads, parameters) = match *operation {
         Elementwise::Scale { x, by } => {
@@ -40,7 +45,10 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
         }
         Elementwise::SplitPairs { x, head } => {
             check(&[x]);
-            assert!(head.is_multiple_of(2) && head <= MAX_HEAD && x.cols.is_multiple_of(head), "heads of {head} in {x:?}");
+            assert!(
+                head.is_multiple_of(2) && head <= MAX_HEAD && x.cols.is_multiple_of(head),
+                "heads of {head} in {x:?}"
+            );
             let threads = number((head / 2).next_multiple_of(32));
             let grid = [number(rows), number(x.cols / head), 1];
             (Kernel::BETWEEN_SPLIT_PAIRS, grid, threads, p::Between { head: number(head), ..of(x) })

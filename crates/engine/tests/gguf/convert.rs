@@ -1,4 +1,5 @@
-//! Random tiny models, as safetensors and as llama.cpp's converter would write them.
+//! Random tiny models, as safetensors and as llama.cpp's converter would write them. Other crates' tests include this file, too.
+#![allow(dead_code)]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,6 +33,8 @@ struct Weight {
 pub struct Model {
     config: Value,
     weights: Vec<Weight>,
+    /// Types of matrices, which take turns.
+    kinds: [u32; 3],
 }
 
 fn config(model_type: &str) -> Value {
@@ -82,10 +85,18 @@ pub fn model(model_type: &str) -> Model {
         let has_bias = w.biased && w.part.starts_with("self_attn");
         Weight { description: w, values, bias: has_bias.then(|| draw(w.rows, 0.0, 1.0)) }
     });
-    Model { config, weights: weights.collect() }
+    Model { config, weights: weights.collect(), kinds: [F32, F16, BF16] }
 }
 
 impl Model {
+    /// The same without biases, and with matrices of f32 alone.
+    pub fn plain(mut self) -> Model {
+        self.config.as_object_mut().unwrap().remove("attention_bias");
+        self.weights.iter_mut().for_each(|w| w.bias = None);
+        self.kinds = [F32; 3];
+        self
+    }
+
     fn model_type(&self) -> &str {
         self.config["model_type"].as_str().unwrap()
     }
@@ -286,7 +297,7 @@ impl Model {
         };
         let name = w.layer.map_or_else(|| part.to_owned(), |layer| format!("blk.{layer}.{part}"));
         // The embedding's type decides how its scale is rounded.
-        let kind = if part == "token_embd" { F32 } else { [F32, F16, BF16][(w.layer.unwrap_or(1) + part.len()) % 3] };
+        let kind = if part == "token_embd" { F32 } else { self.kinds[(w.layer.unwrap_or(1) + part.len()) % 3] };
         let head_dim = self.size("head_dim");
         let moved = self.model_type() == "llama" && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
         if let Some(bias) = bias {

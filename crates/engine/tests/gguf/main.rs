@@ -9,13 +9,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use convert::{Model, model};
-use sluice_engine::{Activations, Engine, KvType, ModelSource, Options, source};
+use sluice_engine::{Activations, Engine, KvType, ModelSource, Options, Placement, source};
 use tempfile::TempDir;
 
 /// Tokens of every run.
 const TOKENS: [u32; 40] = [
-    5, 17, 42, 1, 9, 33, 60, 2, 8, 25, 44, 61, 3, 3, 12, 50, 7, 29, 31, 18, 40, 22, 6, 11, 55, 47, 13, 4, 38, 26, 63, 10, 36,
-    14, 58, 20, 45, 0, 27, 16,
+    5, 17, 42, 1, 9, 33, 60, 2, 8, 25, 44, 61, 3, 3, 12, 50, 7, 29, 31, 18, 40, 22, 6, 11, 55, 47, 13, 4, 38, 26, 63,
+    10, 36, 14, 58, 20, 45, 0, 27, 16,
 ];
 
 fn options(activations: Activations) -> Options {
@@ -30,8 +30,12 @@ fn options(activations: Activations) -> Options {
 
 /// Logits of all tokens, and what the engine left out of the files.
 fn logits(path: &Path, activations: Activations) -> (Vec<f32>, Vec<String>) {
+    logits_with(path, options(activations))
+}
+
+fn logits_with(path: &Path, options: Options) -> (Vec<f32>, Vec<String>) {
     let source: Arc<dyn ModelSource> = source::open(path).unwrap();
-    let mut engine = Engine::open_source(&source, options(activations), &sluice_engine::cpu).unwrap();
+    let mut engine = Engine::open_source(&source, options, &sluice_engine::cpu).unwrap();
     let (id, mut rows) = (engine.add_sequence(), Vec::new());
     for chunk in [&TOKENS[..30], &TOKENS[30..31], &TOKENS[31..]] {
         let keep = |_, logits: &[f32]| {
@@ -108,6 +112,24 @@ fn chunks_and_threads_change_no_bit() {
                 engine.feed(id, &[token], true, keep).unwrap();
             }
             assert!(bits(&rows) == bits(&whole), "{name} {activations:?}");
+        }
+    }
+}
+
+#[test]
+fn experts_stream_from_the_file() {
+    for (name, storage) in [
+        ("qwen3_moe", convert::Experts::Stacked),
+        ("qwen3_moe", convert::Experts::Merged),
+        ("qwen3_5_moe_text", convert::Experts::Single),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        std::fs::write(&path, model(name).gguf_with(storage).bytes()).unwrap();
+        let (wanted, _) = logits(&path, Activations::F32);
+        for placement in [Placement::Slots, Placement::PageCache] {
+            let (found, _) = logits_with(&path, Options { experts: placement, ..options(Activations::F32) });
+            assert!(bits(&found) == bits(&wanted), "{name} {storage:?} {placement:?}");
         }
     }
 }
@@ -200,9 +222,8 @@ fn what_is_not_supported_is_refused_by_name() {
     let path = dir.path().join("model.gguf");
     let refused = |file: writer::Gguf, parts: &[&str]| {
         std::fs::write(&path, file.bytes()).unwrap();
-        let opened = source::open(&path).and_then(|source| {
-            Engine::open_source(&source, options(Activations::F32), &sluice_engine::cpu).map(drop)
-        });
+        let opened = source::open(&path)
+            .and_then(|source| Engine::open_source(&source, options(Activations::F32), &sluice_engine::cpu).map(drop));
         let error = format!("{:#}", opened.err().expect("refused"));
         for part in parts {
             assert!(error.contains(part), "{error} lacks {part}");

@@ -53,10 +53,8 @@ impl DeltaNet {
                 projection("linear_attn.in_proj_a", s.a)?,
             ],
             ProjectionLayout::PairsByKeyHead => {
-                let mut all = vec![
-                    projection("linear_attn.in_proj_qkv", s.qkv)?,
-                    projection("linear_attn.in_proj_z", s.z)?,
-                ];
+                let mut all =
+                    vec![projection("linear_attn.in_proj_qkv", s.qkv)?, projection("linear_attn.in_proj_z", s.z)?];
                 let ba = w.linear(at, "linear_attn.in_proj_ba")?;
                 let ratio = shape.value_heads / shape.key_heads;
                 for run in 0..2 * shape.key_heads {

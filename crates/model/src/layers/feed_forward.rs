@@ -1,7 +1,9 @@
 //! Feed-forward layers: a dense gated one, or a mixture of experts.
 
 use anyhow::{Result, anyhow, bail};
-use sluice_backend::{Elementwise, Linear, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, SharedExpert, Tensor};
+use sluice_backend::{
+    Elementwise, Linear, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, SharedExpert, Tensor,
+};
 
 use super::attention::add_branch;
 use crate::description::{CORRECTION_BIAS, DenseActivation, Description, FeedForwardDescription};
@@ -65,7 +67,9 @@ impl FeedForward {
                 let inputs = [Projection { linear: gate, out: to_gate }, Projection { linear: up, out: to_up }];
                 Ok(FeedForward::Plain(Box::new(PlainDense { norm, inputs, down, branch })))
             }
-            _ if branch.is_some() => bail!("layer {at}: a norm of what this feed-forward part puts out is not supported"),
+            _ if branch.is_some() => {
+                bail!("layer {at}: a norm of what this feed-forward part puts out is not supported")
+            }
             FeedForwardDescription::Dense { .. } => Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(at, "mlp")?) }),
             FeedForwardDescription::Moe(d) => {
                 let router = w.linear(at, "mlp.gate")?;

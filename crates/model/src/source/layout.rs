@@ -57,6 +57,11 @@ pub trait TensorLayout: Debug + Send + Sync {
     /// The shape of a depthwise convolution's tensor. Elements are in the order `[channels, taps]` in any case.
     fn convolution_shape(&self, channels: usize, taps: usize) -> Vec<usize>;
 
+    /// What people call the type of a tensor's elements, and how many elements it has.
+    fn stored(&self, tensor: &Tensor) -> (&'static str, u64) {
+        (tensor.dtype.name(), (tensor.bytes.len() / tensor.dtype.size()) as u64)
+    }
+
     /// Whether rows of q and k are moved within their heads: what is rotated together is beside each other, rows 2i and 2i + 1 being those that the model has at
     /// i and half a head later.
     fn has_adjacent_pairs(&self) -> bool {

@@ -150,7 +150,8 @@ pub fn json(
     let blocks = keys.size("block_count")?;
     // Blocks that predict further tokens are counted, and are no layers.
     let layers = blocks.checked_sub(nextn).filter(|&n| (1..=1 << 16).contains(&n));
-    let layers = layers.ok_or_else(|| keys.wrong("block_count", &format!("is {blocks}, of which {nextn} predict further tokens")))?;
+    let layers = layers
+        .ok_or_else(|| keys.wrong("block_count", &format!("is {blocks}, of which {nextn} predict further tokens")))?;
     set("model_type", json!(architecture.entry().1));
     set("vocab_size", json!(embedding.shape.first()));
     set("hidden_size", json!(hidden));
@@ -186,7 +187,8 @@ pub fn json(
             rope.insert("partial_rotary_factor".into(), json!(part));
         }
     } else if rotated != head_dim {
-        return Err(keys.wrong("rope.dimension_count", &format!("is {rotated} for heads of {head_dim}, which is not supported")));
+        return Err(keys
+            .wrong("rope.dimension_count", &format!("is {rotated} for heads of {head_dim}, which is not supported")));
     }
     if let Some(mut rope) = rope {
         rope.insert("rope_theta".into(), json!(theta));
@@ -201,7 +203,10 @@ pub fn json(
         Qwen3Moe => mixture(&keys, &mut more)?,
         Qwen3Next | Qwen35Moe => {
             mixture(&keys, &mut more)?;
-            more.insert("shared_expert_intermediate_size".into(), json!(keys.size("expert_shared_feed_forward_length")?));
+            more.insert(
+                "shared_expert_intermediate_size".into(),
+                json!(keys.size("expert_shared_feed_forward_length")?),
+            );
             recurrent(&keys, layers, &mut more)?;
         }
         Qwen35 => recurrent(&keys, layers, &mut more)?,
@@ -214,7 +219,9 @@ pub fn json(
 fn ensure_dense(keys: &Keys) -> Result<()> {
     match keys.size_if("expert_count")? {
         None | Some(0) => Ok(()),
-        Some(count) => Err(keys.wrong("expert_count", &format!("is {count}: this architecture with experts is not supported"))),
+        Some(count) => {
+            Err(keys.wrong("expert_count", &format!("is {count}: this architecture with experts is not supported")))
+        }
     }
 }
 
@@ -255,10 +262,16 @@ fn scaling(keys: &Keys, factors: Option<&[f32]>) -> Result<Option<Map<String, Js
                 set("attention_factor", json!(scaled * own));
             }
         }
-        (kind, _) => bail!(keys.wrong("rope.scaling.type", &format!("is {kind:?}, which is not supported (none, linear, yarn are)"))),
+        (kind, _) => bail!(
+            keys.wrong("rope.scaling.type", &format!("is {kind:?}, which is not supported (none, linear, yarn are)"))
+        ),
     }
     if let Some(factors) = factors {
-        ensure!(rope.is_empty(), "{}: a table of rotary factors beside another scaling", keys.metadata.path().display());
+        ensure!(
+            rope.is_empty(),
+            "{}: a table of rotary factors beside another scaling",
+            keys.metadata.path().display()
+        );
         // Llama 3's scaling, computed beforehand: each frequency is divided by a number of its own.
         rope.insert("rope_type".into(), json!("longrope"));
         rope.insert("attention_factor".into(), json!(1.0));
@@ -288,7 +301,9 @@ fn recurrent(keys: &Keys, layers: u64, more: &mut Map<String, Json>) -> Result<(
     let mut set = |key: &str, value: Json| more.insert(key.to_owned(), value);
     let (value_heads, values) = (keys.size("ssm.time_step_rank")?, keys.size("ssm.inner_size")?);
     let value_dim = values.checked_div(value_heads).filter(|dim| dim * value_heads == values);
-    let value_dim = value_dim.ok_or_else(|| keys.wrong("ssm.inner_size", &format!("is {values}, not a multiple of its {value_heads} heads")))?;
+    let value_dim = value_dim.ok_or_else(|| {
+        keys.wrong("ssm.inner_size", &format!("is {values}, not a multiple of its {value_heads} heads"))
+    })?;
     set("linear_num_key_heads", json!(keys.size("ssm.group_count")?));
     set("linear_num_value_heads", json!(value_heads));
     set("linear_key_head_dim", json!(keys.size("ssm.state_size")?));
@@ -303,7 +318,11 @@ fn recurrent(keys: &Keys, layers: u64, more: &mut Map<String, Json>) -> Result<(
     Ok(())
 }
 
-fn gemma(keys: &Keys, (layers, heads, hidden, head_dim): (u64, u64, u64, u64), more: &mut Map<String, Json>) -> Result<()> {
+fn gemma(
+    keys: &Keys,
+    (layers, heads, hidden, head_dim): (u64, u64, u64, u64),
+    more: &mut Map<String, Json>,
+) -> Result<()> {
     /// Layers of the 27B model, the one whose scores are scaled by something else than the size of heads; no key says so.
     const LAYERS_OF_27B: u64 = 62;
     let mut set = |key: &str, value: Json| more.insert(key.to_owned(), value);
@@ -328,7 +347,9 @@ fn gemma(keys: &Keys, (layers, heads, hidden, head_dim): (u64, u64, u64, u64), m
         }
         None => {}
     }
-    for (key, name) in [("final_logit_softcapping", "final_logit_softcapping"), ("attn_logit_softcapping", "attn_logit_softcapping")] {
+    for (key, name) in
+        [("final_logit_softcapping", "final_logit_softcapping"), ("attn_logit_softcapping", "attn_logit_softcapping")]
+    {
         if let Some(cap) = keys.float_if(name)?.filter(|&cap| cap != 0.0) {
             set(key, json!(cap));
         }

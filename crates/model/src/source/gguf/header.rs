@@ -117,7 +117,8 @@ impl Header {
         let start = start.ok_or_else(|| anyhow!("{at}: an alignment of {alignment} bytes"))?;
 
         // 4. where each lies
-        let placed = |raw: RawTensor| raw.place(start, len).map_err(|(name, why)| anyhow!("{at}: tensor {name:?}: {why}"));
+        let placed =
+            |raw: RawTensor| raw.place(start, len).map_err(|(name, why)| anyhow!("{at}: tensor {name:?}: {why}"));
         let mut tensors = table.into_iter().map(placed).collect::<Result<Vec<_>>>()?;
         tensors.sort_by_key(|t| (t.range.start, t.range.end));
         for pair in tensors.windows(2) {
@@ -181,7 +182,8 @@ impl RawTensor {
         let RawTensor { name, dims, kind: id, offset } = self;
         let fail = |why: String| Err((name.clone(), why));
         let Some(kind) = TensorType::of(id) else { return fail(format!("unknown type {id}")) };
-        let shape: Option<Vec<usize>> = dims.iter().rev().map(|&n| usize::try_from(n).ok().filter(|&n| n > 0)).collect();
+        let shape: Option<Vec<usize>> =
+            dims.iter().rev().map(|&n| usize::try_from(n).ok().filter(|&n| n > 0)).collect();
         let Some(shape) = shape else { return fail(format!("dimensions {dims:?}: each must be at least 1")) };
         let columns = shape.last().copied().unwrap_or(1);
         if !columns.is_multiple_of(kind.elements) {

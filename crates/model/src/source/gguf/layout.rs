@@ -83,6 +83,11 @@ impl TensorLayout for GgufLayout {
         vec![channels, taps]
     }
 
+    fn stored(&self, tensor: &Tensor) -> (&'static str, u64) {
+        let Some(kind) = self.kinds.get(&*tensor.name) else { return (tensor.dtype.name(), 0) };
+        (kind.name, (tensor.bytes.len() / kind.bytes * kind.elements) as u64)
+    }
+
     fn has_adjacent_pairs(&self) -> bool {
         self.adjacent_pairs
     }

@@ -23,6 +23,9 @@ use crate::source::layout::TensorLayout;
 use crate::source::model_source::ModelSource;
 use crate::source::text_files::TextFiles;
 
+/// Files that may be made of the metadata, beside the config.
+const TEXTS: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
+
 /// One file of the model.
 #[derive(Debug)]
 struct Part {
@@ -243,8 +246,15 @@ impl TextFiles for GgufModel {
         }
     }
 
-    fn list(&self, _: &str) -> io::Result<Vec<(String, u64)>> {
-        Ok(Vec::new())
+    /// The tokenizer's files, whose texts are made for it.
+    fn list(&self, folder: &str) -> io::Result<Vec<(String, u64)>> {
+        let mut files = Vec::new();
+        for name in TEXTS.iter().filter(|_| folder.is_empty()) {
+            if let Some(text) = self.text(name).map_err(|e| io::Error::other(format!("{e:#}")))? {
+                files.push(((*name).to_owned(), text.len() as u64));
+            }
+        }
+        Ok(files)
     }
 
     fn locate(&self, name: &str) -> PathBuf {

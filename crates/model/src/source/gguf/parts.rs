@@ -124,7 +124,9 @@ mod tests {
     #[test]
     fn names_of_parts_are_told_from_others() {
         assert_eq!(part_of("a-b-00002-of-00003.gguf"), Some(("a-b", 2, 3)));
-        for name in ["a.gguf", "a-00000-of-00003.gguf", "a-00004-of-00003.gguf", "a-1-of-3.gguf", "a-00001-of-00003.bin"] {
+        for name in
+            ["a.gguf", "a-00000-of-00003.gguf", "a-00004-of-00003.gguf", "a-1-of-3.gguf", "a-00001-of-00003.bin"]
+        {
             assert_eq!(part_of(name), None, "{name}");
         }
     }
