@@ -19,8 +19,9 @@ pub const INTERLEAVED_HEADS: Family = Family { name: "interleaved heads", cases:
 pub const LONG_ROWS: Family = Family { name: "long rows", cases: 16, run: dense::long_rows };
 pub const LARGE_TILES: Family = Family { name: "large tiles", cases: 16, run: dense::large_tiles };
 pub const TENS_OF_TOKENS: Family = Family { name: "tens of tokens", cases: 40, run: dense::tens_of_tokens };
-pub const BLOCKS: Family = Family { name: "blocks", cases: 210, run: dense::blocks };
-pub const MIXTURES_OF_BLOCKS: Family = Family { name: "mixtures of blocks", cases: 42, run: mixture::mixtures_of_blocks };
+pub const BLOCKS: Family = Family { name: "blocks", cases: 105, run: dense::blocks };
+pub const MIXTURES_OF_BLOCKS: Family =
+    Family { name: "mixtures of blocks", cases: 24, run: mixture::mixtures_of_blocks };
 pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: dense::dense_layers };
 pub const ELEMENTWISE: Family = Family { name: "elementwise", cases: 40, run: elementwise::elementwise };
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };

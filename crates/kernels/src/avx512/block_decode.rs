@@ -7,17 +7,16 @@
 
 use std::arch::x86_64::*;
 
-use super::block_rows::{Rows, Unpacked};
+use super::block_rows::{Large, PIECE, Rows, Small, Unpacked, halves};
 use super::int8_decode::FEW;
-use super::unpack::first_bytes;
+use super::spread::first_bytes;
 use crate::format::BlockFormat;
+use crate::format::blocks::unpack::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5K, Q6K, Q8_0};
 use crate::input::ORDER;
 use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
-/// Columns of a piece.
-pub(super) const PIECE: usize = 128;
 /// Prefetch distance in bytes, at least.
 const AHEAD: usize = 8 << 10;
 
@@ -47,10 +46,23 @@ pub(super) unsafe fn product(
 ) {
     // SAFETY: the caller's.
     unsafe {
-        match blocks.group() {
-            16 => all_rows::<Unpacked<16>>(w, blocks, x, tokens, tile, scratch),
-            _ => all_rows::<Unpacked<32>>(w, blocks, x, tokens, tile, scratch),
-        }
+        let product = match blocks {
+            BlockFormat::Q4_0 => all_rows::<Small<Q4_0>>,
+            BlockFormat::Q4_1 => all_rows::<Small<Q4_1>>,
+            BlockFormat::Q5_0 => all_rows::<Small<Q5_0>>,
+            BlockFormat::Q8_0 => all_rows::<Small<Q8_0>>,
+            BlockFormat::Iq4Nl => all_rows::<Small<Iq4Nl>>,
+            BlockFormat::Mxfp4 => all_rows::<Small<Mxfp4>>,
+            BlockFormat::Q2K => all_rows::<Large<Q2K>>,
+            BlockFormat::Q3K => all_rows::<Large<Q3K>>,
+            BlockFormat::Q4K => all_rows::<Large<Q4K>>,
+            BlockFormat::Q5K => all_rows::<Large<Q5K>>,
+            BlockFormat::Q6K => all_rows::<Large<Q6K>>,
+            BlockFormat::Iq4Xs => all_rows::<Large<Iq4Xs>>,
+            _ if blocks.group() == 16 => all_rows::<Unpacked<16>>,
+            _ => all_rows::<Unpacked<32>>,
+        };
+        product(w, blocks, x, tokens, tile, scratch);
     }
 }
 
@@ -156,13 +168,6 @@ unsafe fn prepare<R: Rows>(x: &Groups, token: usize, cols: usize, out: *mut u8) 
             }
         }
     }
-}
-
-/// The first halves of four groups of 32 bytes, and the second halves.
-#[inline(always)]
-pub(super) unsafe fn halves(a: __m512i, b: __m512i) -> (__m512i, __m512i) {
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe { (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b)) }
 }
 
 /// Four rows times T tokens from `x`.

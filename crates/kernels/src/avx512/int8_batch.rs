@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use super::int8_prefill::{
     TileScales, accumulate, fill_scales, joined, row_span, transpose, transposed_quads, unpack_tile, unpacked_bytes,
 };
-use super::unpack::{first_bytes, spread};
+use super::spread::{first_bytes, spread};
 use crate::format::Grouped;
 use crate::format::packing::{Packing, with_packing, with_parts};
 use crate::input::ORDER;

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::scale_stream::ScaleStream;
-use super::unpack::{first_bytes, spread};
+use super::spread::{first_bytes, spread};
 use crate::format::packing::{Packing, with_packing, with_parts};
 use crate::input::ORDER;
 use crate::instructions::int8_dot::Groups;

@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::Avx512x16;
-use super::unpack::{first_bytes, spread};
+use super::spread::{first_bytes, spread};
 use crate::format::packing::{Packing, with_packing, with_parts};
 use crate::format::{BlockFormat, Float, Grouped};
 use crate::input::ORDER;

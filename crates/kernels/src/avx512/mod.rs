@@ -15,6 +15,7 @@ pub mod int8_dot;
 mod int8_prefill;
 mod peak;
 mod scale_stream;
+mod spread;
 mod unpack;
 
 use std::arch::x86_64::__m512;

@@ -46,9 +46,19 @@ pub(crate) unsafe fn each_block<B: Block>(blocks: *const u8, count: usize, q: *m
         // SAFETY: the caller's.
         unsafe { B::unpack(blocks.add(i * B::BYTES), q.add(i * B::COLUMNS), s.add(i * groups), b.add(i * groups)) };
     }
+    // SAFETY: as above.
+    unsafe { biases::<B>(count * groups, s, b) };
+}
+
+/// The biases of `groups` groups from their scales, where blocks have none of their own.
+///
+/// # Safety
+/// There are as many.
+#[inline(always)]
+pub(crate) unsafe fn biases<B: Block>(groups: usize, s: *const f32, b: *mut f32) {
     if !B::BIASED {
-        for g in 0..count * groups {
-            // SAFETY: as above.
+        for g in 0..groups {
+            // SAFETY: the caller's.
             unsafe { *b.add(g) = -f32::from(B::ZERO) * *s.add(g) };
         }
     }

@@ -117,7 +117,8 @@ fn formats() -> Vec<(String, WeightFormat)> {
         (format!("affine{bits}"), format)
     });
     use BlockFormat::{Iq4Xs, Mxfp4, Q4_0, Q4K, Q5_0, Q6K, Q8_0};
-    let blocks = [Q8_0, Q4_0, Q4K, Q6K, Iq4Xs, Mxfp4, Q5_0].map(|blocks| (blocks.name().to_lowercase(), WeightFormat::Blocks(blocks)));
+    let blocks = [Q8_0, Q4_0, Q4K, Q6K, Iq4Xs, Mxfp4, Q5_0]
+        .map(|blocks| (blocks.name().to_lowercase(), WeightFormat::Blocks(blocks)));
     let float = [("bf16", Float::Bf16), ("f16", Float::F16), ("f32", Float::F32)];
     let float = float.map(|(name, float)| (name.to_owned(), WeightFormat::Float(float)));
     affine.into_iter().chain(blocks).chain(float).collect()

@@ -305,9 +305,9 @@ fn q6_k(block: &[u8; 210], q: &mut [u8; 256], s: &mut [f32; 16], _: &mut [f32; 1
 }
 
 /// The sixteen values of IQ4, and 128.
-static IQ4: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+pub(crate) static IQ4: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
 /// Twice the values of e2m1, and 12.
-static E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+pub(crate) static E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 /// Values by their 4-bit numbers: low halves of the bytes, then high halves.
 #[inline(always)]

@@ -1,11 +1,26 @@
 //! Four rows of blocks for `block_decode`: their integers in registers, and their scales in the lanes of the sums.
 
+mod large;
+mod small;
+
+pub(super) use large::{Blocks, Large};
+pub(super) use small::{Piece, Small};
+
 use std::arch::x86_64::*;
 
 use super::Avx512x16;
-use super::block_decode::{PIECE, halves};
 use crate::format::BlockFormat;
 use crate::instructions::unpack::Unpack;
+
+/// Columns of a piece.
+pub(super) const PIECE: usize = 128;
+
+/// The first halves of four groups of 32 bytes, and the second halves.
+#[inline(always)]
+pub(super) unsafe fn halves(a: __m512i, b: __m512i) -> (__m512i, __m512i) {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b)) }
+}
 
 /// Four rows of a type of blocks.
 ///
