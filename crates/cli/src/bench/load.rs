@@ -1,7 +1,6 @@
 //! `sluice bench load`: each way of reading a model, cold and warm, compared with the disk's own speed. Every case is a process of its own. Load times are of loading
 //! alone; first tokens are of a start that computes while it loads.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
