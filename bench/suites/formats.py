@@ -172,12 +172,12 @@ def greedy(name):
     for peer, limit, goal in (("llama_cpp", NEAR_TIE, 1.0), ("transformers", 2 * LOGITS, 1.0)):
         margins = [parted(name, case, ours, case[peer]["ids"]) for case, ours in zip(golden["greedy"], answers)]
         parts = [m for m in margins if m is not None]
-        known, n = peer.replace("_", "."), len(margins)
+        whose, n = {"llama_cpp": "llama.cpp's"}.get(peer, "transformers'"), len(margins)
         alike = sum(m is None or 0 <= m <= limit for m in margins)
-        rows.append(compare(SUITE, title(name), f"greedy answers of 64 tokens, {known}'s or parted by less than {100 * limit:g} % of the range", "answers", [alike], [n], "of all", goal, threads=THREADS))
-        rows.append(compare(SUITE, title(name), f"greedy answers of 64 tokens, {known}'s", "answers", [n - len(parts)], None, "", threads=THREADS))
+        rows.append(compare(SUITE, title(name), f"greedy answers of 64 tokens, {whose} or parted by less than {100 * limit:g} % of the range", "answers", [alike], [n], "of all", goal, threads=THREADS))
+        rows.append(compare(SUITE, title(name), f"greedy answers of 64 tokens, {whose}", "answers", [n - len(parts)], None, "", threads=THREADS))
         if parts:
-            rows.append(compare(SUITE, title(name), f"greedy, ahead where they part from {known}'s, at most", "% of the range", [100 * max(parts)], None, "", threads=THREADS))
+            rows.append(compare(SUITE, title(name), f"greedy, ahead where they part from {whose}, at most", "% of the range", [100 * max(parts)], None, "", threads=THREADS))
     return rows
 
 
@@ -188,7 +188,7 @@ def perplexity(name, quick, notes):
         notes.append(f"left out: perplexity, whose text, {golden['text']}, is in the folder that SLUICE_DEMO_CHECKPOINT names")
         return []
     say(f"perplexity, {title(name)}")
-    windows = 4 if quick else len(golden["llama_cpp"])
+    windows = 4 if quick else min(len(golden[peer]) for peer in ("llama_cpp", "transformers"))
     mean = lambda nats: sum(nats[:windows]) / windows  # noqa: E731
     rows = []
     for how, flags in (("f32 activations", EXACT), ("as by default", ("--threads", THREADS))):
