@@ -54,7 +54,7 @@ fn fits(products: &[Product]) -> bool {
 
 /// Products of the same columns and tokens on tensor cores. Returns whether a kernel took them.
 pub fn multiply(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
-    multiply_by(gpu, products, parameters, gpu.device.exact())
+    multiply_by(gpu, products, parameters, gpu.device.exact().unwrap_or_default())
 }
 
 fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact: Exact) -> Result<bool> {
