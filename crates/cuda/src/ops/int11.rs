@@ -159,7 +159,9 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
         parameters.parts[0] = product.parameters(encoded.view);
         // What no kernel takes stays zero, and so differs.
         match exact {
-            Some(exact) => drop(multiply_by(gpu, &[product], &parameters, exact)?),
+            Some(exact) => {
+                multiply_by(gpu, &[product], &parameters, exact)?;
+            }
             None => {
                 let shape = KernelFormat::Q4Int11.gemv_or_gemm(true, ROWS, COLS);
                 let grid = [number(ROWS.div_ceil(shape.rows)), number(tokens.div_ceil(8)), 1];
