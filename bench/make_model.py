@@ -2,8 +2,9 @@
 it can be served. With `pooled` matrices are drawn from a pool of a few random blocks, so that 17 GB take seconds: for speed it is the same.
 
 FORM is `bf16`, or `q` and a number of bits from 2 to 8, for a folder with config.json and safetensors (MLX's affine quantisation, groups of 64, which Sluice and mlx-lm
-read; bf16 is also what transformers reads), or `BF16`, `Q8_0`, `Q6_K`, `Q4_0`, `Q3_K` or `Q2_K` for a GGUF file (llama.cpp). Every matrix of a file has the same
-form, the embedding and the output head too, so that the formats differ in nothing but their blocks. A giant's experts may have another form than the rest: `q4-q2`,
+read; bf16 is also what transformers reads), or `BF16`, `Q8_0`, `Q6_K`, `Q4_0`, `IQ4_XS`, `Q3_K` or `Q2_K` for a GGUF file (llama.cpp). Every matrix of a file has the same
+form, the embedding and the output head too, so that the formats differ in nothing but their blocks; but `Q4_K_M` is llama.cpp's mix, `UD-Q2_K` one of 2 and 3 bits for experts, and beside `MXFP4`
+both are `Q8_0`. A giant's experts may have another form than the rest: `q4-q2`,
 `Q4_0-Q2_K`. Weights have a standard deviation of about
 0.02, as trained ones do, but the embedding has 1: what a layer adds then stays small beside the token itself, and tokens choose different experts, as they do in a
 trained model. (With 0.02 the mean over the context, alike for all tokens, drowns them, and a mixture uses a handful of its experts.) All bytes are written, so that no
@@ -178,9 +179,14 @@ def parts(t, form):
     yield f"{t.name}.biases", "BF16", groups, shifted if is_shifted(t) else lambda: drawn(biases)
 
 
+def parted(form):
+    """A form of the rest and one of experts; a mix has a dash in its own name."""
+    return (form, "", "") if form.startswith("UD-") else form.partition("-")
+
+
 def bits_of(t, form):
     """In a form such as `q4`, or `q4-q2`: of the rest and of experts."""
-    rest, _, experts = form.partition("-")
+    rest, _, experts = parted(form)
     return 8 if t.kind == "router" else int((experts if experts and t.kind == "expert" else rest)[1:])
 
 
@@ -229,7 +235,7 @@ def blocks(source, kind, n, deviation, common=None):
             at += w
         return out
 
-    count = n // (32 if kind in ("Q8_0", "Q4_0", "Q4_1") else 256)
+    count = n // (32 if kind in ("Q8_0", "Q4_0", "Q4_1", "MXFP4") else 256)
     match kind:
         case "BF16":
             return random_bf16(source, n, deviation).view(np.uint8)
@@ -251,6 +257,22 @@ def blocks(source, kind, n, deviation, common=None):
         case "Q2_K":  # 16 scales and minima of 4 bits each, 256 times 2 bits, d, dmin
             d = deviation / 12
             return laid(80, f16(0.7 * d, 1.3 * d), f16(1.0 * d, 2.0 * d))
+        case "Q4_K":  # d, dmin, 8 scales and minima of 6 bits each, 256 times 4 bits; w = d scale q - dmin minimum
+            d = deviation / 257
+            return laid(f16(0.7 * d, 1.3 * d), f16(5.2 * d, 9.8 * d), 12 + 128)
+        case "Q5_K":  # the same with 5 bits
+            d = deviation / 524
+            return laid(f16(0.7 * d, 1.3 * d), f16(10.8 * d, 20.2 * d), 12 + 32 + 128)
+        case "IQ4_XS":  # d, 8 scales of 6 bits, 256 times an index into 16 numbers; w = d (scale - 32) number
+            d = deviation / 1247
+            return laid(f16(0.7 * d, 1.3 * d), 6 + 128)
+        case "MXFP4":  # an exponent, 32 times e2m1; w = 2^(exponent - 127) number
+            out = source.bytes(count * 17).reshape(count, 17).copy()
+            out[:, 0] = 127 + round(np.log2(deviation / 2.93)) - (out[:, 0] & 1)
+            return out
+        case "IQ2_XXS" | "IQ3_XXS":  # d, 256 numbers by indices into a codebook, signs and scales of 4 bits
+            d, wide = (deviation / 47, 64) if kind == "IQ2_XXS" else (deviation / 152, 96)
+            return laid(f16(0.7 * d, 1.3 * d), wide)
 
 
 def write_gguf(shape, form, out, text):
@@ -293,14 +315,14 @@ def write_gguf(shape, form, out, text):
             w.add_rope_dimension_sections([11, 11, 10, 0])
         w.add_rope_dimension_count(int(c["head_dim"] * c["partial_rotary_factor"]))
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    rest, _, experts = form.partition("-")
-    w.add_file_type(gguf.LlamaFileType["MOSTLY_Q3_K_M" if rest == "Q3_K" else f"MOSTLY_{rest}"])
+    rest, _, experts = parted(form)
+    w.add_file_type(gguf.LlamaFileType["MOSTLY_" + {"Q3_K": "Q3_K_M", "MXFP4": "MXFP4_MOE", "UD-Q2_K": "Q2_K"}.get(rest, rest)])
 
     makers = []
     for t in tensors(shape):
         if t.kind in MATRICES and t.kind != "router":
             # What is shifted needs a minimum in each block.
-            kind = "Q4_1" if is_shifted(t) else experts if experts and t.kind == "expert" else rest
+            kind = "Q4_1" if is_shifted(t) else kind_of(t, c["num_hidden_layers"], experts if experts and t.kind == "expert" else rest)
             quant = gguf.GGMLQuantizationType[kind]
             per_block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
             for name, dims in halves(c, t):
@@ -323,6 +345,21 @@ def write_gguf(shape, form, out, text):
             file.write(np.ascontiguousarray(block).data)
         w.write_padding(file, file.tell() - begin)
     w.close()
+
+
+def kind_of(t, layers, form):
+    """The format of a tensor in llama.cpp's mixes: more bits for values, for what leaves feed-forward layers at both ends and in every third between, and for the embedding and the head."""
+    ends = t.gguf in ("token_embd.weight", "output.weight")
+    part = t.gguf.rpartition(".")[0].rpartition(".")[2]
+    if form == "MXFP4":
+        return "Q8_0" if ends else form
+    if form == "UD-Q2_K":
+        return {"ffn_gate_exps": "IQ2_XXS", "ffn_up_exps": "IQ2_XXS", "ffn_down_exps": "IQ3_XXS"}.get(part, "Q6_K" if ends else "Q5_K")
+    if form != "Q4_K_M":
+        return form
+    layer = 0 if ends else int(t.gguf.split(".")[1])
+    more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    return "Q6_K" if ends or more and part in ("attn_v", "ffn_down", "ffn_down_exps") else "Q4_K"
 
 
 def matrix(t, name, n, kind):

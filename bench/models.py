@@ -10,6 +10,7 @@ from shapes import tensors
 
 BITS = {"bf16": 16, "q8": 8.5, "q6": 6.5, "q4": 4.5, "q3": 3.5, "q2": 2.5}
 BITS |= {"BF16": 16, "Q8_0": 8.5, "Q6_K": 6.5625, "Q4_0": 4.5, "Q3_K": 3.4375, "Q2_K": 2.625}
+BITS |= {"Q4_K_M": 5.0, "IQ4_XS": 4.25, "MXFP4": 5.2, "UD-Q2_K": 3.0}
 
 
 BUNDLE = "-bundle"
@@ -62,7 +63,7 @@ def pack(source, path):
 
 def bytes_of(shape, form):
     """About how many bytes a model has."""
-    rest, _, experts = form.removesuffix(BUNDLE).partition("-")
+    rest, _, experts = (form, "", "") if form in BITS else form.removesuffix(BUNDLE).partition("-")
     return int(sum(_product(t.shape) * BITS[experts if experts and t.kind == "expert" else rest] for t in tensors(shape)) / 8)
 
 

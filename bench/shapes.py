@@ -96,7 +96,8 @@ def _qwen3(hidden, layers, heads, wide, tied):
     }
 
 
-# Whole Qwen3 models, for the suite that loads them.
+# Whole Qwen3 models, for the suites that load them and that read GGUF.
+CONFIGS["1.7b"] = _qwen3(2048, 28, 16, 6144, True)
 CONFIGS["4b"] = _qwen3(2560, 36, 32, 9728, True)
 CONFIGS["8b"] = _qwen3(4096, 36, 32, 12288, False)
 CONFIGS["14b"] = _qwen3(5120, 40, 40, 17408, False)

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).resolve().parent
 PROMPT, STEPS = 70, 16
-ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # y = x / rms(x) * (1 + weight)
+ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma3")  # y = x / rms(x) * (1 + weight)
 MARGIN = 7e-4  # between the last chosen and the first unchosen router logit, at every position of every layer
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -369,6 +369,24 @@ CHECKPOINTS = {
                     attention_bias=True, tie_word_embeddings=False, rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
         variants={"-tied": [changed(tie_word_embeddings=True), dict(note="tie_word_embeddings, but another head is stored: it counts")],
                   "-unbiased": [changed(attention_bias=False), dict(note="attention_bias false: the stored biases do not count")]}),
+    # ---- Qwen2
+    "qwen2": dict(
+        seed=81, dtype="bfloat16", note="biases of q, k and v, a window of 24 from layer 2 on, tied, bf16",
+        config=dict(model_type="qwen2", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+                    tie_word_embeddings=True, use_sliding_window=True, sliding_window=24, max_window_layers=2,
+                    rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
+        edit=[old_style, without("layer_types")],
+        variants={"-off": [changed(use_sliding_window=False, layer_types=["full_attention"] * 3), dict(note="use_sliding_window false, newer config")]}),
+    # ---- Gemma 3
+    "gemma3": dict(
+        seed=91, dtype="float32", note="two windows of 24 with positions of their own, query_pre_attn_scalar, positions divided by 8 in the full layer, f32",
+        config=dict(model_type="gemma3_text", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1,
+                    head_dim=24, query_pre_attn_scalar=20, sliding_window=24, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                    rope_parameters={"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+                                     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
+        variants={"-old": [without("layer_types", "rope_parameters"),
+                           changed(sliding_window_pattern=2, rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0}),
+                           dict(note="the same with older keys")]}),
     # ---- Qwen3 mixture of experts
     "qwen3_moe": dict(
         seed=21, dtype="bfloat16", note="one tensor per expert, weights renormalised, layer 1 dense by mlp_only_layers, old-style config, bf16, tied",

@@ -70,6 +70,41 @@ pub struct AttentionLayer {
     pub sinks: Option<Tensor>,
 }
 
+/// Work on each element or head between the fused operations. Every tensor has a row for each token of the step.
+#[derive(Clone, Copy, Debug)]
+pub enum Elementwise {
+    /// `x *= by`
+    Scale {
+        /// `[tokens, cols]`
+        x: Tensor,
+        /// The factor.
+        by: f32,
+    },
+    /// `gate = gelu(gate) * up`, GELU in its tanh form (Hendrycks and Gimpel 2016).
+    GeGlu {
+        /// `[tokens, cols]`
+        gate: Tensor,
+        /// `[tokens, cols]`
+        up: Tensor,
+    },
+    /// `residual += norm(x)`; nothing is promised about `x` afterwards.
+    AddNormed {
+        /// `[tokens, cols]`
+        x: Tensor,
+        /// Over `cols`.
+        norm: Norm,
+        /// `[tokens, cols]`
+        residual: Tensor,
+    },
+    /// In each run of `head` columns, elements 2i and 2i + 1 go to i and i + head / 2.
+    SplitPairs {
+        /// `[tokens, heads * head]`
+        x: Tensor,
+        /// Even.
+        head: usize,
+    },
+}
+
 /// The shape of a GatedDeltaNet layer (Yang et al. 2024, as in Qwen3-Next).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaShape {
@@ -83,12 +118,19 @@ pub struct DeltaShape {
     pub value_dim: usize,
     /// Taps of the short convolution.
     pub taps: usize,
+    /// Value head v uses key head `v % key_heads`, as GGUF has them; otherwise `v / (value_heads / key_heads)`.
+    pub tiled: bool,
 }
 
 impl DeltaShape {
     /// Channels of the convolution: q, k and v.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// The key head that a value head uses.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        if self.tiled { value_head % self.key_heads } else { value_head / (self.value_heads / self.key_heads) }
     }
 
     /// f32 elements of one layer's recurrent state: a matrix `[key_dim, value_dim]` per value head, then the last
@@ -115,8 +157,8 @@ pub struct DeltaLayer {
     pub out: Tensor,
     /// `[taps, channels]`: the oldest tap first.
     pub conv: Tensor,
-    /// `[1, value_heads]`: logarithm of the decay rate.
-    pub a_log: Tensor,
+    /// `[1, value_heads]`: what the decay's softplus is multiplied by, `-exp(A_log)`.
+    pub decay: Tensor,
     /// `[1, value_heads]`: added to `a`.
     pub dt_bias: Tensor,
     /// The norm of the output, over each head.

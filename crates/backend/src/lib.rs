@@ -25,13 +25,18 @@ pub use resources::{Caches, Resources};
 pub use sampling::{Best, DRAWN_TOGETHER, DeviceSampling, MAX_RANKS, Ranked, Scaled, Top};
 pub use sluice_experts::{ExpertOptions, ExpertStats};
 pub use sluice_kernels::attention::{AttentionMode, KvType};
-pub use sluice_kernels::format::{Activations, Float, WeightFormat};
+pub use sluice_kernels::format::{Activations, BlockFormat, Float, WeightFormat};
 pub use sluice_kernels::isa::Isa;
 pub use sluice_kernels::route::Scoring;
 pub use sluice_kernels::sample;
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wanted};
 pub use streamed::{Lookahead, Streamed};
+
+/// What a recurrent layer's decay is multiplied by, of the logarithms that checkpoints store: `0 - exp(A_log)`.
+pub fn decay_rates(a_log: &[f32]) -> Vec<f32> {
+    a_log.iter().map(|&a| 0.0 - sluice_kernels::math::exp1(a)).collect()
+}
 
 /// Floats of a checkpoint as f32.
 pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {

@@ -1,6 +1,6 @@
 //! The operations that a model is written in.
 
-use crate::{AttentionLayer, DeltaLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing, Tensor};
+use crate::{AttentionLayer, DeltaLayer, Elementwise, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing, Tensor};
 
 /// What a step computes, one method per fused operation. Shapes stand at the arguments; `tokens` is the number of rows of the step.
 ///
@@ -24,6 +24,8 @@ pub trait Operations {
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor);
     /// `residual += mixture(norm(x))`, both `[tokens, hidden]`: routes tokens, fetches experts, looks ahead, computes and combines.
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor);
+    /// Work between the fused operations.
+    fn elementwise(&mut self, operation: &Elementwise);
     /// `head(norm(x[row]))` for each row whose logits are wanted. The step's [`crate::Outcome`] names the result.
     fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId);
     /// Like [`Operations::mixture`], but leaves out what routed experts add. Writes their input to `normed` and returns their routing. Only calibration calls

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use serde_json::{Map, Value};
+use sluice_engine::source;
 use sluice_engine::text::{ChatTemplate, Dialogue, Message, ModelText, Prompt, Tokenizer};
 
 use crate::{hub, terminal};
@@ -152,7 +153,7 @@ fn sort_words(
         }
         (None, Some(only), None) => {
             let path = Path::new(&only);
-            let is_model = path.join("config.json").is_file() || is_weights(path) || hub::is_cached(path);
+            let is_model = source::is_model(path) || hub::is_cached(path);
             if (piped && path.is_dir()) || is_weights(path) {
                 return Ok((Some(path.to_owned()), None));
             }
@@ -179,7 +180,7 @@ fn quoted_hint(model_is_named: bool, words: &[OsString]) -> String {
 /// Whether a path is a weight file; the loader has its own error for those.
 fn is_weights(path: &Path) -> bool {
     let known = path.extension().and_then(|e| e.to_str()).is_some_and(|e| ["safetensors", "gguf"].contains(&e));
-    known && path.is_file()
+    known && path.is_file() || source::is_gguf(path)
 }
 
 /// Whether a word was meant as a path with a typo in its last part: "models/dmeo" if there is a folder "models", but not "and/or" and not a sentence.

@@ -77,7 +77,7 @@ pub fn join_folder(args: Vec<OsString>, command: &Command, has_model: impl Fn(&s
         value.push(word);
         [&args[..at], &[value][..], &args[at + 2..]].concat()
     };
-    if path.join("config.json").is_file() {
+    if sluice_model::source::is_model(path) {
         return args;
     }
     if is_cache(path) {

@@ -70,11 +70,15 @@ pub struct ServeArgs {
 }
 
 fn has_model(folder: &Path) -> bool {
-    folder.join("config.json").is_file()
+    source::is_model(folder)
 }
 
 fn why_no_model(folder: &Path) -> &'static str {
-    if folder.is_dir() { "there is no config.json in this folder" } else { "no such folder" }
+    match folder {
+        f if f.is_dir() => "there is no config.json in this folder, and no GGUF file",
+        f if f.is_file() => "not a folder, and not a GGUF file",
+        _ => "no such folder",
+    }
 }
 
 /// The folders in `folder` that have a model, sorted by name.
@@ -85,7 +89,10 @@ fn within(folder: &Path) -> Result<Vec<PathBuf>> {
         // Incomplete downloads in Hugging Face's cache are not models.
         found.extend(hub::followed(entry.with_context(name)?.path()).ok().filter(|path| has_model(path)));
     }
-    ensure!(!found.is_empty(), "{}: none of the folders in it has a config.json", name());
+    // The file of a model by itself; a file that is (a part of) another is not listed.
+    found.retain(|path| path.is_dir());
+    found.extend(source::gguf_files(folder)?);
+    ensure!(!found.is_empty(), "{}: no GGUF file in it, and none of the folders in it has a config.json", name());
     found.sort();
     Ok(found)
 }
@@ -93,6 +100,9 @@ fn within(folder: &Path) -> Result<Vec<PathBuf>> {
 /// A model's name: its folder's, or the model's own in Hugging Face's cache. `.` and the like are resolved.
 fn name_of(folder: &Path) -> String {
     if let Some(name) = hub::name_of(folder) {
+        return name;
+    }
+    if let Some(name) = source::gguf_name(folder) {
         return name;
     }
     let real = || folder.canonicalize().ok();

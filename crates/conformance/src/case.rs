@@ -78,9 +78,9 @@ impl Case {
 
     /// Whether the backend takes matrices of this format. A case that is about a format ends early on a backend that does not.
     pub fn takes(&mut self, format: WeightFormat) -> bool {
-        let planes = format.planes(128).expect("a format that there is");
+        let planes = format.planes(256).expect("a format that there is");
         let planes = planes.iter().map(|plane| Bytes::from(vec![0; plane.row_bytes])).collect();
-        let taken = self.backend.matrix(MatrixSource { format, rows: 1, cols: 128, planes }).is_ok();
+        let taken = self.backend.matrix(MatrixSource { format, rows: 1, cols: 256, planes }).is_ok();
         if !taken {
             self.seen.refused = Some(format);
         }

@@ -55,14 +55,13 @@ impl Case {
                     scales.iter().map(|s| -s * f32::from(1u16 << (bits - 1)) * (0.5 + self.random.f32())).collect();
                 [packed, encode(scale, &scales), encode(scale, &biases)]
             }
-            WeightFormat::Q8_0 => {
-                let mut bytes = vec![0; rows * cols];
+            WeightFormat::Blocks(blocks) => {
+                let mut bytes = vec![0; rows * cols / blocks.block_columns() * blocks.block_bytes()];
                 self.random.fill(&mut bytes);
-                let mut scales = self.small(rows * cols / 32, 1.0 / 256.0);
-                if self.once_in(4) {
-                    scales[0] = 0.0;
+                for block in bytes.chunks_exact_mut(blocks.block_bytes()) {
+                    blocks.set_size(block, if self.once_in(8) { 0.0 } else { self.random.f32() });
                 }
-                [bytes, encode(Float::F16, &scales), vec![]]
+                [bytes, vec![], vec![]]
             }
         };
         Parts { form, rows, cols, bytes }

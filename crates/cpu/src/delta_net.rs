@@ -38,9 +38,9 @@ impl DeltaWork {
         let (shape, isa) = (step.shape, context.isa);
         let (tokens, channels) = (inputs.tokens().len(), shape.channels());
         let (keys, value_dim) = (shape.key_heads * shape.key_dim, shape.value_dim);
-        let (heads, ratio) = (shape.value_heads, shape.value_heads / shape.key_heads);
+        let heads = shape.value_heads;
         let [input, z, b, a, out] = [step.qkv, step.z, step.b, step.a, step.out].map(|t| context.place(t));
-        let [weight, a_log, dt_bias, states] = [step.conv, step.a_log, step.dt_bias, states].map(|t| context.place(t));
+        let [weight, decay, dt_bias, states] = [step.conv, step.decay, step.dt_bias, states].map(|t| context.place(t));
         let (norm_weight, eps) = context.norm(&step.norm);
         let DeltaWork { qkv, g, beta } = self;
         let qkv = Place::of_slice(part(qkv, tokens * channels), channels);
@@ -76,9 +76,9 @@ impl DeltaWork {
                     for (i, head) in qkv.get_mut(t, 0..2 * keys).chunks_exact_mut(shape.key_dim).enumerate() {
                         norm::l2_norm(isa, head, L2_EPS, if i < shape.key_heads { scale } else { 1.0 });
                     }
-                    let (a, b, a_log) = (a.get(t, 0..heads), b.get(t, 0..heads), a_log.get(0, 0..heads));
+                    let (a, b, decay) = (a.get(t, 0..heads), b.get(t, 0..heads), decay.get(0, 0..heads));
                     let (g, beta) = (g.get_mut(t, 0..heads), beta.get_mut(t, 0..heads));
-                    delta::gates(isa, a, b, a_log, dt_bias.get(0, 0..heads), g, beta);
+                    delta::gates(isa, a, b, decay, dt_bias.get(0, 0..heads), g, beta);
                 }
             }
         });
@@ -91,7 +91,7 @@ impl DeltaWork {
             let rows = inputs.rows(s);
             let state = states.fold(inputs.state(s), state_from + head * matrix, shape.key_dim, value_dim);
             let key = |from: usize| {
-                let from = from + head / ratio * shape.key_dim;
+                let from = from + shape.key_head(head) * shape.key_dim;
                 qkv.part(rows.clone(), from..from + shape.key_dim)
             };
             let at = head * value_dim;

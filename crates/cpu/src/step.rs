@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, DeltaLayer, Device, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm,
-    Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp,
+    MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
 };
-use sluice_kernels::{affine, norm};
+use sluice_kernels::{affine, elementwise, norm};
 
 use crate::cpu::Cpu;
 use crate::exec::context;
@@ -21,6 +21,21 @@ const FEW_ROWS: usize = 64;
 
 fn linear_rows(l: &Linear) -> (usize, usize) {
     (l.matrix.number(), l.rows.len())
+}
+
+/// Rows that one task of elementwise work takes.
+const ROWS: usize = 8;
+
+impl Cpu {
+    /// Calls `each` for every token of the step, in parallel, with a row of its thread's scratch.
+    fn each_row(&mut self, tokens: usize, each: &(dyn Fn(usize, &mut Vec<f32>) + Sync)) {
+        let workers = &self.workers;
+        self.pool.run(tokens.div_ceil(ROWS), &|task, thread| {
+            // SAFETY: one borrow, by the task that runs as this thread.
+            let row = unsafe { &mut workers.get(thread).row };
+            (task * ROWS..((task + 1) * ROWS).min(tokens)).for_each(|t| each(t, row));
+        });
+    }
 }
 
 impl Operations for Cpu {
@@ -115,6 +130,49 @@ impl Operations for Cpu {
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
         let (x, normed, residual) = (self.place(x), self.place(normed), self.place(residual));
         self.mixture.run_but_experts(context!(self), moe.number(), x, normed, residual)
+    }
+
+    fn elementwise(&mut self, operation: &Elementwise) {
+        let t0 = Instant::now();
+        let (tokens, isa) = (self.inputs.tokens().len(), self.isa);
+        match *operation {
+            Elementwise::Scale { x, by } => {
+                let x = self.place(x);
+                // SAFETY: a task alone uses its rows.
+                self.each_row(tokens, &|t, _| unsafe { elementwise::scale(isa, by, x.get_mut(t, 0..x.cols)) });
+                self.record(Phase::Embed, t0, std::iter::empty(), 0);
+            }
+            Elementwise::GeGlu { gate, up } => {
+                let (gate, up) = (self.place(gate), self.place(up));
+                self.each_row(tokens, &|t, _| {
+                    // SAFETY: a task alone uses its rows.
+                    unsafe { elementwise::geglu_in_place(isa, gate.get_mut(t, 0..gate.cols), up.get(t, 0..up.cols)) }
+                });
+                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
+            }
+            Elementwise::AddNormed { x, norm, residual } => {
+                let (x, residual) = (self.place(x), self.place(residual));
+                let weight = self.place(norm.weight);
+                // SAFETY: weights are written once, at load.
+                let weight = unsafe { weight.get(0, 0..weight.cols) };
+                self.each_row(tokens, &|t, _| {
+                    // SAFETY: a task alone uses its rows.
+                    let (x, residual) = unsafe { (x.get_mut(t, 0..x.cols), residual.get_mut(t, 0..residual.cols)) };
+                    norm::rms_norm_in_place(isa, x, Some(weight), norm.eps);
+                    elementwise::add(isa, x, residual);
+                });
+                self.record(Phase::Project, t0, std::iter::empty(), 0);
+            }
+            Elementwise::SplitPairs { x, head } => {
+                let x = self.place(x);
+                self.workers.reserve(0, head, 0, 0);
+                self.each_row(tokens, &|t, row| {
+                    // SAFETY: a task alone uses its rows.
+                    unsafe { elementwise::split_pairs(x.get_mut(t, 0..x.cols), part(row, head)) }
+                });
+                self.record(Phase::Attention, t0, std::iter::empty(), 0);
+            }
+        }
     }
 
     fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {

@@ -5,10 +5,10 @@ use std::{cell::Cell, time::Instant};
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
-    AttentionLayer, Backend, Best, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, ExpertOptions,
-    Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe,
-    MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId,
-    Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
+    AttentionLayer, Backend, Best, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise,
+    ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
+    Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies,
+    RotaryId, Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
@@ -19,6 +19,7 @@ use crate::device::pinned::RegisteredMemory;
 use crate::loading;
 use crate::moe::offload::{ExpertStreaming, RESERVE, min_bytes};
 use crate::ops::context::{Buffer, Context, KvBlocks, contiguous_pieces};
+use crate::ops::elementwise::elementwise;
 use crate::ops::logits::embed;
 use crate::ops::matmul::{project, project_add};
 use crate::ops::rotary::RotaryTable;
@@ -276,6 +277,17 @@ impl Operations for Cuda {
             Ok(())
         });
         routing
+    }
+
+    fn elementwise(&mut self, operation: &Elementwise) {
+        self.encoded.encoded_from = None;
+        let phase = match operation {
+            Elementwise::Scale { .. } => Phase::Embed,
+            Elementwise::GeGlu { .. } => Phase::Mlp,
+            Elementwise::AddNormed { .. } => Phase::Project,
+            Elementwise::SplitPairs { .. } => Phase::Attention,
+        };
+        self.enqueue_phase(phase, &[], 0, |own| elementwise(&own.context, operation));
     }
 
     fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {

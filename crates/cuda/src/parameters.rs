@@ -70,6 +70,11 @@ parameters! {
         q: Address,
         sx: Address,
         mx: Address,
+        n: Address,
+        sn: Address,
+        tn: Address,
+        padded: u32,
+        unused: u32,
     }
     Quantize {
         x: Tensor,
@@ -92,6 +97,15 @@ parameters! {
         to: Tensor,
         rows: u32,
         cols: u32,
+    }
+    Between {
+        x: Tensor,
+        other: Tensor,
+        norm: Norm,
+        rows: u32,
+        cols: u32,
+        head: u32,
+        by: f32,
     }
     Matmul {
         matrix: Matrix,
@@ -246,7 +260,7 @@ parameters! {
         out: Tensor,
         conv: Tensor,
         states: Tensor,
-        a_log: Address,
+        decay: Address,
         dt_bias: Address,
         norm: Norm,
         mixed: Address,
@@ -264,7 +278,7 @@ parameters! {
         taps: u32,
         scale: f32,
         by_lanes: u32,
-        unused: u32,
+        tiled: u32,
     }
     Route {
         logits: Address,

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use sluice_backend::{Activations, Float, MatrixSource, WeightFormat};
 use sluice_store::Bytes;
 use sluice_store::load::LoadProgress;
@@ -47,7 +47,9 @@ impl Weight {
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
         ensure!(rows > 0 && cols > 0, "an empty matrix");
-        ensure!(source.format != WeightFormat::Q8_0, "Q8_0 weights are not supported on a GPU");
+        if let WeightFormat::Blocks(blocks) = source.format {
+            bail!("{} weights are not supported on a GPU", blocks.name());
+        }
         let parts = source.format.planes(cols)?;
         let (got, wanted) = (source.planes.len(), parts.len());
         ensure!(got == wanted, "{got} arrays, where its form has {wanted}");
@@ -110,7 +112,7 @@ impl Weight {
     /// Columns of a group and the type of its scale, where it has groups.
     pub fn groups(&self) -> Option<(u32, u32)> {
         match self.form() {
-            WeightFormat::Float(_) | WeightFormat::Q8_0 => None,
+            WeightFormat::Float(_) | WeightFormat::Blocks(_) => None,
             WeightFormat::Affine { group, scale, .. } => Some((u32::from(group), element(scale))),
         }
     }
@@ -128,7 +130,7 @@ impl Weight {
     pub fn described(&self, [data, scales, biases]: [Address; ARRAYS], mode: Activations) -> parameters::Matrix {
         let (float, group, bits) = match self.form() {
             WeightFormat::Float(float) => (float, 0, 0),
-            WeightFormat::Q8_0 => unreachable!("refused when it is made"),
+            WeightFormat::Blocks(_) => unreachable!("refused when it is made"),
             WeightFormat::Affine { bits, group, scale } => (scale, u32::from(group), u32::from(bits)),
         };
         let groups = number(self.cols()).checked_div(group).unwrap_or(0);

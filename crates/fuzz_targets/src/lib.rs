@@ -17,14 +17,16 @@ use sluice_engine::{
     Checkpoint, Config, Constraint, ConstraintSpec, Engine, GrammarFormat, HotExperts, ModelTensors, Options,
 };
 use sluice_experts::Recording;
+use sluice_model::source::{self, TextFiles, gguf};
 use sluice_store::bundle::{Manifest, PAGE};
 use sluice_store::safetensors::Header;
 
 /// A target: its name, which is also that of its folder of seeds, and the function that reads.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [FuzzTarget; 15] = [
+pub const TARGETS: [FuzzTarget; 16] = [
     ("safetensors", safetensors),
+    ("gguf", gguf),
     ("index", index),
     ("config", config),
     ("manifest", manifest),
@@ -56,6 +58,32 @@ fn safetensors(bytes: &[u8]) {
         at = t.range.end;
     }
     assert_eq!(at, bytes.len() as u64);
+}
+
+/// A GGUF file: tensors are within it and apart, each as long as its shape says; what its metadata says is a model, or is refused with a reason.
+fn gguf(bytes: &[u8]) {
+    // 1. The header
+    let Ok(header) = gguf::Header::from_bytes(bytes, Path::new("model.gguf")) else { return };
+    let mut at = 0;
+    for t in &header.tensors {
+        assert!(t.range.start >= at && t.range.end <= bytes.len() as u64);
+        let elements: usize = t.shape.iter().product();
+        assert_eq!(t.range.end - t.range.start, (elements / t.kind.elements * t.kind.bytes) as u64);
+        at = t.range.end;
+    }
+    // 2. The model
+    let name = format!("sluice-fuzz-{}-{:?}.gguf", std::process::id(), std::thread::current().id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, bytes).expect("a temporary file");
+    if let Ok(source) = source::open(&path) {
+        for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+            let _ = source.read(name, 1 << 26);
+        }
+        let tensors = source.tensors().expect("files that were just opened");
+        let mut backend = Cpu::new(Isa::GENERIC, 1, Activations::F32).expect("a backend");
+        let _ = sluice_model::check(&tensors, &mut backend);
+    }
+    std::fs::remove_file(&path).expect("a temporary file");
 }
 
 /// `model.safetensors.index.json`: no file is outside the folder.

@@ -1,8 +1,8 @@
-//! Weights in groups as floats: `w = q * s + b`. Their integers are one little-endian bit stream per row. [`crate::quantize`] makes such weights.
+//! Weights in groups as floats: `w = q * s + b`. MLX's integers are one little-endian bit stream per row. [`crate::quantize`] makes such weights.
 
 use crate::dispatch::simd;
 use crate::format::packing::{Packing, with_packing};
-use crate::format::{Float, Grouped, WeightFormat};
+use crate::format::{BlockFormat, Float, Grouped, WeightFormat};
 use crate::instructions::f32_dot::Lanes;
 use crate::instructions::unpack::Unpack;
 use crate::matrix::Matrix;
@@ -52,9 +52,42 @@ pub(crate) unsafe fn dequantize_lanes<V: Unpack>(w: &Matrix, r: usize, out: *mut
         // SAFETY: a row has `cols` elements.
         return unsafe { widen_lanes::<V>(float, w.row(r).as_ptr(), out, w.cols()) };
     }
+    if let WeightFormat::Blocks(format) = w.format {
+        // SAFETY: the caller's.
+        return unsafe { dequantize_blocks::<V>(w, format, r, out) };
+    }
     let format = w.grouped();
     // SAFETY: the caller's.
     unsafe { with_packing!(format.packing, P => dequantize_groups::<V, P>(w, format, r, out)) }
+}
+
+/// Columns of blocks that are unpacked at a time.
+const UNPACKED: usize = 1024;
+
+/// [`dequantize_lanes`] of a row of blocks: `fma(q - zero, s, b)`, where b is the block's own or 0.
+///
+/// # Safety
+/// As for [`dequantize_lanes`].
+#[inline(always)]
+unsafe fn dequantize_blocks<V: Unpack>(w: &Matrix, format: BlockFormat, r: usize, out: *mut f32) {
+    let (row, group) = (w.row(r), format.group());
+    let (mut q, mut s, mut b) = ([0u8; UNPACKED], [0f32; UNPACKED / 16], [0f32; UNPACKED / 16]);
+    let (zero, biased) = format.zero();
+    for (part, blocks) in row.chunks(UNPACKED / format.block_columns() * format.block_bytes()).enumerate() {
+        let count = blocks.len() / format.block_bytes();
+        let columns = count * format.block_columns();
+        // SAFETY: the buffers hold as many columns and groups; `out` holds a row, of which this is a part; the caller vouches for the instruction set.
+        unsafe {
+            V::unpack_blocks(format, blocks.as_ptr(), count, q.as_mut_ptr(), s.as_mut_ptr(), b.as_mut_ptr());
+            let (out, zero) = (out.add(part * UNPACKED), V::splat(zero));
+            for g in 0..columns / group {
+                let (s, b) = (V::splat(s[g]), V::splat(if biased { b[g] } else { 0.0 }));
+                for i in (g * group..(g + 1) * group).step_by(16) {
+                    V::load_u8(q.as_ptr().add(i)).sub(zero).fma(s, b).store(out.add(i));
+                }
+            }
+        }
+    }
 }
 
 /// [`dequantize_lanes`] of a row in groups. The packing is known outside of the loop over groups: a choice for each group costs 5 to 9 % of a product of one token.
@@ -71,8 +104,7 @@ unsafe fn dequantize_groups<V: Unpack, P: Packing>(w: &Matrix, format: Grouped, 
         // SAFETY: a group is inside the row and its q inside the buffer.
         unsafe {
             V::unpack::<P>(packed.add(g * group / 8 * P::BITS), q.as_mut_ptr(), group);
-            let s = format.scale.read(scales, g);
-            let b = P::ZERO.map_or_else(|| format.scale.read(biases, g), |zero| -zero * s);
+            let (s, b) = format.scale_and_bias(scales, biases, g);
             let (s, b) = (V::splat(s), V::splat(b));
             for i in (0..group).step_by(16) {
                 V::load_u8(q.as_ptr().add(i)).fma(s, b).store(out.add(g * group + i));

@@ -2,7 +2,7 @@
 
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
-use crate::math::{sigmoid, silu};
+use crate::math::{gelu, sigmoid, silu};
 
 /// `y' = f(x, y)`, over lanes. A trait, not a closure, so that it is certain to be inlined into the shell.
 trait Update {
@@ -31,6 +31,24 @@ impl Update for SwiGlu {
     unsafe fn of<V: Lanes>(&self, gate: V, up: V) -> V {
         // SAFETY: as the caller vouches.
         unsafe { silu(gate).mul(up) }
+    }
+}
+
+struct GeGlu;
+impl Update for GeGlu {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, gate: V, up: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { gelu(gate).mul(up) }
+    }
+}
+
+struct Scale(f32);
+impl Update for Scale {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, x: V, _: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { x.mul(V::splat(self.0)) }
     }
 }
 
@@ -76,6 +94,19 @@ unsafe fn swiglu_in_place_lanes<V: Lanes>(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
+unsafe fn geglu_in_place_lanes<V: Lanes>(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "both have the same length");
+    // SAFETY: equal lengths; the shell has the instruction set.
+    unsafe { update::<V>(GeGlu, gate.as_ptr(), up.as_ptr(), gate.as_mut_ptr(), gate.len()) }
+}
+
+#[inline(always)]
+unsafe fn scale_lanes<V: Lanes>(by: f32, x: &mut [f32]) {
+    // SAFETY: one slice; the shell has the instruction set.
+    unsafe { update::<V>(Scale(by), x.as_ptr(), x.as_ptr(), x.as_mut_ptr(), x.len()) }
+}
+
+#[inline(always)]
 unsafe fn sigmoid_mul_lanes<V: Lanes>(gate: &[f32], out: &mut [f32]) {
     assert_eq!(gate.len(), out.len(), "both have the same length");
     // SAFETY: equal lengths; the shell has the instruction set.
@@ -107,6 +138,32 @@ simd! {
 }
 
 simd! {
+    /// `gate = gelu(gate) * up`. Both `[n]`.
+    pub fn geglu_in_place(gate: &mut [f32], up: &[f32]) = geglu_in_place_lanes
+}
+
+simd! {
+    /// `x *= by`. `[n]`.
+    pub fn scale(by: f32, x: &mut [f32]) = scale_lanes
+}
+
+/// In each run of `scratch.len()` elements of `x`, elements 2i and 2i + 1 go to i and i + half a run.
+///
+/// # Panics
+/// When runs are odd, or do not divide `x`.
+pub fn split_pairs(x: &mut [f32], scratch: &mut [f32]) {
+    let (head, half) = (scratch.len(), scratch.len() / 2);
+    assert!(head > 0 && head == 2 * half && x.len().is_multiple_of(head), "{} elements in runs of {head}", x.len());
+    for run in x.chunks_exact_mut(head) {
+        scratch.copy_from_slice(run);
+        let (first, second) = run.split_at_mut(half);
+        for (i, pair) in scratch.chunks_exact(2).enumerate() {
+            (first[i], second[i]) = (pair[0], pair[1]);
+        }
+    }
+}
+
+simd! {
     /// `out *= sigmoid(gate)`: gated attention output. Both `[n]`.
     pub fn sigmoid_mul(gate: &[f32], out: &mut [f32]) = sigmoid_mul_lanes
 }
@@ -125,9 +182,29 @@ simd! {
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::math::{sigmoid1, silu1};
+    use crate::math::{gelu1, sigmoid1, silu1};
     use crate::test_random::{bits, random};
     use proptest::prelude::*;
+
+    #[test]
+    fn pairs_are_split_within_their_runs() {
+        let mut x: Vec<f32> = (0..12).map(|i| i as f32).collect();
+        split_pairs(&mut x, &mut [0.0; 6]);
+        assert_eq!(x, [0.0, 2.0, 4.0, 1.0, 3.0, 5.0, 6.0, 8.0, 10.0, 7.0, 9.0, 11.0]);
+    }
+
+    #[test]
+    fn gelu_is_close_to_its_formula_in_f64() {
+        for i in -4000..4000 {
+            let x = i as f32 / 400.0;
+            let wide = f64::from(x);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (wide + 0.044715 * wide.powi(3));
+            let exact = 0.5 * wide * (1.0 + inner.tanh());
+            let found = f64::from(gelu1(x));
+            assert!((found - exact).abs() <= 1e-6 * exact.abs().max(0.1), "{x}: {found} for {exact}");
+        }
+        assert!(gelu1(f32::NAN).is_nan());
+    }
 
     proptest! {
         #[test]
@@ -143,6 +220,12 @@ mod tests {
                 let mut out = x.clone();
                 swiglu_in_place(isa, &mut out, &y);
                 prop_assert_eq!(bits(&out), expect(&|x, y| silu1(x) * y));
+                let mut out = x.clone();
+                geglu_in_place(isa, &mut out, &y);
+                prop_assert_eq!(bits(&out), expect(&|x, y| gelu1(x) * y));
+                let mut out = x.clone();
+                scale(isa, 25.3, &mut out);
+                prop_assert_eq!(bits(&out), expect(&|x, _| x * 25.3));
                 let mut out = y.clone();
                 sigmoid_mul(isa, &x, &mut out);
                 prop_assert_eq!(bits(&out), expect(&|x, y| y * sigmoid1(x)));

@@ -129,6 +129,30 @@ pub fn softplus1(x: f32) -> f32 {
     (if 0.0 > x { 0.0 } else { x }) + log
 }
 
+/// The root of 2 / pi, rounded to f32.
+const GELU_ROOT: f32 = 0.797_884_6;
+const GELU_CUBE: f32 = 0.044_715;
+
+/// `0.5 x * (1 + tanh(root of 2 / pi * (x + 0.044715 x^3)))`, the tanh form of GELU.
+///
+/// # Safety
+/// As for [`exp`].
+#[inline(always)]
+pub unsafe fn gelu<V: Lanes>(x: V) -> V {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let inner = x.mul(x).mul(V::splat(GELU_CUBE)).fma(x, x).mul(V::splat(GELU_ROOT));
+        V::splat(0.5).mul(x).mul(V::splat(1.0).add(tanh(inner)))
+    }
+}
+
+/// [`gelu`] of one value.
+#[inline(always)]
+pub fn gelu1(x: f32) -> f32 {
+    let inner = (x * x * GELU_CUBE).mul_add(x, x) * GELU_ROOT;
+    0.5 * x * (1.0 + tanh1(inner))
+}
+
 /// Hyperbolic tangent: a polynomial below 0.625, `1 - 2 / (exp(2 |x|) + 1)` with the sign of x above.
 ///
 /// # Safety

@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use sluice_backend::{Backend, MatrixId, Norm, Operations, Routing, StepInputs, Tensor};
+use sluice_backend::{Backend, Elementwise, MatrixId, Norm, Operations, Routing, StepInputs, Tensor};
 
 use crate::description::{Description, MixerDescription};
-use crate::layers::{Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward};
+use crate::layers::{Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch};
 use crate::weights::Weights;
 
 /// What mixes tokens in a layer.
@@ -35,6 +35,8 @@ pub struct Decoder {
     /// The residual stream: `[max_tokens, hidden]`.
     x: Tensor,
     embedding: MatrixId,
+    /// What its rows are multiplied by.
+    scale: Option<f32>,
     layers: Vec<Layer>,
     norm: Norm,
     head: MatrixId,
@@ -46,6 +48,12 @@ impl Decoder {
         d.check_operations()?;
         let x = w.scratch(d.hidden)?;
         let rotary = w.backend().rotary(&d.rotary, positions)?;
+        let of_windows = match &d.window_rotary {
+            Some(frequencies) => w.backend().rotary(frequencies, positions)?,
+            None => rotary,
+        };
+        let branch = if d.output_norms { Some(w.scratch(d.hidden)?) } else { None };
+        let inner = FeedForwardScratch::alloc(w, d)?;
         let has_attention = d.attention_layers().next().is_some();
         let attention = has_attention.then(|| AttentionScratch::alloc(w, d)).transpose()?;
         let delta = d.recurrent_layers().next().map(|delta| DeltaScratch::alloc(w, delta)).transpose()?;
@@ -58,7 +66,8 @@ impl Decoder {
                     let group = d.group_of(a);
                     of_group[group] += 1;
                     let (scratch, slot) = (attention.as_ref().expect("of this layer"), (group, of_group[group] - 1));
-                    Mixer::Attention(Attention::load(w, a, scratch, rotary, i, slot)?)
+                    let rotary = if a.window.is_some() { of_windows } else { rotary };
+                    Mixer::Attention(Attention::load(w, a, (scratch, branch), rotary, i, slot)?)
                 }
                 MixerDescription::DeltaNet(delta_net) => {
                     recurrent += 1;
@@ -67,20 +76,24 @@ impl Decoder {
                 }
             };
             let before = layers.last().and_then(|l| l.feed_forward.moe());
-            let feed_forward = FeedForward::load(w, &layer.feed_forward, i, before)?;
+            let feed_forward = FeedForward::load(w, &layer.feed_forward, (inner, branch), i, before)?;
             layers.push(Layer { mixer, feed_forward });
         }
         let embedding = w.matrix(None, "embed_tokens")?;
         let norm = w.norm(None, "norm")?;
         let head = if d.tied { embedding } else { w.matrix(None, "lm_head")? };
-        Ok(Decoder { x, embedding, layers, norm, head })
+        let scale = match d.embedding_scale {
+            Some(scale) => Some(w.rounded(scale)?),
+            None => None,
+        };
+        Ok(Decoder { x, embedding, scale, layers, norm, head })
     }
 
     /// Enqueues a step with the tokens of `inputs`, which the backend has begun with. Their keys, values and states go to the backend's caches; it
     /// keeps the logits of the wanted rows.
     pub fn step(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
         let x = self.x.first_rows(inputs.tokens().len());
-        backend.embed(self.embedding, x);
+        self.embed(backend, inputs);
         for layer in &self.layers {
             layer.mixer.forward(backend, x);
             layer.feed_forward.forward(backend, x);
@@ -108,7 +121,11 @@ impl Decoder {
 
     /// Writes the embeddings of the step's tokens to the residual stream.
     pub fn embed(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
-        backend.embed(self.embedding, self.x.first_rows(inputs.tokens().len()));
+        let x = self.x.first_rows(inputs.tokens().len());
+        backend.embed(self.embedding, x);
+        if let Some(by) = self.scale {
+            backend.elementwise(&Elementwise::Scale { x, by });
+        }
     }
 
     /// Adds the output of layer `layer`'s token mixer to the residual stream's first `tokens` rows.

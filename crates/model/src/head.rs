@@ -20,7 +20,7 @@ pub(crate) fn settle(description: &mut Description, tensors: &ModelTensors) -> R
         ensure!(
             description.tied,
             "{}: no tensor `model.embed_tokens.weight`, and `tie_word_embeddings` is not true in config.json",
-            checkpoint.folder().display()
+            checkpoint.named().display()
         );
         return Ok(());
     }

@@ -36,6 +36,9 @@ use weights::Weights;
 pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Description> {
     let mut description = describe(tensors.config(), options)?;
     description.notes.extend_from_slice(tensors.checkpoint().notes());
+    if let Some(stored) = tensors.layout().delta_projections() {
+        description.set_projections(stored);
+    }
     head::settle(&mut description, tensors)?;
     Ok(description)
 }

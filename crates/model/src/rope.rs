@@ -22,6 +22,50 @@ pub struct Rotary {
     pub notes: Vec<String>,
 }
 
+/// Frequencies of layers of one kind, for architectures where kinds differ: from `rope_parameters.KIND` of newer configs. In older ones `base` names the key of
+/// their theta and its default, and `rope_scaling` is that of layers without a window.
+///
+/// # Errors
+/// As for [`rotary`].
+pub fn rotary_of_layers(
+    config: &Config,
+    kind: &str,
+    base: (&str, f64),
+    head_dim: usize,
+    context: usize,
+) -> Result<Rotary> {
+    let path = config.path().display();
+    let mut parameters = Map::new();
+    match config.get("rope_parameters") {
+        None => {}
+        Some(all) => match all.get(kind) {
+            Some(Value::Object(own)) => parameters = own.clone(),
+            Some(other) => bail!("{path}: rope parameters (`rope_parameters.{kind}`) are {other}, not an object"),
+            None if all.as_object().is_some_and(|all| !all.values().any(Value::is_object))
+                && kind == "full_attention" =>
+            {
+                parameters = all.as_object().cloned().unwrap_or_default();
+            }
+            None => {}
+        },
+    }
+    if kind == "full_attention" && !parameters.contains_key("rope_type") {
+        let scaling = config.get("rope_scaling").and_then(Value::as_object).cloned().unwrap_or_default();
+        parameters.extend(scaling);
+    }
+    if !parameters.contains_key("rope_theta") {
+        let theta = config.float_or(base.0, base.1, |x| x > 0.0, "a number above 0")?;
+        parameters.insert("rope_theta".into(), theta.into());
+    }
+    if !parameters.contains_key("type") {
+        parameters.entry("rope_type").or_insert("default".into());
+    }
+    let own = serde_json::json!({
+        "model_type": config.model_type()?, "max_position_embeddings": config.max_positions()?, "rope_parameters": parameters,
+    });
+    rotary(&Config::parse(config.path().to_owned(), own.to_string().as_bytes())?, head_dim, None, context)
+}
+
 /// The rope parameters: `rope_parameters` of newer configs, `rope_scaling` of older ones.
 ///
 /// If a config has both, the reference reads `rope_scaling` only, with theta and the rotated part from beside it or by default. Model cards ask users to add a

@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
-    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Linear, MatrixId, MemoryClass, Mlp, Norm, Tensor,
+    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Mlp, Norm, Tensor,
+    WeightFormat, decay_rates,
 };
 use sluice_store::Bytes;
 
 use crate::description::{Description, WeightDescription, WeightKind};
-use crate::source::{ExpertStorage, ModelTensors, float_type};
+use crate::source::{ExpertStorage, ModelTensors, TensorLayout, float_type};
 
 /// Looks weights up in a model's tensors, checks their shapes and hands them to the backend.
 pub struct Weights<'a> {
@@ -65,6 +66,31 @@ impl<'a> Weights<'a> {
         self.backend
     }
 
+    /// How the checkpoint holds weights.
+    pub fn layout(&self) -> &dyn TensorLayout {
+        self.tensors.layout()
+    }
+
+    /// A number as the reference has it in the type that the checkpoint works in. Of GGUF's blocks that is f32.
+    pub fn rounded(&self, x: f64) -> Result<f32> {
+        let embedding = self.tensors.tensor("embed_tokens.weight");
+        let is_blocks = |t: &sluice_store::Tensor| {
+            matches!(self.layout().format(self.tensors.checkpoint(), t), Ok(WeightFormat::Blocks(_)))
+        };
+        if embedding.as_ref().is_some_and(is_blocks) {
+            return Ok(x as f32);
+        }
+        // To nearest even, for numbers that are normal in each type.
+        let dropped = match self.tensors.working_type()? {
+            Float::F32 => return Ok(x as f32),
+            Float::F16 => 13,
+            Float::Bf16 => 16,
+        };
+        let bits = (x as f32).to_bits();
+        let half = (1 << (dropped - 1)) - 1 + (bits >> dropped & 1);
+        Ok(f32::from_bits((bits + half) >> dropped << dropped))
+    }
+
     /// The weight named `part` in a layer, or outside of layers.
     fn described(&self, layer: impl Into<Option<usize>>, part: &str) -> WeightDescription {
         let found = self.description.weight(layer.into(), part);
@@ -103,7 +129,7 @@ impl<'a> Weights<'a> {
     /// The values of tensor `name` as f32, and its shape, which must have as many elements as `wanted`.
     fn values(&self, name: &str, wanted: &[usize]) -> Result<(Vec<f32>, Vec<usize>)> {
         let t = self.tensors.checkpoint().tensor(name);
-        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.tensors.checkpoint().folder().display()))?;
+        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.tensors.checkpoint().named().display()))?;
         let float = float_type(name, t.dtype)?;
         // Checked before widening: a wrong tensor may be huge.
         let fits = t.shape.iter().product::<usize>() == wanted.iter().product::<usize>();
@@ -126,6 +152,16 @@ impl<'a> Weights<'a> {
     pub fn vector(&mut self, layer: usize, part: &str) -> Result<Tensor> {
         let w = self.described(layer, part);
         let (values, _) = self.values(&self.module(&w), &[w.cols])?;
+        self.upload(&values, 1, w.cols)
+    }
+
+    /// What a recurrent layer's decay is multiplied by: `[1, heads]`.
+    pub fn decay(&mut self, layer: usize, part: &str) -> Result<Tensor> {
+        let w = self.described(layer, part);
+        let (mut values, _) = self.values(&self.module(&w), &[w.cols])?;
+        if !self.layout().has_decay_rates() {
+            values = decay_rates(&values);
+        }
         self.upload(&values, 1, w.cols)
     }
 

@@ -31,9 +31,11 @@ fn what_is_no_model_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.gguf");
     std::fs::write(&file, "GGUF").unwrap();
-    for (path, what) in
-        [(dir.path().join("nowhere"), "no such folder"), (file, "not a folder"), (dir.path().to_owned(), "config.json")]
-    {
+    for (path, what) in [
+        (dir.path().join("nowhere"), "no such folder"),
+        (file, "end of the file"),
+        (dir.path().to_owned(), "config.json"),
+    ] {
         let error = format!("{:#}", source::open(&path).err().unwrap());
         assert!(error.contains(what) && error.contains(path.to_str().unwrap()), "{error}");
     }

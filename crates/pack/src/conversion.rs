@@ -28,9 +28,18 @@ pub struct Source {
     pub cols: usize,
     /// The first of its tensors, for messages.
     pub name: String,
+    /// Elements of a head whose rows are moved: rows 2i and 2i + 1 of the input are rows i and i + half a head of the output.
+    pub pairs: Option<usize>,
 }
 
 impl Source {
+    /// The row of the input that is row `row` of the output.
+    pub fn row_of(&self, row: usize) -> usize {
+        let Some(head) = self.pairs else { return row };
+        let (start, within) = (row / head * head, row % head);
+        start + if within < head / 2 { 2 * within } else { 2 * (within - head / 2) + 1 }
+    }
+
     /// Rows of all segments.
     pub fn all_rows(&self) -> usize {
         self.rows * self.parts[0].segments.len()
@@ -53,6 +62,8 @@ pub enum Treatment {
     Copy,
     /// Add one and store f32: bf16 would lose bits of 1 + w.
     AddOne(Float),
+    /// Store the values of quantised blocks as f32.
+    Widen,
     Quantize {
         bits: u8,
         group: u16,

@@ -31,20 +31,34 @@ impl Input {
         let part = |part: usize| {
             let p = &source.parts[part];
             let mut bytes = vec![0; rows.len() * p.row_bytes];
+            if source.pairs.is_some() {
+                for (row, to) in rows.clone().zip(bytes.chunks_exact_mut(p.row_bytes)) {
+                    self.read_piece(source, part, source.row_of(row), to)?;
+                }
+                return Ok(bytes);
+            }
             let (mut row, mut rest) = (rows.start, &mut bytes[..]);
             while row < rows.end {
                 let (segment, within) = (row / source.rows, row % source.rows);
                 let count = (source.rows - within).min(rows.end - row);
                 let (piece, after) = rest.split_at_mut(count * p.row_bytes);
-                let (file, offset) = p.segments[segment];
-                let (path, file) = &self.0[file];
-                file.read_exact_at(piece, offset + (within * p.row_bytes) as u64)
-                    .with_context(|| format!("{}: cannot read tensor {:?}", path.display(), source.name))?;
+                self.read_piece(source, part, segment * source.rows + within, piece)?;
                 (row, rest) = (row + count, after);
             }
             Ok(bytes)
         };
         (0..source.parts.len()).map(part).collect()
+    }
+}
+
+impl Input {
+    /// Whole rows of one segment, from row `from` of all on.
+    fn read_piece(&self, source: &Source, part: usize, from: usize, piece: &mut [u8]) -> Result<()> {
+        let p = &source.parts[part];
+        let (file, offset) = p.segments[from / source.rows];
+        let (path, file) = &self.0[file];
+        file.read_exact_at(piece, offset + (from % source.rows * p.row_bytes) as u64)
+            .with_context(|| format!("{}: cannot read tensor {:?}", path.display(), source.name))
     }
 }
 

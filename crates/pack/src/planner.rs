@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use anyhow::{Result, bail, ensure};
 use sluice_kernels::format::{Float, WeightFormat};
 use sluice_model::{
-    Belongs, Description, Leaf, ModelTensors, Quantization, WeightClass, WeightDescription, WeightKind,
+    Belongs, Description, Leaf, MixerDescription, ModelTensors, Quantization, WeightClass, WeightDescription,
+    WeightKind,
 };
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
@@ -19,6 +20,12 @@ use crate::rules::{Choice, Module, Rules, Width};
 /// Tensors that cannot be packed, experts that are not all there, a rule that no module matches.
 pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Rules) -> Result<Conversion> {
     let checkpoint = tensors.checkpoint();
+    ensure!(
+        !tensors.layout().has_decay_rates() || description.recurrent_layers().next().is_none(),
+        "{}: a GGUF file of {} cannot be packed: its recurrent layers are stored in another order than MLX's",
+        checkpoint.named().display(),
+        description.architecture
+    );
     let files = checkpoint.file_sizes().iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
     let mut planner = Planner {
         tensors,
@@ -107,7 +114,8 @@ impl Planner<'_> {
     ) -> Result<()> {
         // 1. fused experts: the first half of the rows is the gate
         if weight.class == WeightClass::Expert && matches!(leaf, Leaf::Bare | Leaf::Other) {
-            let (&[experts, rows, cols], true) = (&t.shape[..], is_float(t) && !t.bytes.is_empty()) else {
+            let stored = self.stored(t).filter(|_| !t.bytes.is_empty());
+            let (&[experts, rows, last], Some((form, cols, dtype))) = (&t.shape[..], stored) else {
                 bail!("tensor {:?}: {} {:?} are no experts that can be packed", t.name, t.dtype, t.shape)
             };
             let weights: Vec<WeightDescription> = [Some(weight), with].into_iter().flatten().collect();
@@ -115,15 +123,15 @@ impl Planner<'_> {
                 bail!("tensor {:?}: not a part of an expert that is known", t.name)
             }
             let (file, offset) = self.place(t);
-            let row_bytes = cols * t.dtype.size();
+            let row_bytes = last * t.dtype.size();
             let per_part = rows / weights.len();
             for (k, weight) in weights.iter().enumerate() {
                 let at = |e: usize| (file, offset + ((e * rows + k * per_part) * row_bytes) as u64);
                 let segments = (0..experts).map(at).collect();
-                let form = float(t.dtype).map(WeightFormat::Float);
                 let parts = vec![Rows { row_bytes, segments }];
-                let source = Source { parts, rows: per_part, form, cols, name: t.name.to_string() };
-                self.matrix(i, weight, source, &[experts, per_part, cols], t.dtype)?;
+                let (form, name) = (Some(form), t.name.to_string());
+                let source = Source { parts, rows: per_part, form, cols, name, pairs: None };
+                self.matrix(i, weight, source, &[experts, per_part, cols], dtype)?;
             }
             return Ok(());
         }
@@ -136,18 +144,26 @@ impl Planner<'_> {
         if leaf == Leaf::Weight && sibling("scales").is_some() {
             return self.packed(i, &weight, &[t], &t.shape);
         }
+        let stored = self.stored(t);
+        if let (Some((form @ WeightFormat::Blocks(_), cols, dtype)), Leaf::Weight) = (stored, leaf) {
+            let shape = [&t.shape[..t.shape.len() - 1], &[cols]].concat();
+            let source = Source { form: Some(form), cols, pairs: self.pairs_of(&weight), ..self.whole(t) };
+            return self.matrix(i, &weight, source, &shape, dtype);
+        }
         ensure!(is_float(t), "tensor {:?}: {} cannot be packed (F32, F16, BF16 and MLX's U32 can)", t.name, t.dtype);
 
         // 3. matrices
         let is_expert = weight.class == WeightClass::Expert;
         let is_matrix = weight.kind == WeightKind::Matrix && t.shape.len() == if is_expert { 3 } else { 2 };
         if leaf == Leaf::Weight && is_matrix {
-            return self.matrix(i, &weight, self.whole(t), &t.shape, t.dtype);
+            let source = Source { pairs: self.pairs_of(&weight), ..self.whole(t) };
+            return self.matrix(i, &weight, source, &t.shape, t.dtype);
         }
         ensure!(!is_expert, "tensor {:?}: not a part of an expert that is known", t.name);
 
         // 4. the rest: vectors and convolutions, in MLX's layout
         self.found.parameters += elements(t);
+        ensure!(self.pairs_of(&weight).is_none(), "tensor {:?}: biases of moved rows cannot be packed", t.name);
         let (mut dtype, mut shape, mut treatment) = (t.dtype, t.shape.clone(), Treatment::Copy);
         if weight.kind == WeightKind::Convolution && shape.len() == 3 && shape[1] == 1 {
             // The axis of length one moves to the end; the bytes stay.
@@ -183,12 +199,16 @@ impl Planner<'_> {
         if first.dtype == Dtype::U32 {
             return self.packed(i, &weight, &all, &shape);
         }
-        ensure!(is_float(first), "tensor {:?}: {} experts cannot be packed", first.name, first.dtype);
+        let Some((form, inputs, dtype)) = self.stored(first) else {
+            bail!("tensor {:?}: {} experts cannot be packed", first.name, first.dtype)
+        };
+        let same = all.iter().all(|t| self.stored(t).is_some_and(|(other, ..)| other == form));
+        ensure!(same, "{}: experts of different types cannot be packed", weight.name());
         let segments = all.iter().map(|t| self.place(t)).collect();
         let parts = vec![Rows { row_bytes: cols * first.dtype.size(), segments }];
-        let form = float(first.dtype).map(WeightFormat::Float);
-        let source = Source { parts, rows, form, cols, name: first.name.to_string() };
-        self.matrix(i, &weight, source, &shape, first.dtype)
+        let (form, cols, shape) = (Some(form), inputs, [all.len(), rows, inputs]);
+        let source = Source { parts, rows, form, cols, name: first.name.to_string(), pairs: None };
+        self.matrix(i, &weight, source, &shape, dtype)
     }
 
     /// Plans a module that is quantised already, in one tensor or in one per expert; `shape` is that of all its packed weights together. It is copied unless a rule
@@ -231,7 +251,7 @@ impl Planner<'_> {
         }
         let scale = scale.expect("set above");
         let form = Some(WeightFormat::Affine { bits, group, scale });
-        let source = Source { parts, rows, form, cols, name: t.name.to_string() };
+        let source = Source { parts, rows, form, cols, name: t.name.to_string(), pairs: None };
         self.found.parameters += rows as u64 * all.len() as u64 * cols as u64;
 
         // 2. its new width
@@ -289,7 +309,8 @@ impl Planner<'_> {
         let out = self.description.mlx.full(&mlx);
         let (&cols, leading) = shape.split_last().expect("a matrix has columns");
         let float = float(dtype).expect("checked by the caller");
-        self.found.parameters += source.bytes() / dtype.size() as u64;
+        self.found.parameters += source.all_rows() as u64 * source.cols as u64;
+        let is_blocks = matches!(source.form, Some(WeightFormat::Blocks(_)));
         let tensor = |leaf: &str, dtype, cols| TensorPlan {
             name: format!("{out}.{leaf}"),
             dtype,
@@ -307,6 +328,7 @@ impl Planner<'_> {
             self.found.overrides.insert(out.clone(), width);
         }
         let (tensors, treatment) = match width {
+            Width::Plain if is_blocks => (vec![tensor("weight", Dtype::F32, cols)], Treatment::Widen),
             Width::Plain => (vec![tensor("weight", dtype, cols)], Treatment::Copy),
             Width::Affine { bits, group } => {
                 let groups = cols / group as usize;
@@ -356,6 +378,26 @@ impl Planner<'_> {
         Some(Stack { layer, projection, prefix, part: part.to_owned(), count: *tensors[0].shape.first()? })
     }
 
+    /// How the matrix in `t` is stored, its columns, and the type of what is written of it; `None` if it cannot be packed.
+    fn stored(&self, t: &Tensor) -> Option<(WeightFormat, usize, Dtype)> {
+        let last = t.shape.last().copied()?;
+        match self.tensors.layout().format(self.checkpoint, t).ok()? {
+            WeightFormat::Float(float) => Some((WeightFormat::Float(float), last, t.dtype)),
+            form @ WeightFormat::Blocks(blocks) => {
+                Some((form, last / blocks.block_bytes() * blocks.block_columns(), Dtype::BF16))
+            }
+            WeightFormat::Affine { .. } => None,
+        }
+    }
+
+    /// Elements of a head, where the rows of this weight are moved within heads.
+    fn pairs_of(&self, weight: &WeightDescription) -> Option<usize> {
+        let is_moved = ["self_attn.q_proj", "self_attn.k_proj"].contains(&weight.part);
+        let layer = self.description.layers.get(weight.layer?)?;
+        let MixerDescription::Attention(attention) = &layer.mixer else { return None };
+        (is_moved && self.tensors.layout().has_adjacent_pairs()).then_some(attention.head_dim)
+    }
+
     fn place(&self, t: &Tensor) -> (usize, u64) {
         let (file, offset) = self.checkpoint.place(&t.name).expect("a tensor of this checkpoint");
         (self.files[file], offset)
@@ -367,7 +409,14 @@ impl Planner<'_> {
         let row_bytes = cols * t.dtype.size();
         let rows = t.bytes.len().checked_div(row_bytes).unwrap_or(0);
         let parts = vec![Rows { row_bytes, segments: vec![self.place(t)] }];
-        Source { parts, rows, form: float(t.dtype).map(WeightFormat::Float), cols, name: t.name.to_string() }
+        Source {
+            parts,
+            rows,
+            form: float(t.dtype).map(WeightFormat::Float),
+            cols,
+            name: t.name.to_string(),
+            pairs: None,
+        }
     }
 }
 

@@ -190,6 +190,10 @@ impl FileWriter<'_> {
             let packed = match unit.treatment {
                 Treatment::Copy => Ok((parts, SquaredError::default())),
                 Treatment::AddOne(float) => Ok((vec![plus_one(&parts[0], float)], SquaredError::default())),
+                Treatment::Widen => matrix(&unit.source, &parts).and_then(|m| {
+                    let bytes = values(quantizer.isa, &m)?.iter().flat_map(|x| x.to_le_bytes()).collect();
+                    Ok((vec![bytes], SquaredError::default()))
+                }),
                 Treatment::Quantize { bits, group, float } => matrix(&unit.source, &parts)
                     .and_then(|m| quantizer.block(&m, float, bits, group))
                     .map(|p| (vec![p.data, p.scales, p.biases], p.error)),

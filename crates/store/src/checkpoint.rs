@@ -16,7 +16,7 @@ use crate::index::{INDEX_NAME, Index, siblings};
 use crate::load::ReadFile;
 use crate::map::{Buffer, Map};
 use crate::quote::quoted;
-use crate::safetensors::Header;
+use crate::safetensors::{Entry, Header};
 
 const SINGLE_NAME: &str = "model.safetensors";
 
@@ -55,6 +55,8 @@ impl Tensor {
 /// An open checkpoint: all its tensors by name.
 #[derive(Debug)]
 pub struct Checkpoint {
+    /// What the user gave, for messages: the folder, or a file in it.
+    named: PathBuf,
     folder: PathBuf,
     /// Name and bytes of each file, in order of name.
     files: Vec<(String, u64)>,
@@ -119,16 +121,7 @@ impl Checkpoint {
         // 2. their tensors; of two of the same name the index tells which is meant
         let expected = index.as_ref().map(|i| i.tensors.iter().map(|(t, file)| (t.as_str(), *file)).collect());
         let expected: Option<HashMap<&str, usize>> = expected;
-        let mut checkpoint = Checkpoint {
-            folder: folder.to_owned(),
-            files: Vec::with_capacity(names.len()),
-            tensors: Vec::new(),
-            places: Vec::new(),
-            by_name: HashMap::new(),
-            metadata: BTreeMap::new(),
-            manifest: None,
-            notes,
-        };
+        let mut checkpoint = Checkpoint { notes, ..Checkpoint::empty(folder, folder) };
         let mut files = Vec::with_capacity(names.len());
         for (number, name) in names.iter().enumerate() {
             let path = folder.join(name);
@@ -145,16 +138,7 @@ impl Checkpoint {
                 if expected.as_ref().is_some_and(|e| e.get(entry.name.as_str()) != Some(&number)) {
                     continue;
                 }
-                if let Some(&other) = checkpoint.by_name.get(entry.name.as_str()) {
-                    let other = names[checkpoint.places[other].0].clone();
-                    return Err(Error::DuplicateTensor { path, tensor: entry.name, other });
-                }
-                // The header was checked against the file's length, which fits `usize` because the file is mapped.
-                let bytes = bytes.slice(entry.range.start as usize..entry.range.end as usize);
-                let tensor = Tensor { name: entry.name.into(), dtype: entry.dtype, shape: entry.shape, bytes };
-                checkpoint.by_name.insert(Arc::clone(&tensor.name), checkpoint.tensors.len());
-                checkpoint.places.push((number, entry.range.start));
-                checkpoint.tensors.push(tensor);
+                checkpoint.add(number, &path, &bytes, entry)?;
             }
         }
 
@@ -166,6 +150,51 @@ impl Checkpoint {
         }
         checkpoint.manifest = manifest;
         Ok((checkpoint, files))
+    }
+
+    fn empty(named: &Path, folder: &Path) -> Checkpoint {
+        Checkpoint {
+            named: named.to_owned(),
+            folder: folder.to_owned(),
+            files: Vec::new(),
+            tensors: Vec::new(),
+            places: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: BTreeMap::new(),
+            manifest: None,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Files of one folder, each with its path, its bytes and the tensors in it.
+    pub(crate) fn of_files(
+        named: &Path,
+        files: impl Iterator<Item = (PathBuf, Bytes, Vec<Entry>)>,
+    ) -> Result<Checkpoint, Error> {
+        let mut checkpoint = Checkpoint::empty(named, Path::new(""));
+        for (number, (path, bytes, mut entries)) in files.enumerate() {
+            checkpoint.folder = path.parent().map(Path::to_owned).unwrap_or_default();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            checkpoint.files.push((name, bytes.len() as u64));
+            entries.sort_by_key(|entry| (entry.range.start, entry.range.end));
+            entries.into_iter().try_for_each(|entry| checkpoint.add(number, &path, &bytes, entry))?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Adds a tensor of file `number`, whose bytes these are.
+    fn add(&mut self, number: usize, path: &Path, bytes: &Bytes, entry: Entry) -> Result<(), Error> {
+        if let Some(&other) = self.by_name.get(entry.name.as_str()) {
+            let other = self.files[self.places[other].0].0.clone();
+            return Err(Error::DuplicateTensor { path: path.to_owned(), tensor: entry.name, other });
+        }
+        // Headers are checked against their file's length, which fits `usize` because the file is mapped.
+        let bytes = bytes.slice(entry.range.start as usize..entry.range.end as usize);
+        let tensor = Tensor { name: entry.name.into(), dtype: entry.dtype, shape: entry.shape, bytes };
+        self.by_name.insert(Arc::clone(&tensor.name), self.tensors.len());
+        self.places.push((number, entry.range.start));
+        self.tensors.push(tensor);
+        Ok(())
     }
 
     /// For each file its tensors' bytes and names, by offset.
@@ -191,7 +220,12 @@ impl Checkpoint {
         self.tensors[number].bytes = bytes;
     }
 
-    /// The folder as it was given to `open`.
+    /// What the user gave, for messages: a folder, or a file.
+    pub fn named(&self) -> &Path {
+        &self.named
+    }
+
+    /// The folder that all files are in.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -364,7 +398,6 @@ fn all_safetensors(folder: &Path) -> Result<Vec<String>, Error> {
 /// A hint for a file of another weight format, by its extension.
 fn unsupported(extension: &str) -> Option<&'static str> {
     match extension {
-        "gguf" => Some("GGUF is not supported yet; safetensors are"),
         "bin" | "pt" | "pth" | "ckpt" => Some("PyTorch pickles are not supported; safetensors are"),
         "npz" => Some("NumPy archives are not supported; safetensors are"),
         _ => None,

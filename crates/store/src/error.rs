@@ -47,6 +47,9 @@ pub enum Error {
     /// The header of a safetensors file is not to be trusted, or does not fit its file.
     #[error("{}: {problem}", .path.display())]
     Header { path: PathBuf, problem: HeaderError },
+    /// A file of another format than safetensors was refused; `why` names the file, and the key or tensor.
+    #[error("{why}")]
+    Refused { why: String },
     /// A part of a file could not be read. `tensor` is the one that the offset (in the file) lies in.
     #[error("{}: cannot read{} at offset {offset}: {cause}", .path.display(), of_tensor(.tensor))]
     Read { path: PathBuf, tensor: Option<String>, offset: u64, cause: io::Error },

@@ -223,7 +223,6 @@ fn a_file_instead_of_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     for (name, hint) in [
         ("model.safetensors", "model.safetensors: not a folder; give the folder that holds this file"),
-        ("model.gguf", "model.gguf: not a folder; GGUF is not supported yet; safetensors are"),
         ("README", "README: not a folder"),
     ] {
         let path = folder.path().join(name);
@@ -240,8 +239,6 @@ fn a_folder_without_weights_or_with_those_of_another_format() {
     fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
     assert_refused(folder.path(), &["\"pytorch_model.bin\": PyTorch pickles are not supported; safetensors are"]);
     fs::remove_file(folder.path().join("pytorch_model.bin")).unwrap();
-    fs::write(folder.path().join("q4.gguf"), "").unwrap();
-    assert_refused(folder.path(), &["\"q4.gguf\": GGUF is not supported yet; safetensors are"]);
 }
 
 #[test]

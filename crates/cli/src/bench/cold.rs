@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use sluice_store::{Buffer, drop_cached, open_regular, resident_bytes};
@@ -71,7 +71,7 @@ fn touch_memory(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-fn open(path: &PathBuf) -> Result<File> {
+fn open(path: &Path) -> Result<File> {
     Ok(open_regular(path)?)
 }
 

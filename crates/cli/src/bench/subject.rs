@@ -71,7 +71,13 @@ fn arithmetic(folder: &Path, options: &Options) -> Result<Arithmetic> {
     let bytes =
         |dtype: Dtype| checkpoint.tensors().iter().filter(|t| t.dtype == dtype).map(|t| t.bytes.len()).sum::<usize>();
     let largest = [Dtype::U32, Dtype::BF16, Dtype::F16, Dtype::F32].into_iter().max_by_key(|d| bytes(*d));
+    let blocks = checkpoint.tensors().iter().filter_map(|t| match tensors.layout().format(checkpoint, t) {
+        Ok(form @ WeightFormat::Blocks(_)) => Some((t.bytes.len(), form)),
+        _ => None,
+    });
+    let blocks = blocks.max_by_key(|(bytes, _)| *bytes);
     let form = match (largest, quantization.default()) {
+        _ if blocks.is_some() => blocks.expect("just seen").1,
         (Some(Dtype::U32), Some((bits, group))) => WeightFormat::Affine { bits, group, scale: Float::Bf16 },
         (Some(Dtype::BF16), _) => WeightFormat::Float(Float::Bf16),
         _ => WeightFormat::Float(Float::F32),
@@ -79,7 +85,7 @@ fn arithmetic(folder: &Path, options: &Options) -> Result<Arithmetic> {
     Ok(match form.activation_format(options.activations) {
         ActivationFormat::F32 => Arithmetic::F32,
         ActivationFormat::Bf16 => Arithmetic::Bf16,
-        ActivationFormat::Int8 => Arithmetic::Int8,
+        ActivationFormat::Int8 | ActivationFormat::Int11 => Arithmetic::Int8,
     })
 }
 

@@ -1,7 +1,8 @@
 //! `sluice eval ppl`: a model's perplexity on a text.
 //!
 //! The text is one list of tokens, cut into windows that do not overlap; in each, every token but the first is predicted from those
-//! before it in the window, beginning with an empty context. The last window may be shorter.
+//! before it in the window, beginning with an empty context. The last window may be shorter. Where the tokenizer begins every text with a token (a BOS), that takes
+//! the place of each window's first one, as in llama-perplexity: a model that was trained with it is lost without it.
 
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
@@ -38,9 +39,10 @@ pub fn run(args: PplArgs) -> Result<()> {
     // 1. the text's tokens, in windows
     let folder = args.text.folder()?;
     let mut engine = load::engine(&folder, &args.engine, args.engine.options()?)?;
-    let tokens = args.text.tokens(&folder)?;
+    let (mut tokens, beginning) = args.text.tokens_and_beginning(&folder)?;
     let window = args.window.get();
     ensure!(window >= 2, "--window {window}: a window needs a token to predict, and one to predict it from");
+    begin_windows(&mut tokens, window, &beginning);
     let limit = args.windows.map_or(usize::MAX, NonZeroUsize::get);
     let windows: Vec<&[u32]> = tokens.chunks(window).filter(|w| w.len() >= 2).take(limit).collect();
     ensure!(!windows.is_empty(), "{}: too short, {} tokens", args.text.name(), tokens.len());
@@ -91,6 +93,13 @@ pub fn run(args: PplArgs) -> Result<()> {
     Ok(out.flush()?)
 }
 
+/// Replaces the first tokens of each window.
+fn begin_windows(tokens: &mut [u32], window: usize, beginning: &[u32]) {
+    for window in tokens.chunks_mut(window) {
+        window.iter_mut().zip(beginning).for_each(|(token, first)| *token = *first);
+    }
+}
+
 /// -log softmax(logits)[token], in f64.
 fn surprise(logits: &[f32], token: usize) -> f64 {
     let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -101,6 +110,15 @@ fn surprise(logits: &[f32], token: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_window_begins_as_the_tokenizer_begins_a_text() {
+        let mut tokens = [5, 6, 7, 8, 9];
+        begin_windows(&mut tokens, 2, &[]);
+        assert_eq!(tokens, [5, 6, 7, 8, 9]);
+        begin_windows(&mut tokens, 2, &[1]);
+        assert_eq!(tokens, [1, 6, 1, 8, 1]);
+    }
 
     #[test]
     fn surprise_is_minus_log_softmax() {

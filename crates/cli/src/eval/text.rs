@@ -37,9 +37,15 @@ impl TextArgs {
 
     /// Its tokens.
     pub fn tokens(&self, folder: &Path) -> Result<Vec<u32>> {
+        Ok(self.tokens_and_beginning(folder)?.0)
+    }
+
+    /// Its tokens, and those that the tokenizer puts before every text (a BOS, or nothing).
+    pub fn tokens_and_beginning(&self, folder: &Path) -> Result<(Vec<u32>, Vec<u32>)> {
         let tokenizer = load::tokenizer(folder)?;
         let name = || self.name();
         let text = read_named(&self.text, MAX_TEXT)?;
-        tokenizer.encode(std::str::from_utf8(&text).with_context(name)?, false)
+        let tokens = tokenizer.encode(std::str::from_utf8(&text).with_context(name)?, false)?;
+        Ok((tokens, tokenizer.encode("", true)?))
     }
 }

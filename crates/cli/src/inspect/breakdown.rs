@@ -100,11 +100,11 @@ impl Anatomy {
                 size.parameters += bytes * 8 / form.map_or(32, |(bits, _)| u64::from(bits));
                 a.exceptions += usize::from(form != default);
             } else if !of_scaled.is_some_and(is_scaled) && !t.name.ends_with(".padding") {
-                size.parameters += bytes / t.dtype.size() as u64;
+                size.parameters += tensors.layout().stored(t).1;
             }
 
             if part != Component::LeftOut {
-                *a.dtypes.entry(t.dtype.name()).or_default() += bytes;
+                *a.dtypes.entry(tensors.layout().stored(t).0).or_default() += bytes;
             }
             if let Some(layer) = layer {
                 *a.expert_bytes.entry(layer).or_default() += bytes;

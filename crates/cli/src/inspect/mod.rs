@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
-use sluice_model::{Description, source};
+use sluice_model::{Description, ModelTensors, source};
 use sluice_store::Checkpoint;
 
 use crate::engine_args::model_or_demo;
@@ -70,17 +70,19 @@ pub fn run(args: InspectArgs) -> Result<()> {
     }
     anatomy.model.iter().flat_map(|m| &m.notes).for_each(|line| note(line));
     let fit = Fit::of_this_machine(&anatomy);
+    let tokenizer = source.tokenizer_name();
     let out = &mut io::stdout().lock();
     if args.json {
         let mut object = to_json(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref());
+        object["tokenizer"] = tokenizer.into();
         if args.tensors {
-            object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(checkpoint, t)).collect();
+            object["tensors"] = checkpoint.tensors().iter().map(|t| tensor_json(&tensors, t)).collect();
         }
         writeln!(out, "{}", shown_json(&format!("{object:#}")))?;
     } else {
-        write!(out, "{}", to_text(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref()))?;
+        write!(out, "{}", to_text(&folder.display().to_string(), checkpoint, &anatomy, fit.as_ref(), tokenizer))?;
         if args.tensors {
-            list(out, checkpoint)?;
+            list(out, &tensors)?;
         }
     }
     if let (true, false, Some(manifest)) = (args.verify, args.json, bundle) {
@@ -89,14 +91,16 @@ pub fn run(args: InspectArgs) -> Result<()> {
     Ok(out.flush()?)
 }
 
-fn tensor_json(checkpoint: &Checkpoint, t: &sluice_store::Tensor) -> Value {
+fn tensor_json(tensors: &ModelTensors, t: &sluice_store::Tensor) -> Value {
+    let (checkpoint, dtype) = (tensors.checkpoint(), tensors.layout().stored(t).0);
     let (file, offset) = checkpoint.place(&t.name).unwrap_or(("", 0));
     json!({
-        "name": &*t.name, "dtype": t.dtype.name(), "shape": t.shape, "bytes": t.bytes.len(), "file": file, "offset": offset,
+        "name": &*t.name, "dtype": dtype, "shape": t.shape, "bytes": t.bytes.len(), "file": file, "offset": offset,
     })
 }
 
-fn list(out: &mut impl Write, checkpoint: &Checkpoint) -> io::Result<()> {
+fn list(out: &mut impl Write, tensors: &ModelTensors) -> io::Result<()> {
+    let checkpoint = tensors.checkpoint();
     let width = checkpoint.names().map(|name| shown(name).len()).max().unwrap_or(0);
     writeln!(out)?;
     for t in checkpoint.tensors() {
@@ -104,7 +108,7 @@ fn list(out: &mut impl Write, checkpoint: &Checkpoint) -> io::Result<()> {
         let shape = format!("{:?}", t.shape);
         let size = units::bytes(t.bytes.len() as u64);
         let (name, file) = (shown(&t.name), shown(file));
-        writeln!(out, "{name:<width$}  {:<4}  {shape:<20}  {size:>9}  {file} @{offset}", t.dtype)?;
+        writeln!(out, "{name:<width$}  {:<4}  {shape:<20}  {size:>9}  {file} @{offset}", tensors.layout().stored(t).0)?;
     }
     Ok(())
 }
@@ -155,7 +159,7 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
     })
 }
 
-fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>) -> String {
+fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>, tokenizer: Option<String>) -> String {
     let files = checkpoint.file_sizes();
     let all: u64 = files.iter().map(|(_, n)| n).sum();
     let mut lines = vec![("model", model.to_owned())];
@@ -203,6 +207,7 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
     if let Some(state) = a.state_bytes().filter(|n| *n > 0) {
         lines.push(("state", format!("{} per conversation", units::bytes(state))));
     }
+    lines.extend(tokenizer.map(|name| ("tokenizer", name)));
     lines.extend(fit.map(|fit| ("memory", fit.to_text())));
     // Names and types come from the checkpoint: control characters are escaped.
     lines.iter().map(|(name, value)| format!("{name:<12}{}\n", shown(value))).collect()

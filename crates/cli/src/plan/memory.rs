@@ -95,6 +95,7 @@ fn product(isa: Isa, buffer: &[u8], precision: Precision, threads: usize) -> Res
             ActivationFormat::F32 => Input::F32(&x),
             ActivationFormat::Bf16 => Input::Bf16(&bf16),
             ActivationFormat::Int8 => Input::Int8 { q: &q, scales: &x_scales, sums: &sums },
+            ActivationFormat::Int11 => unreachable!("the mode is int8"),
         };
         let (mut tile, mut scratch) = ([0.0; ROWS], Scratch::with_bytes(scratch));
         let part = rows / threads;

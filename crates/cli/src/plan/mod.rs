@@ -16,9 +16,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
-use sluice_model::{Options, Quantization};
+use sluice_kernels::format::WeightFormat;
+use sluice_model::{ModelTensors, Options, Quantization};
 use sluice_pack::{parse_bits, parse_group};
-use sluice_store::{Checkpoint, Dtype};
+use sluice_store::{Checkpoint, Dtype, Tensor};
 
 use crate::disk::{self, Case, Order, PAGE};
 use crate::{machine, presets, terminal, units};
@@ -133,7 +134,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let stored = config.quantization().ok();
     let (all, of_experts) = (stored.as_ref().and_then(Quantization::default), stored.and_then(|q| q.of_experts()));
     let bits_of = |width: Option<(u8, u16)>| width.map(|(bits, _)| u64::from(bits));
-    let plain = there.and_then(|tensors| float_bits(tensors.checkpoint()));
+    let plain = there.and_then(|tensors| block_bits(tensors).or_else(|| float_bits(tensors.checkpoint())));
     let bits = args.bits.or(bits_of(all)).or(plain).unwrap_or(4);
     let experts_bits = args.experts_bits.or(args.bits).or(bits_of(of_experts)).unwrap_or(bits);
     let group = u64::from(args.group_size.or(all.map(|(_, group)| group)).unwrap_or(64));
@@ -301,6 +302,19 @@ pub fn run(args: PlanArgs) -> Result<()> {
         .for_each(|&r| text += &format!("{:>10}", units::bytes((weights.expert_bytes() as f64 * (1.0 - r)) as u64)));
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
+}
+
+/// The width that comes nearest to that of a checkpoint's blocks, if it has any.
+fn block_bits(tensors: &ModelTensors) -> Option<u64> {
+    let (checkpoint, layout) = (tensors.checkpoint(), tensors.layout());
+    let is_blocks = |t: &&Tensor| matches!(layout.format(checkpoint, t), Ok(WeightFormat::Blocks(_)));
+    let all: Vec<(u64, u64)> =
+        checkpoint.tensors().iter().filter(is_blocks).map(|t| (t.bytes.len() as u64, layout.stored(t).1)).collect();
+    let (bytes, elements) = all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    let average = 8.0 * bytes as f64 / elements.max(1) as f64;
+    // Groups of 64 with a scale and a bias of 16 bits take half a bit more.
+    let away = |bits: &u64| ((*bits as f64 + 0.5 - average).abs() * 1e6) as u64;
+    (elements > 0).then(|| [2, 3, 4, 5, 6, 8].into_iter().min_by_key(away)).flatten()
 }
 
 /// Bits of the floating-point type that most of a checkpoint's bytes have.

@@ -53,13 +53,13 @@ impl Named {
     }
 }
 
-/// The model that `named` means: a folder with a `config.json`, such a file, or a known model.
+/// The model that `named` means: a folder with a `config.json`, a GGUF file, a config alone, or a known model.
 ///
 /// # Errors
 /// A name that means none of these; the message lists the known models.
 pub fn find(named: &Path) -> Result<Named> {
     let described = |config| Ok(Named::Described(Box::new(config)));
-    if named.is_dir() {
+    if named.is_dir() || source::is_gguf(named) {
         return Ok(Named::Stored(source::open(&hub::followed(named.to_owned())?)?));
     }
     if named.is_file() {

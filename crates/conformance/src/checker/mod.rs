@@ -15,8 +15,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
-    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Failed, KvPool, Linear, Logits, MatrixId, MemoryUse,
-    Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, Linear, Logits,
+    MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs, Streamed,
+    Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
@@ -233,6 +234,10 @@ impl Operations for Checker {
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         self.checked("mlp").mlp(x, norm, mlp, residual);
+    }
+
+    fn elementwise(&mut self, operation: &Elementwise) {
+        self.checked("elementwise").elementwise(operation);
     }
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {

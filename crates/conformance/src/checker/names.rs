@@ -1,8 +1,8 @@
 //! The checker's own handles, and the inner handles and shapes that belong to them.
 
 use sluice_backend::{
-    AttentionLayer, BufferId, DeltaLayer, ExpertMatrix, Experts, KvPool, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
-    Projection, RotaryId, SharedExpert, Tensor,
+    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertMatrix, Experts, KvPool, Linear, MatrixId, Mlp, Moe,
+    MoeId, Norm, Projection, RotaryId, SharedExpert, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -165,10 +165,21 @@ impl Names {
         }
     }
 
+    pub fn elementwise(&self, operation: &Elementwise) -> Elementwise {
+        match *operation {
+            Elementwise::Scale { x, by } => Elementwise::Scale { x: self.tensor(x), by },
+            Elementwise::GeGlu { gate, up } => Elementwise::GeGlu { gate: self.tensor(gate), up: self.tensor(up) },
+            Elementwise::AddNormed { x, norm, residual } => {
+                Elementwise::AddNormed { x: self.tensor(x), norm: self.norm(norm), residual: self.tensor(residual) }
+            }
+            Elementwise::SplitPairs { x, head } => Elementwise::SplitPairs { x: self.tensor(x), head },
+        }
+    }
+
     pub fn delta(&self, d: &DeltaLayer) -> DeltaLayer {
         let [qkv, z, b, a, out] = [d.qkv, d.z, d.b, d.a, d.out].map(|t| self.tensor(t));
-        let [conv, a_log, dt_bias] = [d.conv, d.a_log, d.dt_bias].map(|t| self.tensor(t));
-        DeltaLayer { qkv, z, b, a, out, conv, a_log, dt_bias, norm: self.norm(d.norm), ..d.clone() }
+        let [conv, decay, dt_bias] = [d.conv, d.decay, d.dt_bias].map(|t| self.tensor(t));
+        DeltaLayer { qkv, z, b, a, out, conv, decay, dt_bias, norm: self.norm(d.norm), ..d.clone() }
     }
 
     pub fn pool(&self, pool: &KvPool) -> &PoolName {

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, KvLayout, Linear, MatrixId, Mlp, MoeId, Norm, Operations, Projection, Routing,
-    StepInputs, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, MoeId, Norm, Operations, Projection,
+    Routing, StepInputs, Tensor,
 };
 
 use super::names::Names;
@@ -62,6 +62,7 @@ impl CheckedStep<'_> {
             Operation::Mlp { x, norm, mlp, residual } => {
                 b.mlp(n.tensor(*x), n.norm(*norm), &n.mlp(mlp, x.cols), n.tensor(*residual));
             }
+            Operation::Elementwise(operation) => b.elementwise(&n.elementwise(operation)),
             Operation::Mixture { x, moe, residual } => {
                 let moe = n.moes.get(moe.number(), "mixture").0;
                 b.mixture(n.tensor(*x), moe, n.tensor(*residual));
@@ -147,6 +148,23 @@ impl Operations for CheckedStep<'_> {
         assert_eq!(x.rows, self.tokens(), "a row for each token");
         assert!(norm.weight.cols == x.cols && residual.cols == x.cols && residual.rows >= x.rows, "shapes alike");
         self.run(Operation::Mlp { x, norm, mlp: mlp.clone(), residual });
+    }
+
+    fn elementwise(&mut self, operation: &Elementwise) {
+        let tokens = self.tokens();
+        let fits = |a: Tensor, b: Tensor| a.rows >= tokens && b.rows >= tokens && a.cols == b.cols;
+        match *operation {
+            Elementwise::Scale { x, .. } => assert!(x.rows >= tokens, "a row for each token"),
+            Elementwise::GeGlu { gate, up } => assert!(fits(gate, up), "shapes alike"),
+            Elementwise::AddNormed { x, norm, residual } => {
+                assert!(fits(x, residual) && norm.weight.cols == x.cols, "shapes alike");
+            }
+            Elementwise::SplitPairs { x, head } => {
+                assert!(x.rows >= tokens && head > 0 && head.is_multiple_of(2), "heads of pairs");
+                assert!(x.cols.is_multiple_of(head), "{} columns in heads of {head}", x.cols);
+            }
+        }
+        self.run(Operation::Elementwise(*operation));
     }
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {

@@ -1,8 +1,8 @@
 //! Recorded calls of a backend, and their replay on another.
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, KvLayout, KvPool, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, Norm,
-    Projection, RotaryFrequencies, StepInputs, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, KvLayout, KvPool, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Moe,
+    MoeId, Norm, Projection, RotaryFrequencies, StepInputs, Tensor,
 };
 
 /// A call before the steps. Handles are the checker's.
@@ -27,6 +27,7 @@ pub enum Operation {
     Attention(AttentionLayer),
     DeltaNet(DeltaLayer),
     Mlp { x: Tensor, norm: Norm, mlp: Mlp, residual: Tensor },
+    Elementwise(Elementwise),
     Mixture { x: Tensor, moe: MoeId, residual: Tensor },
     Logits { x: Tensor, norm: Norm, head: MatrixId },
 }
@@ -40,6 +41,7 @@ impl Operation {
             Operation::Attention(_) => "attention",
             Operation::DeltaNet(_) => "delta_net",
             Operation::Mlp { .. } => "mlp",
+            Operation::Elementwise(_) => "elementwise",
             Operation::Mixture { .. } => "mixture",
             Operation::Logits { .. } => "logits",
         }

@@ -21,6 +21,7 @@ impl Case {
             key_dim: self.one_of(&[4, 8, 16, 20, 64, 128]),
             value_dim: self.one_of(&[4, 16, 24, 64, 72, 128]),
             taps: self.random.usize(2..=5),
+            tiled: self.random.bool(),
         }
     }
 
@@ -33,13 +34,12 @@ impl Case {
         let conv =
             self.backend.alloc(sluice_backend::MemoryClass::WeightsCopied, shape.taps, shape.channels()).unwrap();
         self.backend.upload(&taps, conv);
-        let [a_log, dt_bias] = [2.0, 1.0].map(|size| {
-            let values = self.small(heads, size);
-            self.vector(&values)
-        });
+        let decay: Vec<f32> = self.small(heads, 2.0).into_iter().map(|x| 0.0 - x.abs()).collect();
+        let (decay, dt_bias) = (self.vector(&decay), self.small(heads, 1.0));
+        let dt_bias = self.vector(&dt_bias);
         let norm = self.norm(shape.value_dim);
         let [qkv, z, b, a] = [qkv, z, b, a].map(|p| p.tensor);
-        let inner = DeltaLayer { shape, qkv, z, b, a, out: out.tensor, conv, a_log, dt_bias, norm, layer };
+        let inner = DeltaLayer { shape, qkv, z, b, a, out: out.tensor, conv, decay, dt_bias, norm, layer };
         DeltaCase { inner, out }
     }
 }

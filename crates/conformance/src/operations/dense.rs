@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sluice_backend::{
-    Backend, DRAWN_TOGETHER, Float, Isa, Linear, Logits, MAX_RANKS, Mlp, Projection, Ranked, Scaled, Top, WeightFormat,
-    sample,
+    Backend, BlockFormat, DRAWN_TOGETHER, Float, Isa, Linear, Logits, MAX_RANKS, Mlp, Projection, Ranked, Scaled, Top,
+    WeightFormat, sample,
 };
 
 use crate::case::Case;
@@ -106,13 +106,15 @@ pub fn interleaved_heads(c: &mut Case) {
     }
 }
 
-/// An embedding, projections and a feed-forward layer whose weights are all Q8_0.
-pub fn q8_0(c: &mut Case) {
-    if !c.takes(WeightFormat::Q8_0) {
+/// An embedding, projections and a feed-forward layer whose weights are all of one type of GGUF's blocks.
+pub fn blocks(c: &mut Case) {
+    let blocks = c.one_of(&BlockFormat::ALL);
+    if !c.takes(WeightFormat::Blocks(blocks)) {
         return;
     }
-    c.uniform = Some(WeightFormat::Q8_0);
-    let (tokens, hidden, width) = (c.tokens(), 32 * c.random.usize(1..=20), 32 * c.random.usize(1..=20));
+    c.uniform = Some(WeightFormat::Blocks(blocks));
+    let (unit, most) = (blocks.block_columns(), 640 / blocks.block_columns());
+    let (tokens, hidden, width) = (c.tokens(), unit * c.random.usize(1..=most), unit * c.random.usize(1..=most));
     let (vocabulary, rows) = (c.random.usize(2..200), c.random.usize(1..200));
     let (table, norm) = (c.matrix(vocabulary, hidden), c.norm(hidden));
     let (linear, mlp) = (c.linear(rows, hidden, false), c.mlp(hidden, width));

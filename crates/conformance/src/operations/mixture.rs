@@ -1,8 +1,8 @@
 //! Mixtures of experts: all kinds of routing, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
-    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
-    Projection, Scoring, SharedExpert, Tensor, WeightFormat,
+    BlockFormat, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Moe, MoeId,
+    Outcome, Projection, Scoring, SharedExpert, Tensor, WeightFormat,
 };
 
 use crate::case::Case;
@@ -183,10 +183,11 @@ pub fn mixtures_of_few_tokens(c: &mut Case) {
     mixtures_of_one_format(c, format, 3, |c, most| c.random.usize(2..=(3 * most).clamp(2, 32)));
 }
 
-/// The same of Q8_0 weights.
-pub fn mixtures_of_q8_0(c: &mut Case) {
-    if c.takes(WeightFormat::Q8_0) {
-        mixtures_of_one_format(c, WeightFormat::Q8_0, 2, |c, most| c.random.usize(1..=(3 * most).clamp(2, 32)));
+/// The same of a type of GGUF's blocks.
+pub fn mixtures_of_blocks(c: &mut Case) {
+    let format = WeightFormat::Blocks(c.one_of(&BlockFormat::ALL));
+    if c.takes(format) {
+        mixtures_of_one_format(c, format, 2, |c, most| c.random.usize(1..=(3 * most).clamp(2, 32)));
     }
 }
 
@@ -205,8 +206,9 @@ fn mixtures_of_one_format(
     // Few experts that are large, or many that are small.
     let (wide, count) = if c.once_in(4) { (1, c.random.usize(1..=512)) } else { (widest, c.random.usize(1..=40)) };
     let (hidden, stacked) = (256 * c.random.usize(1..=wide), c.coin());
+    let unit = if matches!(format, WeightFormat::Blocks(blocks) if blocks.block_columns() > 64) { 256 } else { 64 };
     let (intermediate, most, bias) =
-        (64 * c.random.usize(1..=wide.min(6)), c.random.usize(1..=count.min(15)), c.coin());
+        (unit * c.random.usize(1..=wide.min(6)), c.random.usize(1..=count.min(15)), c.coin());
     c.uniform = Some(format);
     let drawn = c.experts(count, hidden, intermediate, stacked);
     let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();

@@ -4,6 +4,7 @@ mod attention;
 mod buffers;
 mod delta_rule;
 mod dense;
+mod elementwise;
 mod mixture;
 mod streamed;
 mod whole_step;
@@ -18,9 +19,11 @@ pub const INTERLEAVED_HEADS: Family = Family { name: "interleaved heads", cases:
 pub const LONG_ROWS: Family = Family { name: "long rows", cases: 16, run: dense::long_rows };
 pub const LARGE_TILES: Family = Family { name: "large tiles", cases: 16, run: dense::large_tiles };
 pub const TENS_OF_TOKENS: Family = Family { name: "tens of tokens", cases: 40, run: dense::tens_of_tokens };
-pub const Q8_0: Family = Family { name: "q8_0", cases: 60, run: dense::q8_0 };
-pub const Q8_0_MIXTURES: Family = Family { name: "q8_0 mixtures", cases: 30, run: mixture::mixtures_of_q8_0 };
+pub const BLOCKS: Family = Family { name: "blocks", cases: 105, run: dense::blocks };
+pub const MIXTURES_OF_BLOCKS: Family =
+    Family { name: "mixtures of blocks", cases: 24, run: mixture::mixtures_of_blocks };
 pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: dense::dense_layers };
+pub const ELEMENTWISE: Family = Family { name: "elementwise", cases: 40, run: elementwise::elementwise };
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
 pub const DEEP_CONTEXTS: Family = Family { name: "deep contexts", cases: 60, run: attention::deep_contexts };
 pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 60, run: attention::shared_prefixes };
@@ -38,7 +41,7 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 23] = [
+pub const FAMILIES: [&Family; 24] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
@@ -47,9 +50,10 @@ pub const FAMILIES: [&Family; 23] = [
     &LONG_ROWS,
     &LARGE_TILES,
     &TENS_OF_TOKENS,
-    &Q8_0,
-    &Q8_0_MIXTURES,
+    &BLOCKS,
+    &MIXTURES_OF_BLOCKS,
     &DENSE_LAYERS,
+    &ELEMENTWISE,
     &ATTENTION,
     &SHARED_PREFIXES,
     &DEEP_CONTEXTS,

@@ -37,7 +37,7 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_decode(co
 #pragma unroll
     for (u32 i = 0; i < EACH; i++, next_state += step) column[i] = inside ? __ldcg(next_state) : 0.0f;
     // 2. The convolution but for its last tap
-    const u32 keys = p.key_heads * KEYS, key_head = h * p.key_heads / p.value_heads, all = channels(p), before = p.taps - 1;
+    const u32 keys = p.key_heads * KEYS, key_head = key_head_of(p, h), all = channels(p), before = p.taps - 1;
     u32 from = warp * keys + key_head * KEYS, count = KEYS;
     if (warp >= 2) {
         u32 skipped = (warp - 2) * WARP;
@@ -59,7 +59,7 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_decode(co
     }
 #pragma unroll
     for (u32 m = 0; m < HELD; m++) last[m] = lane + WARP * m < count ? taps[WARP * m] : 0.0f;
-    float rate = sub(0.0f, exp_(p.a_log[h]));
+    float rate = p.decay[h];
     const float bias = p.dt_bias[h];
     materialize(rate);
     if (t == end) return;

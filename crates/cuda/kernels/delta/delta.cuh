@@ -13,7 +13,7 @@ struct Delta {
     Tensor conv;
     // [rows, ..]: from this layer's part on.
     Tensor states;
-    const float* a_log;
+    const float* decay;
     const float* dt_bias;
     Norm norm;
     // [tokens, channels], [tokens, value_heads] each: what the kernels leave for one another.
@@ -35,8 +35,11 @@ struct Delta {
     float scale;
     // Whether q and k lie by the lanes of their sums: elements of one number modulo 4 beside one another.
     u32 by_lanes;
-    u32 unused;
+    // Value head v uses key head v % key_heads.
+    u32 tiled;
 };
+
+__device__ __forceinline__ u32 key_head_of(const Delta& p, u32 h) { return p.tiled ? h % p.key_heads : h / (p.value_heads / p.key_heads); }
 
 static const float L2_EPS = 1e-6f;
 __device__ __forceinline__ u32 channels(const Delta& p) { return 2 * p.key_heads * p.key_dim + p.value_heads * p.value_dim; }

@@ -83,7 +83,7 @@ extern "C" __global__ void delta_gates(const Delta p) {
         }
         for (u32 h = threadIdx.x; h < p.value_heads; h += blockDim.x) {
             u64 at = (u64)t * p.value_heads + h;
-            p.decays[at] = exp_(mul(sub(0.0f, exp_(p.a_log[h])), softplus(add(p.a.row(t)[h], p.dt_bias[h]))));
+            p.decays[at] = exp_(mul(p.decay[h], softplus(add(p.a.row(t)[h], p.dt_bias[h]))));
             p.beta[at] = sigmoid(p.b.row(t)[h]);
         }
     }

@@ -12,7 +12,7 @@ extern "C" __global__ void delta_recur(const Delta p) {
     begin();
     float *q = smem, *k = smem + p.key_dim;
     u32 h = blockIdx.y, all = channels(p), keys = p.key_heads * p.key_dim;
-    u32 key_head = h / (p.value_heads / p.key_heads);
+    u32 key_head = key_head_of(p, h);
     u32 j = blockIdx.x * blockDim.x + threadIdx.x;
     bool inside = j < p.value_dim;
     for (u32 s = blockIdx.z; s < p.count; s += gridDim.z) {
@@ -66,7 +66,7 @@ static const u32 RECUR_COLUMNS = 32, RECUR_TOKENS = 32, RECUR_BATCH = RECUR_TOKE
 template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
     // Lanes are such that four of them meet in no bank.
     const u32 EACH = KEYS / 4, PADDED = EACH + 4, VALUES = 8 * PADDED, DECAY = VALUES + RECUR_COLUMNS, BETA = DECAY + 1, ROW = DECAY + 4;
-    const u32 h = blockIdx.y, first = blockIdx.x * RECUR_COLUMNS, all = channels(p), keys = p.key_heads * KEYS, key_head = h / (p.value_heads / p.key_heads);
+    const u32 h = blockIdx.y, first = blockIdx.x * RECUR_COLUMNS, all = channels(p), keys = p.key_heads * KEYS, key_head = key_head_of(p, h);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, part = lane / 8, c = warp * 8 + lane % 8;
     const bool inside = first + c < p.value_dim;
     const u64 step = 4 * p.value_dim;

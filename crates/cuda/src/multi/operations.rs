@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Caches, DeltaLayer, DeviceMemory, DeviceSampling, ExpertOptions, KvLayout,
-    KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
+    AttentionLayer, Backend, BufferId, Caches, DeltaLayer, DeviceMemory, DeviceSampling, Elementwise, ExpertOptions,
+    KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
     Operations, Outcome, Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, StepInputs,
     StepScratch, Streamed, Tensor,
 };
@@ -296,7 +296,7 @@ impl Operations for Pipeline {
         let home = self.home(OperationKey::Delta(layer.layer));
         let tokens = self.devices[0].context.inputs.tokens().len();
         let [qkv, z, b, a, out] = [layer.qkv, layer.z, layer.b, layer.a, layer.out].map(|t| t.first_rows(tokens));
-        let reads = [qkv, z, b, a, layer.conv, layer.a_log, layer.dt_bias, layer.norm.weight];
+        let reads = [qkv, z, b, a, layer.conv, layer.decay, layer.dt_bias, layer.norm.weight];
         let len = layer.shape.state_len();
         let range = layer.layer * len..(layer.layer + 1) * len;
         if !self.states.iter().any(|(own, _)| *own == range) {
@@ -334,6 +334,19 @@ impl Operations for Pipeline {
         self.prepare(home, &[x, normed, residual, weight], &[normed, residual]);
         self.answer_all();
         self.devices[home].mixture_but_experts(x, own, normed, residual)
+    }
+
+    /// Where the operation before it ran.
+    fn elementwise(&mut self, operation: &Elementwise) {
+        let tokens = self.devices[0].context.inputs.tokens().len();
+        let (reads, writes) = match *operation {
+            Elementwise::Scale { x, .. } | Elementwise::SplitPairs { x, .. } => (vec![x], x),
+            Elementwise::GeGlu { gate, up } => (vec![gate, up], gate),
+            Elementwise::AddNormed { x, norm, residual } => (vec![x, norm.weight, residual], residual),
+        };
+        let first = |t: Tensor| if t.rows >= tokens { t.first_rows(tokens) } else { t };
+        let reads: Vec<Tensor> = reads.into_iter().map(first).collect();
+        self.prepare(self.current, &reads, &[first(writes)]).elementwise(operation);
     }
 
     fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {

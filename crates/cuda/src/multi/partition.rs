@@ -17,6 +17,8 @@ pub enum OperationKey {
     Attention(usize, usize),
     Delta(usize),
     Mlp(usize),
+    /// Runs where the operation before it ran.
+    AddNormed,
     Mixture(usize),
     Logits(usize),
 }

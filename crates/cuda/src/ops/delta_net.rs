@@ -86,7 +86,7 @@ impl DeltaScratch {
             out: context.place(layer.out),
             conv: context.place(layer.conv),
             states,
-            a_log: context.place(layer.a_log).at,
+            decay: context.place(layer.decay).at,
             dt_bias: context.place(layer.dt_bias).at,
             norm: context.norm(&layer.norm),
             mixed,
@@ -104,7 +104,7 @@ impl DeltaScratch {
             taps: number(shape.taps),
             scale: (1.0 / (shape.key_dim as f64).sqrt()) as f32,
             by_lanes: in_registers.is_some().into(),
-            unused: 0,
+            tiled: shape.tiled.into(),
         };
         // f32 of a token: q and k in four parts each, v, decay and beta; or only q and k.
         let (recur, threads, floats) = match in_registers {

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::Avx2x16;
+use crate::format::BlockFormat;
 use crate::input::GROUP;
 use crate::instructions::int8_dot::{Groups, Int8Dot, TokenScales, add_group, row_by_row};
 use crate::matrix::Matrix;
@@ -12,42 +13,91 @@ impl Int8Dot for Avx2x16 {
     #[inline(always)]
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
         // `vpmaddubsw` adds two products in 16 bits: 2 * 127 * 127 fits, 8-bit q do not.
-        let narrow = w.grouped().packing.bits() < 8;
+        let narrow = w.blocks().map_or_else(|| w.grouped().packing.bits() < 8, BlockFormat::is_narrow);
         let dot = |q: &[u8], s: &[f32], b: &[f32], xq: &[i8], scales: TokenScales| {
             // SAFETY: `row_by_row` hands in a row and a token of whole groups; the shell has AVX2 and FMA.
-            unsafe { if narrow { dot::<true>(q, s, b, xq, scales) } else { dot::<false>(q, s, b, xq, scales) } }
+            unsafe {
+                if q.len() / scales.sx.len() < GROUP {
+                    dot::<Halves>(q, s, b, xq, scales)
+                } else if narrow {
+                    dot::<Narrow>(q, s, b, xq, scales)
+                } else {
+                    dot::<Wide>(q, s, b, xq, scales)
+                }
+            }
         };
         // SAFETY: the caller's.
         unsafe { row_by_row::<Self>(w, x, tokens, tile, scratch, dot) }
     }
 }
 
-/// The partial sums of group g.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn group<const NARROW: bool>(q: *const u8, x: *const i8) -> __m256i {
-    // SAFETY: the caller vouches for 32 bytes at both.
+/// How the products of a part of a weight group are summed.
+///
+/// # Safety
+/// The caller has AVX2, and vouches for so many bytes at both ends.
+trait Part {
+    /// Columns of a part.
+    const COLUMNS: usize;
+    /// Partial sums.
+    unsafe fn sums(q: *const u8, x: *const i8) -> __m256i;
+}
+
+/// The partial sums of sixteen columns.
+#[inline(always)]
+unsafe fn sixteen(q: *const u8, x: *const i8) -> __m256i {
+    // SAFETY: the caller's.
     unsafe {
-        if NARROW {
+        let q = _mm256_cvtepu8_epi16(_mm_loadu_si128(q.cast()));
+        _mm256_madd_epi16(q, _mm256_cvtepi8_epi16(_mm_loadu_si128(x.cast())))
+    }
+}
+
+/// An activation group, with q of seven bits at most.
+struct Narrow;
+
+impl Part for Narrow {
+    const COLUMNS: usize = GROUP;
+    #[inline(always)]
+    unsafe fn sums(q: *const u8, x: *const i8) -> __m256i {
+        // SAFETY: the caller's.
+        unsafe {
             let pairs = _mm256_maddubs_epi16(_mm256_loadu_si256(q.cast()), _mm256_loadu_si256(x.cast()));
             _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
-        } else {
-            let half = |i: usize| {
-                let q = _mm256_cvtepu8_epi16(_mm_loadu_si128(q.add(i).cast()));
-                _mm256_madd_epi16(q, _mm256_cvtepi8_epi16(_mm_loadu_si128(x.add(i).cast())))
-            };
-            _mm256_add_epi32(half(0), half(16))
         }
+    }
+}
+
+/// An activation group.
+struct Wide;
+
+impl Part for Wide {
+    const COLUMNS: usize = GROUP;
+    #[inline(always)]
+    unsafe fn sums(q: *const u8, x: *const i8) -> __m256i {
+        // SAFETY: the caller's.
+        unsafe { _mm256_add_epi32(sixteen(q, x), sixteen(q.add(16), x.add(16))) }
+    }
+}
+
+/// Half of an activation group.
+struct Halves;
+
+impl Part for Halves {
+    const COLUMNS: usize = GROUP / 2;
+    #[inline(always)]
+    unsafe fn sums(q: *const u8, x: *const i8) -> __m256i {
+        // SAFETY: the caller's.
+        unsafe { sixteen(q, x) }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn dot<const NARROW: bool>(q: &[u8], s: &[f32], b: &[f32], xq: &[i8], scales: TokenScales) -> f32 {
+unsafe fn dot<P: Part>(q: &[u8], s: &[f32], b: &[f32], xq: &[i8], scales: TokenScales) -> f32 {
     let (groups, parts) = (s.len(), scales.sx.len() / s.len());
     // SAFETY: groups lie inside the slices.
     unsafe {
-        let at = |g: usize| group::<NARROW>(q.as_ptr().add(g * GROUP), xq.as_ptr().add(g * GROUP));
+        let at = |g: usize| P::sums(q.as_ptr().add(g * P::COLUMNS), xq.as_ptr().add(g * P::COLUMNS));
         let mut acc = _mm_setzero_ps();
         let mut g = 0;
         while g + 4 <= groups {

@@ -1,22 +1,44 @@
 use std::arch::x86_64::*;
 
 use super::Avx2x16;
+use crate::format::BlockFormat;
+use crate::format::blocks::unpack::with_block;
 use crate::format::packing::Packing;
-use crate::instructions::unpack::Unpack;
+use crate::instructions::unpack::{Unpack, each_block};
 
 impl Unpack for Avx2x16 {
     #[inline(always)]
     unsafe fn unpack<P: Packing>(p: *const u8, q: *mut u8, n: usize) {
         const EACH: u64 = 0x0101_0101_0101_0101;
-        let (mask, flip) = (((1u64 << P::BITS) - 1) * EACH, if P::SIGNED { 0x80 * EACH } else { 0 });
+        let mask = ((1u64 << P::BITS) - 1) * EACH;
         for i in 0..n / 8 {
             let mut eight = [0u8; 8];
             // SAFETY: eight q have BITS bytes; the caller vouches for both ends and for BMI2.
             unsafe {
                 std::ptr::copy_nonoverlapping(p.add(i * P::BITS), eight.as_mut_ptr(), P::BITS);
-                let spread = _pdep_u64(u64::from_le_bytes(eight), mask) ^ flip;
+                let spread = _pdep_u64(u64::from_le_bytes(eight), mask);
                 q.add(i * 8).cast::<[u8; 8]>().write_unaligned(spread.to_le_bytes());
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn unpack_blocks(
+        format: BlockFormat,
+        blocks: *const u8,
+        count: usize,
+        q: *mut u8,
+        s: *mut f32,
+        b: *mut f32,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { unpack_blocks(format, blocks, count, q, s, b) }
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c,bmi2")]
+unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe { with_block!(format, B => each_block::<B>(blocks, count, q, s, b)) }
 }

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use super::amx::{SIDE, Tiles};
 use super::int8_prefill::{self, ACC, COLS, Few, Pass, ROWS, Tile, accumulate, joined};
+use crate::format::Grouped;
 use crate::format::packing::with_parts;
 use crate::input::GROUP;
 use crate::instructions::int8_dot::Groups;
@@ -16,12 +17,12 @@ const MAX_PARTS: usize = 4;
 /// Sums of an activation group.
 const SUMS: usize = SIDE * ROWS;
 
-pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
-    int8_prefill::scratch_bytes::<InTiles>(cols, tokens)
+pub(super) fn scratch_bytes(cols: usize, tokens: usize, format: Grouped) -> usize {
+    int8_prefill::scratch_bytes::<InTiles>(cols, tokens, format)
 }
 
 /// # Safety
-/// `matmul` checked the lengths, and the instruction set is there.
+/// `matmul` checked the lengths, weight groups have whole activation groups, and the instruction set is there.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 pub unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: the caller's; released when it is over.
@@ -40,9 +41,9 @@ impl Pass for InTiles {
     const ROOM: usize = MAX_PARTS * SUMS * 4 + SIDE * COLS;
 
     #[inline(always)]
-    unsafe fn pass(parts: usize, cols: usize, tile: &Tile, x: &Few) {
+    unsafe fn pass(format: Grouped, cols: usize, tile: &Tile, x: &Few) {
         // SAFETY: the caller's.
-        unsafe { with_parts!(parts, PARTS => pass::<PARTS>(cols, tile, x)) }
+        unsafe { with_parts!(format, PARTS, _COLUMNS => pass::<PARTS>(cols, tile, x)) }
     }
 }
 

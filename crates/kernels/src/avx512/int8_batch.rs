@@ -6,12 +6,14 @@
 
 use std::arch::x86_64::*;
 
-use super::int8_prefill::{TileScales, accumulate, fill_scales, joined, transpose, transposed_quads};
-use super::unpack::{first_bytes, spread};
+use super::int8_prefill::{
+    TileScales, accumulate, fill_scales, joined, row_span, transpose, transposed_quads, unpack_tile, unpacked_bytes,
+};
+use super::spread::{first_bytes, spread};
 use crate::format::Grouped;
 use crate::format::packing::{Packing, with_packing, with_parts};
-use crate::input::{GROUP, ORDER};
-use crate::instructions::int8_dot::{Groups, weight_group_sum};
+use crate::input::ORDER;
+use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -25,18 +27,26 @@ const COLS: usize = 512;
 const MOST: usize = 8;
 /// f32 of a token's accumulators: [4, ROWS].
 const ACC: usize = 4 * ROWS;
-/// Bytes of a token's columns of one tile: q, then `sx` per group, then `mx` per weight group.
-const RECORD: usize = COLS + 2 * SCALES;
-/// Bytes of sixteen scales.
-const SCALES: usize = COLS / GROUP * 4;
 
-fn sizes(cols: usize, tokens: usize) -> [usize; 5] {
-    let (scales, tokens) = (COLS / GROUP * ROWS * 4, tokens.min(SOME));
-    [ROWS * COLS, scales, scales, tokens * ACC * 4, cols.div_ceil(COLS) * tokens * RECORD]
+/// Bytes of a token's columns of one tile: q, then `sx` per part of a weight group, then `mx` per weight group.
+const fn record_bytes(part_columns: usize) -> usize {
+    COLS + 2 * scales_bytes(part_columns)
 }
 
-pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
-    cut_bytes(sizes(cols, tokens))
+/// Bytes of a tile's scales.
+const fn scales_bytes(part_columns: usize) -> usize {
+    COLS / part_columns * 4
+}
+
+fn sizes(cols: usize, tokens: usize, format: Grouped) -> [usize; 6] {
+    let columns = format.part_columns();
+    let (scales, tokens) = (scales_bytes(columns) * ROWS, tokens.min(SOME));
+    let records = cols.div_ceil(COLS) * tokens * record_bytes(columns);
+    [ROWS * COLS, scales, scales, tokens * ACC * 4, records, unpacked_bytes(format)]
+}
+
+pub(super) fn scratch_bytes(cols: usize, tokens: usize, format: Grouped) -> usize {
+    cut_bytes(sizes(cols, tokens, format))
 }
 
 /// # Safety
@@ -52,7 +62,8 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 unsafe fn width<P: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let format = w.grouped();
-    let [q, s, b, acc, records] = scratch.cut(sizes(w.cols, tokens.len()));
+    let [q, s, b, acc, records, unpacked] = scratch.cut(sizes(w.cols, tokens.len(), format));
+    let record_bytes = record_bytes(format.part_columns());
     let (scales, acc) = (TileScales { s: s.cast(), b: b.cast() }, acc.cast::<f32>());
     let (n, groups) = (tokens.len(), w.cols / format.group);
     // Tokens are divided evenly: a pass of few tokens does few products per register of weights.
@@ -66,11 +77,13 @@ unsafe fn width<P: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f
             for k in (0..w.cols).step_by(COLS) {
                 let cols = COLS.min(w.cols - k);
                 let (next_r, next_k) = if k + COLS < w.cols { (r, k + COLS) } else { (r + ROWS, 0) };
+                let tile_of_blocks = w.blocks().map(|blocks| unpack_tile(w, blocks, (r, k), cols, unpacked));
+                let (from, r0, k0) = tile_of_blocks.as_ref().map_or((w, r, k), |tile| (tile, 0, 0));
                 for half in 0..halves {
-                    fill::<P>(w, r + 16 * half, k, cols, q.add(64 * half));
+                    fill::<P>(from, r0 + 16 * half, k0, cols, q.add(64 * half));
                 }
-                fill_scales::<P>(w, format, r, k / format.group, cols / format.group, &scales);
-                let piece = records.add(k / COLS * n * RECORD);
+                fill_scales(from, format, r0, k0 / format.group, cols / format.group, &scales);
+                let piece = records.add(k / COLS * n * record_bytes);
                 for half in 0..halves {
                     for p in 0..passes {
                         let (all, at) = (passes * halves, half * passes + p);
@@ -79,15 +92,15 @@ unsafe fn width<P: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f
                             q: q.add(64 * half),
                             s: scales.s.add(16 * half),
                             b: scales.b.add(16 * half),
-                            x: piece.add(from * RECORD),
+                            x: piece.add(from * record_bytes),
                             acc: acc.add(from * ACC + 16 * half),
                             groups: cols / format.group,
                             first: k == 0,
                             ahead: Ahead::new::<P>(w, format, next_r, next_k, ROWS * at / all..ROWS * (at + 1) / all),
                         };
-                        with_parts!(format.parts(), PARTS => match P::BITS {
-                            4 => pass_some::<true, PARTS>(&some, to - from),
-                            _ => pass_some::<false, PARTS>(&some, to - from),
+                        with_parts!(format, PARTS, COLUMNS => match P::BITS {
+                            4 => pass_some::<true, PARTS, COLUMNS>(&some, to - from),
+                            _ => pass_some::<false, PARTS, COLUMNS>(&some, to - from),
                         });
                     }
                 }
@@ -107,24 +120,25 @@ unsafe fn width<P: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f
     }
 }
 
-/// Lays out the tokens: `[pieces of COLS columns, tokens, RECORD]`.
+/// Lays out the tokens: `[pieces of COLS columns, tokens, record]`.
 #[inline(always)]
 unsafe fn record(x: &Groups, tokens: &[u32], cols: usize, format: Grouped, records: *mut u8) {
-    for (piece, k) in (0..cols).step_by(COLS).enumerate() {
-        let n = COLS.min(cols - k);
-        for (i, &token) in tokens.iter().enumerate() {
-            let at = token as usize * cols + k;
-            // SAFETY: the scratch holds a record for each token and piece.
-            unsafe {
-                let to = records.add((piece * tokens.len() + i) * RECORD);
-                std::ptr::copy_nonoverlapping(x.q.as_ptr().add(at).cast(), to, n);
-                let (sx, mx) = (to.add(COLS).cast::<f32>(), to.add(COLS + SCALES).cast::<f32>());
-                std::ptr::copy_nonoverlapping(x.scales.as_ptr().add(at / GROUP), sx, n / GROUP);
-                let sums = x.sums[at / GROUP..][..n / GROUP].chunks_exact(format.parts());
-                for (g, sums) in sums.enumerate() {
-                    *mx.add(g) = weight_group_sum(sums);
-                }
+    let (columns, parts) = (format.part_columns(), format.parts());
+    let (bytes, scales, tile_parts) = (record_bytes(columns), scales_bytes(columns), COLS / columns);
+    for (i, &token) in tokens.iter().enumerate() {
+        let at = |piece: usize| (piece * tokens.len() + i) * bytes;
+        // SAFETY: the scratch holds a record for each token and piece.
+        unsafe {
+            for (piece, k) in (0..cols).step_by(COLS).enumerate() {
+                let from = x.q.as_ptr().add(token as usize * cols + k);
+                std::ptr::copy_nonoverlapping(from.cast(), records.add(at(piece)), COLS.min(cols - k));
             }
+            x.parts(token as usize, cols, columns, |part, scale, sum| {
+                let (to, part) = (records.add(at(part / tile_parts) + COLS).cast::<f32>(), part % tile_parts);
+                *to.add(part) = scale;
+                let mx = to.byte_add(scales).add(part / parts);
+                *mx = if part % parts == 0 { sum } else { *mx + sum };
+            });
         }
     }
 }
@@ -144,13 +158,13 @@ impl Ahead {
     /// `rows` of the tile at (r, k). They may be past the last row, where the next call often continues.
     fn new<P: Packing>(w: &Matrix, format: Grouped, r: usize, k: usize, rows: std::ops::Range<usize>) -> Ahead {
         let (stride, scale_stride) = (w.row_bytes(), w.scale_row_bytes());
+        let (from, bytes) = row_span::<P>(w, k, COLS.min(w.cols - k));
         let scales = (r + rows.start) * scale_stride + k / format.group * format.scale.size();
         Ahead {
-            data: w.data.as_ptr().wrapping_add((r + rows.start) * stride + k / 8 * P::BITS),
+            data: w.data.as_ptr().wrapping_add((r + rows.start) * stride + from),
             stride,
-            bytes: COLS.min(w.cols - k) / 8 * P::BITS,
-            scales: [w.scales, if P::ZERO.is_none() { w.biases } else { w.scales }]
-                .map(|all| all.as_ptr().wrapping_add(scales)),
+            bytes,
+            scales: [w.scales, w.biases].map(|all| all.as_ptr().wrapping_add(scales)),
             scale_stride,
             rows: rows.len(),
         }
@@ -224,7 +238,7 @@ struct RowPass {
     /// [weight groups, ROWS], likewise.
     s: *const f32,
     b: *const f32,
-    /// [tokens, RECORD]
+    /// [tokens, record]
     x: *const u8,
     /// [tokens, 4, ROWS], likewise.
     acc: *mut f32,
@@ -237,15 +251,15 @@ struct RowPass {
 
 /// [`pass`] for `tokens` tokens: 4 to [`MOST`], since there are more than [`FEW`](super::int8_decode::FEW) and they are divided evenly.
 #[inline(always)]
-unsafe fn pass_some<const PACKED: bool, const PARTS: usize>(some: &RowPass, tokens: usize) {
+unsafe fn pass_some<const PACKED: bool, const PARTS: usize, const COLUMNS: usize>(some: &RowPass, tokens: usize) {
     // SAFETY: the caller's.
     unsafe {
         match tokens {
-            4 => pass::<PACKED, PARTS, 4>(some),
-            5 => pass::<PACKED, PARTS, 5>(some),
-            6 => pass::<PACKED, PARTS, 6>(some),
-            7 => pass::<PACKED, PARTS, 7>(some),
-            MOST => pass::<PACKED, PARTS, MOST>(some),
+            4 => pass::<PACKED, PARTS, COLUMNS, 4>(some),
+            5 => pass::<PACKED, PARTS, COLUMNS, 5>(some),
+            6 => pass::<PACKED, PARTS, COLUMNS, 6>(some),
+            7 => pass::<PACKED, PARTS, COLUMNS, 7>(some),
+            MOST => pass::<PACKED, PARTS, COLUMNS, MOST>(some),
             _ => unreachable!("{tokens} tokens in a pass"),
         }
     }
@@ -255,19 +269,20 @@ unsafe fn pass_some<const PACKED: bool, const PARTS: usize>(some: &RowPass, toke
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn pass<const PACKED: bool, const PARTS: usize, const T: usize>(some: &RowPass) {
+unsafe fn pass<const PACKED: bool, const PARTS: usize, const COLUMNS: usize, const T: usize>(some: &RowPass) {
     // SAFETY: the caller vouches for the rows, the tokens and the accumulators.
     unsafe {
         let low = _mm512_set1_epi8(0x0f);
+        let (record, scales) = (const { record_bytes(COLUMNS) }, const { scales_bytes(COLUMNS) });
         let four = |p: *const u8| _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
         for w in 0..some.groups {
             some.ahead.fetch(w, some.groups);
             let mut scaled = [_mm512_setzero_ps(); T];
             for part in 0..PARTS {
                 let g = w * PARTS + part;
-                let x = some.x.add(g * GROUP);
+                let x = some.x.add(g * COLUMNS);
                 let mut dots = [_mm512_setzero_si512(); T];
-                let registers = if PACKED { GROUP / 8 } else { GROUP / 4 };
+                let registers = if PACKED { COLUMNS / 8 } else { COLUMNS / 4 };
                 let q = some.q.add(g * registers * ROWS * 4);
                 for j in 0..registers {
                     let bytes = _mm512_loadu_si512(q.add(j * ROWS * 4).cast());
@@ -276,21 +291,21 @@ unsafe fn pass<const PACKED: bool, const PARTS: usize, const T: usize>(some: &Ro
                         let even = _mm512_and_si512(bytes, low);
                         let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low);
                         for t in 0..T {
-                            let x = x.add(t * RECORD + 8 * j);
+                            let x = x.add(t * record + 8 * j);
                             dots[t] = _mm512_dpbusd_epi32(dots[t], even, four(x));
                         }
                         for t in 0..T {
-                            let x = x.add(t * RECORD + 8 * j + 4);
+                            let x = x.add(t * record + 8 * j + 4);
                             dots[t] = _mm512_dpbusd_epi32(dots[t], odd, four(x));
                         }
                     } else {
                         for t in 0..T {
-                            dots[t] = _mm512_dpbusd_epi32(dots[t], bytes, four(x.add(t * RECORD + 4 * j)));
+                            dots[t] = _mm512_dpbusd_epi32(dots[t], bytes, four(x.add(t * record + 4 * j)));
                         }
                     }
                 }
                 for t in 0..T {
-                    let sx = _mm512_set1_ps(*some.x.add(t * RECORD + COLS).cast::<f32>().add(g));
+                    let sx = _mm512_set1_ps(*some.x.add(t * record + COLS).cast::<f32>().add(g));
                     scaled[t] = joined(part, sx, dots[t], scaled[t]);
                 }
             }
@@ -298,7 +313,7 @@ unsafe fn pass<const PACKED: bool, const PARTS: usize, const T: usize>(some: &Ro
             let (s, b) = (_mm512_loadu_ps(some.s.add(w * ROWS)), _mm512_loadu_ps(some.b.add(w * ROWS)));
             for t in 0..T {
                 let at = some.acc.add(t * ACC + w % 4 * ROWS);
-                let mx = _mm512_set1_ps(*some.x.add(t * RECORD + COLS + SCALES).cast::<f32>().add(w));
+                let mx = _mm512_set1_ps(*some.x.add(t * record + COLS + scales).cast::<f32>().add(w));
                 accumulate(at, start, (s, b), scaled[t], mx);
             }
         }

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::scale_stream::ScaleStream;
-use super::unpack::{first_bytes, spread};
+use super::spread::{first_bytes, spread};
 use crate::format::packing::{Packing, with_packing, with_parts};
 use crate::input::ORDER;
 use crate::instructions::int8_dot::Groups;
@@ -53,7 +53,7 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
     let format = w.grouped();
     // SAFETY: the caller's.
     unsafe {
-        with_packing!(format.packing, P => with_parts!(format.parts(), PARTS => {
+        with_packing!(format.packing, P => with_parts!(format, PARTS, _COLUMNS => {
             all_rows::<P, PARTS>(w, x, tokens, tile, scratch)
         }))
     }
@@ -173,7 +173,7 @@ unsafe fn rows<P: Packing, const PARTS: usize, const T: usize>(
     // Four streams, a quarter of the rows each. They are on different pages, so that more of the hardware prefetchers' trackers work at once.
     let quarter = all.len().div_ceil(4);
     let rows_ahead = AHEAD.div_ceil(4 * row_bytes);
-    let mut scales = ScaleStream::<P>::new(w);
+    let mut scales = ScaleStream::new(w);
     for r in 0..quarter {
         // Beyond the last row, the last row is computed again.
         let index: [usize; 4] = std::array::from_fn(|i| all.start + (i * quarter + r).min(all.len() - 1));

@@ -6,11 +6,13 @@
 
 use std::arch::x86_64::*;
 
-use super::unpack::{first_bytes, spread};
+use super::Avx512x16;
+use super::spread::{first_bytes, spread};
 use crate::format::packing::{Packing, with_packing, with_parts};
-use crate::format::{Float, Grouped};
-use crate::input::{GROUP, ORDER};
-use crate::instructions::int8_dot::{Groups, weight_group_sum};
+use crate::format::{BlockFormat, Float, Grouped};
+use crate::input::ORDER;
+use crate::instructions::int8_dot::Groups;
+use crate::instructions::unpack::Unpack;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -31,18 +33,56 @@ pub(super) trait Pass {
     const TOKENS: usize;
     /// Bytes of scratch besides.
     const ROOM: usize;
-    /// The tile times `cols` columns of the tokens, added to their accumulators. A weight group has `parts` activation groups.
-    unsafe fn pass(parts: usize, cols: usize, tile: &Tile, x: &Few);
+    /// The tile times `cols` columns of the tokens, added to their accumulators.
+    unsafe fn pass(format: Grouped, cols: usize, tile: &Tile, x: &Few);
 }
 
-fn sizes<P: Pass>(cols: usize, tokens: usize) -> [usize; 7] {
-    let (scales, tokens) = (COLS / GROUP * ROWS * 4, tokens.next_multiple_of(P::TOKENS));
-    let groups = tokens * cols / GROUP * 4;
-    [ROWS * COLS, scales, scales, tokens * ACC * 4, groups, groups, P::ROOM]
+fn sizes<P: Pass>(cols: usize, tokens: usize, format: Grouped) -> [usize; 8] {
+    let columns = format.part_columns();
+    let (scales, tokens) = (COLS / columns * ROWS * 4, tokens.next_multiple_of(P::TOKENS));
+    let groups = tokens * cols / columns * 4;
+    [ROWS * COLS, scales, scales, tokens * ACC * 4, groups, groups, P::ROOM, unpacked_bytes(format)]
 }
 
-pub(super) fn scratch_bytes<P: Pass>(cols: usize, tokens: usize) -> usize {
-    cut_bytes(sizes::<P>(cols, tokens))
+pub(super) fn scratch_bytes<P: Pass>(cols: usize, tokens: usize, format: Grouped) -> usize {
+    cut_bytes(sizes::<P>(cols, tokens, format))
+}
+
+/// Bytes that [`unpack_tile`] takes, and the tile's scales and biases in them.
+pub(super) fn unpacked_bytes(format: Grouped) -> usize {
+    ROWS * COLS + 2 * unpacked_scales(format)
+}
+
+fn unpacked_scales(format: Grouped) -> usize {
+    ROWS * COLS / format.part_columns() * 4
+}
+
+/// Rows `r..r + ROWS` and columns `k..k + cols` of a matrix of blocks, unpacked to `room`, row by row.
+///
+/// # Safety
+/// The columns are whole blocks, and `room` has [`unpacked_bytes`]. The instruction set is there.
+#[inline(always)]
+pub(super) unsafe fn unpack_tile<'a>(
+    w: &Matrix,
+    blocks: BlockFormat,
+    (r, k): (usize, usize),
+    cols: usize,
+    room: *mut u8,
+) -> Matrix<'a> {
+    let (format, rows) = (w.grouped(), ROWS.min(w.rows - r));
+    let (groups, count) = (cols / format.group, cols / blocks.block_columns());
+    // SAFETY: the room holds a tile of q and behind it the scales and biases; the blocks are inside their rows.
+    unsafe {
+        let (s, b) = (room.add(ROWS * COLS), room.add(ROWS * COLS + unpacked_scales(format)));
+        for i in 0..rows {
+            let from = w.row(r + i).as_ptr().add(k / blocks.block_columns() * blocks.block_bytes());
+            let (s, b) = (s.cast::<f32>().add(i * groups), b.cast::<f32>().add(i * groups));
+            Avx512x16::unpack_blocks(blocks, from, count, room.add(i * cols), s, b);
+        }
+        let bytes = |p: *const u8, n: usize| std::slice::from_raw_parts(p, n);
+        let scales = rows * groups * 4;
+        Matrix::unpacked(blocks, (rows, cols), bytes(room, rows * cols), bytes(s, scales), bytes(b, scales))
+    }
 }
 
 /// A tile of rows in cache.
@@ -101,23 +141,21 @@ pub(super) unsafe fn product<P: Pass>(w: &Matrix, x: Groups, tokens: &[u32], til
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let format = w.grouped();
-    let [q, s, b, acc, sx, mx, room] = scratch.cut(sizes::<P>(w.cols, tokens.len()));
+    let [q, s, b, acc, sx, mx, room, unpacked] = scratch.cut(sizes::<P>(w.cols, tokens.len(), format));
     let cached = Tile { q, scales: TileScales { s: s.cast(), b: b.cast() } };
     let (acc, sx, mx) = (acc.cast::<f32>(), sx.cast::<f32>(), mx.cast::<f32>());
     let (parts, groups) = (format.parts(), w.cols / format.group);
+    let log_parts = parts.trailing_zeros();
     for (i, &token) in tokens.iter().enumerate() {
-        let at = token as usize * w.cols / GROUP..(token as usize + 1) * w.cols / GROUP;
-        let (scales, sums) = (&x.scales[at.clone()], &x.sums[at]);
         let (first, t) = (i / P::TOKENS * P::TOKENS, i % P::TOKENS);
-        for (g, (scales, sums)) in scales.chunks_exact(parts).zip(sums.chunks_exact(parts)).enumerate() {
+        x.parts(token as usize, w.cols, format.part_columns(), |i, scale, sum| {
             // SAFETY: the scratch holds a number per group of each token, and of as many as fill the last pass.
             unsafe {
-                for (part, scale) in scales.iter().enumerate() {
-                    *sx.add(first * groups * parts + (g * parts + part) * P::TOKENS + t) = *scale;
-                }
-                *mx.add(first * groups + g * P::TOKENS + t) = weight_group_sum(sums);
+                *sx.add(first * groups * parts + i * P::TOKENS + t) = scale;
+                let to = mx.add(first * groups + (i >> log_parts) * P::TOKENS + t);
+                *to = if i & (parts - 1) == 0 { sum } else { *to + sum };
             }
-        }
+        });
     }
     // SAFETY: the shell has the instruction set.
     unsafe { prefetch::<F>(w, format, 0, 0, 0..ROWS) };
@@ -128,15 +166,21 @@ unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile
             let (next_r, next_k) = if k + COLS < w.cols { (r, k + COLS) } else { (r + ROWS, 0) };
             // SAFETY: rows, columns and tokens are inside their arrays, the tile, the sums and the accumulators in scratch.
             unsafe {
-                fill::<F>(w, r, k, cols, &cached);
-                fill_scales::<F>(w, format, r, k / format.group, cols / format.group, &cached.scales);
+                if let Some(blocks) = w.blocks() {
+                    let w = unpack_tile(w, blocks, (r, k), cols, unpacked);
+                    fill::<F>(&w, 0, 0, cols, &cached);
+                    fill_scales(&w, format, 0, 0, cols / format.group, &cached.scales);
+                } else {
+                    fill::<F>(w, r, k, cols, &cached);
+                    fill_scales(w, format, r, k / format.group, cols / format.group, &cached.scales);
+                }
                 for (p, some) in tokens.chunks(P::TOKENS).enumerate() {
                     prefetch::<F>(w, format, next_r, next_k, ROWS * p / passes..ROWS * (p + 1) / passes);
                     let i = p * P::TOKENS;
-                    let sx = sx.add(i * groups * parts + k / GROUP * P::TOKENS);
+                    let sx = sx.add(i * groups * parts + k / format.part_columns() * P::TOKENS);
                     let mx = mx.add(i * groups + k / format.group * P::TOKENS);
                     let (q, row, acc, first) = (x.q, w.cols, acc.add(i * ACC), k == 0);
-                    P::pass(parts, cols, &cached, &Few { tokens: some, q, row, k, sx, mx, acc, first, room });
+                    P::pass(format, cols, &cached, &Few { tokens: some, q, row, k, sx, mx, acc, first, room });
                 }
             }
         }
@@ -158,23 +202,34 @@ unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile
     }
 }
 
+/// Where columns `k..k + cols` begin in a row's bytes, and how many bytes they are.
+#[inline(always)]
+pub(super) fn row_span<F: Packing>(w: &Matrix, k: usize, cols: usize) -> (usize, usize) {
+    match w.blocks() {
+        Some(blocks) => {
+            let bytes = |cols: usize| cols / blocks.block_columns() * blocks.block_bytes();
+            (bytes(k), bytes(cols))
+        }
+        None => (k / 8 * F::BITS, cols / 8 * F::BITS),
+    }
+}
+
 /// Prefetches some rows of the tile at (r, k). Addresses past the end do no harm.
 #[inline(always)]
 unsafe fn prefetch<F: Packing>(w: &Matrix, format: Grouped, r: usize, k: usize, rows: std::ops::Range<usize>) {
     let cols = COLS.min(w.cols - k);
     let scale_bytes = w.scale_row_bytes();
+    let (from, bytes) = row_span::<F>(w, k, cols);
     // SAFETY: a prefetch does not fault; the caller has the instruction set.
     unsafe {
         for row in r + rows.start..(r + rows.end).min(w.rows) {
-            let at = w.data.as_ptr().wrapping_add(row * w.row_bytes() + k / 8 * F::BITS);
-            for line in (0..cols / 8 * F::BITS).step_by(64) {
+            let at = w.data.as_ptr().wrapping_add(row * w.row_bytes() + from);
+            for line in (0..bytes).step_by(64) {
                 _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast());
             }
             let scales = row * scale_bytes + k / format.group * format.scale.size();
             _mm_prefetch::<_MM_HINT_T0>(w.scales.as_ptr().wrapping_add(scales).cast());
-            if F::ZERO.is_none() {
-                _mm_prefetch::<_MM_HINT_T0>(w.biases.as_ptr().wrapping_add(scales).cast());
-            }
+            _mm_prefetch::<_MM_HINT_T0>(w.biases.as_ptr().wrapping_add(scales).cast());
         }
     }
 }
@@ -230,20 +285,12 @@ unsafe fn fill<F: Packing>(w: &Matrix, r: usize, k: usize, cols: usize, tile: &T
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-pub(super) unsafe fn fill_scales<F: Packing>(
-    w: &Matrix,
-    format: Grouped,
-    r: usize,
-    g: usize,
-    groups: usize,
-    tile: &TileScales,
-) {
+pub(super) unsafe fn fill_scales(w: &Matrix, format: Grouped, r: usize, g: usize, groups: usize, tile: &TileScales) {
     let (size, held) = (format.scale.size(), 16 / format.scale.size());
-    let planes = if F::ZERO.is_none() { 2 } else { 1 };
     // SAFETY: loads end with the groups; the tile holds ROWS numbers for each.
     unsafe {
         for half in 0..2 {
-            for (from, to) in [(w.scales, tile.s), (w.biases, tile.b)].into_iter().take(planes) {
+            for (from, to) in [(w.scales, tile.s), (w.biases, tile.b)] {
                 let rows: [*const u8; 16] = std::array::from_fn(|i| {
                     from.as_ptr().add((r + 16 * half + i).min(w.rows - 1) * w.scale_row_bytes() + g * size)
                 });
@@ -261,10 +308,6 @@ pub(super) unsafe fn fill_scales<F: Packing>(
                             }
                         };
                         _mm512_storeu_si512(to.add((first + j) * ROWS + 16 * half).cast(), numbers);
-                        if let Some(zero) = F::ZERO {
-                            let biases = _mm512_mul_ps(_mm512_set1_ps(-zero), _mm512_castsi512_ps(numbers));
-                            _mm512_storeu_ps(tile.b.add((first + j) * ROWS + 16 * half), biases);
-                        }
                     }
                 }
             }
@@ -370,13 +413,13 @@ impl Pass for Vectors {
     const ROOM: usize = 0;
 
     #[inline(always)]
-    unsafe fn pass(parts: usize, cols: usize, tile: &Tile, x: &Few) {
+    unsafe fn pass(format: Grouped, cols: usize, tile: &Tile, x: &Few) {
         // SAFETY: the caller's.
         unsafe {
-            with_parts!(parts, PARTS => match x.tokens.len() {
-                1 | 2 => pass::<PARTS, 2>(cols, tile, x),
-                3 | 4 => pass::<PARTS, 4>(cols, tile, x),
-                _ => pass::<PARTS, 6>(cols, tile, x),
+            with_parts!(format, PARTS, COLUMNS => match x.tokens.len() {
+                1 | 2 => pass::<PARTS, COLUMNS, 2>(cols, tile, x),
+                3 | 4 => pass::<PARTS, COLUMNS, 4>(cols, tile, x),
+                _ => pass::<PARTS, COLUMNS, 6>(cols, tile, x),
             })
         }
     }
@@ -386,22 +429,22 @@ impl Pass for Vectors {
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn pass<const PARTS: usize, const T: usize>(cols: usize, tile: &Tile, x: &Few) {
+unsafe fn pass<const PARTS: usize, const COLUMNS: usize, const T: usize>(cols: usize, tile: &Tile, x: &Few) {
     const TOKENS: usize = Vectors::TOKENS;
     let q: [_; T] = std::array::from_fn(|t| x.integers(t));
     // SAFETY: the caller vouches for the tokens' columns, the tile and the accumulators.
     unsafe {
-        for w in 0..cols / (PARTS * GROUP) {
+        for w in 0..cols / (PARTS * COLUMNS) {
             let mut scaled = [[_mm512_setzero_ps(); 2]; T];
             for part in 0..PARTS {
                 let g = w * PARTS + part;
                 let mut dots = [[_mm512_setzero_si512(); 2]; T];
-                let rows = tile.q.add(g * GROUP * ROWS);
-                for j in 0..GROUP / 4 {
+                let rows = tile.q.add(g * COLUMNS * ROWS);
+                for j in 0..COLUMNS / 4 {
                     let q0 = _mm512_loadu_si512(rows.add(j * 4 * ROWS).cast());
                     let q1 = _mm512_loadu_si512(rows.add(j * 4 * ROWS + 64).cast());
                     for t in 0..T {
-                        let four = _mm512_set1_epi32(q[t].add(g * GROUP + j * 4).cast::<i32>().read_unaligned());
+                        let four = _mm512_set1_epi32(q[t].add(g * COLUMNS + j * 4).cast::<i32>().read_unaligned());
                         dots[t][0] = _mm512_dpbusd_epi32(dots[t][0], q0, four);
                         dots[t][1] = _mm512_dpbusd_epi32(dots[t][1], q1, four);
                     }

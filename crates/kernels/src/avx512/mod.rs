@@ -3,9 +3,12 @@
 pub mod amx;
 mod bf16_dot;
 mod bf16_prefill;
+mod block_decode;
+mod block_rows;
 mod bytes;
 mod encode;
 mod f32_dot;
+mod int11_dot;
 pub mod int8_amx;
 pub mod int8_batch;
 mod int8_decode;
@@ -13,6 +16,7 @@ pub mod int8_dot;
 mod int8_prefill;
 mod peak;
 mod scale_stream;
+mod spread;
 mod unpack;
 
 use std::arch::x86_64::__m512;

@@ -1,15 +1,12 @@
 //! Scales and biases of four rows of weights, streamed with the rows.
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 
 use crate::format::Float;
-use crate::format::packing::Packing;
 use crate::matrix::Matrix;
 
 /// The scales and biases of four rows, four weight groups at a time, spread to lane 4w + r.
-pub(super) struct ScaleStream<P> {
-    packing: PhantomData<P>,
+pub(super) struct ScaleStream {
     scale: Float,
     s: [*const u8; 4],
     b: [*const u8; 4],
@@ -26,9 +23,9 @@ pub(super) struct ScaleStream<P> {
     advance: __m512i,
 }
 
-impl<P: Packing> ScaleStream<P> {
+impl ScaleStream {
     #[inline(always)]
-    pub fn new(w: &Matrix) -> ScaleStream<P> {
+    pub fn new(w: &Matrix) -> ScaleStream {
         let (format, row_bytes) = (w.grouped(), w.scale_row_bytes());
         // SAFETY: the shell that this is inlined to has the instruction set.
         unsafe {
@@ -49,7 +46,6 @@ impl<P: Packing> ScaleStream<P> {
             };
             let zero = _mm512_setzero_si512();
             ScaleStream {
-                packing: PhantomData,
                 scale: format.scale,
                 s: [w.scales.as_ptr(); 4],
                 b: [w.biases.as_ptr(); 4],
@@ -74,9 +70,7 @@ impl<P: Packing> ScaleStream<P> {
         // SAFETY: the caller's.
         unsafe {
             self.s = rows.map(|row| w.scales.as_ptr().add(row * self.row_bytes));
-            if P::ZERO.is_none() {
-                self.b = rows.map(|row| w.biases.as_ptr().add(row * self.row_bytes));
-            }
+            self.b = rows.map(|row| w.biases.as_ptr().add(row * self.row_bytes));
         }
     }
 
@@ -91,14 +85,10 @@ impl<P: Packing> ScaleStream<P> {
                 let mask = ((1u32 << (self.row_bytes - at).min(16)) - 1) as u16;
                 for row in 0..4 {
                     _mm_prefetch::<_MM_HINT_T1>(self.s[row].wrapping_add(at + self.ahead).cast());
-                    if P::ZERO.is_none() {
-                        _mm_prefetch::<_MM_HINT_T1>(self.b[row].wrapping_add(at + self.ahead).cast());
-                    }
+                    _mm_prefetch::<_MM_HINT_T1>(self.b[row].wrapping_add(at + self.ahead).cast());
                 }
                 self.s_block = four(self.s, at, mask);
-                if P::ZERO.is_none() {
-                    self.b_block = four(self.b, at, mask);
-                }
+                self.b_block = four(self.b, at, mask);
             }
             let n = _mm512_set1_epi32(in_block as i32);
             let n = if self.scale == Float::F32 { n } else { _mm512_set1_epi16(in_block as i16) };
@@ -106,28 +96,21 @@ impl<P: Packing> ScaleStream<P> {
                 Float::F32 => {
                     let index = _mm512_add_epi32(self.index, _mm512_mullo_epi16(n, self.advance));
                     let take = |v| _mm512_permutexvar_ps(index, _mm512_castsi512_ps(v));
-                    with_bias::<P>(take(self.s_block), || take(self.b_block))
+                    (take(self.s_block), take(self.b_block))
                 }
                 Float::Bf16 => {
                     let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
                     let take = |v| _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, index, v));
-                    with_bias::<P>(take(self.s_block), || take(self.b_block))
+                    (take(self.s_block), take(self.b_block))
                 }
                 Float::F16 => {
                     let index = _mm512_add_epi16(self.index, _mm512_mullo_epi16(n, self.advance));
                     let take = |v| _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(index, v)));
-                    with_bias::<P>(take(self.s_block), || take(self.b_block))
+                    (take(self.s_block), take(self.b_block))
                 }
             }
         }
     }
-}
-
-/// ScaleStream, and biases that are either read or made of them.
-#[inline(always)]
-unsafe fn with_bias<P: Packing>(s: __m512, read: impl FnOnce() -> __m512) -> (__m512, __m512) {
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe { (s, P::ZERO.map_or_else(read, |zero| _mm512_mul_ps(_mm512_set1_ps(-zero), s))) }
 }
 
 /// Sixteen bytes of each of four rows at offset `at`, under `mask`.

@@ -1,66 +1,14 @@
 use std::arch::x86_64::*;
 
 use super::Avx512x16;
+use super::block_rows::{Blocks, Piece};
+use super::spread::{first_bytes, spread};
+use crate::format::BlockFormat;
+use crate::format::blocks::unpack::{
+    Block, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5K, Q6K, Q8_0, with_block,
+};
 use crate::format::packing::Packing;
-use crate::instructions::unpack::Unpack;
-
-/// Where each 64-bit lane of [`spread`] finds its eight q: byte `BITS * lane` and on.
-const fn lane_bytes(bits: usize) -> [u8; 64] {
-    let mut index = [0; 64];
-    let mut i = 0;
-    while i < 64 {
-        index[i] = ((i / 8 * bits + i % 8) % 64) as u8;
-        i += 1;
-    }
-    index
-}
-
-/// The first bit of each q of a lane.
-const fn shifts(bits: usize) -> u64 {
-    let (mut all, mut i) = (0, 0);
-    while i < 8 {
-        all |= ((i * bits) as u64) << (8 * i);
-        i += 1;
-    }
-    all
-}
-
-struct Width<P>(std::marker::PhantomData<P>);
-impl<P: Packing> Width<P> {
-    const LANE_BYTES: [u8; 64] = lane_bytes(P::BITS);
-}
-
-/// 64 q of a packing in natural order, from a register whose low `8 * BITS` bytes are their bit stream.
-///
-/// # Safety
-/// Needs AVX-512 VBMI.
-#[inline(always)]
-pub(crate) unsafe fn spread<P: Packing>(stream: __m512i) -> __m512i {
-    if P::SIGNED {
-        // SAFETY: the caller vouches for the instruction set.
-        return unsafe { _mm512_xor_si512(stream, _mm512_set1_epi8(-128)) };
-    }
-    if P::BITS == 8 {
-        return stream;
-    }
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe {
-        let index = _mm512_loadu_si512(const { &Width::<P>::LANE_BYTES }.as_ptr().cast());
-        let lanes = _mm512_permutexvar_epi8(index, stream);
-        let q = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(shifts(P::BITS) as i64), lanes);
-        _mm512_and_si512(q, _mm512_set1_epi8(((1u16 << P::BITS) - 1) as i8))
-    }
-}
-
-/// The first `n` bytes at `p` (0 to 64), zeros behind; reads no further.
-///
-/// # Safety
-/// Needs AVX-512 BW and `n` bytes at `p`.
-#[inline(always)]
-pub(crate) unsafe fn first_bytes(p: *const u8, n: usize) -> __m512i {
-    // SAFETY: the mask keeps the load inside the caller's bytes.
-    unsafe { _mm512_maskz_loadu_epi8(if n >= 64 { !0 } else { (1 << n) - 1 }, p.cast()) }
-}
+use crate::instructions::unpack::{Unpack, biases, each_block};
 
 impl Unpack for Avx512x16 {
     #[inline(always)]
@@ -77,5 +25,98 @@ impl Unpack for Avx512x16 {
                 _mm256_storeu_si256(q.add(i).cast(), _mm512_castsi512_si256(half));
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack_blocks(
+        format: BlockFormat,
+        blocks: *const u8,
+        count: usize,
+        q: *mut u8,
+        s: *mut f32,
+        b: *mut f32,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { unpack_blocks(format, blocks, count, q, s, b) }
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
+unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe {
+        match format {
+            BlockFormat::Q4_0 => small::<Q4_0>(blocks, count, q, s, b),
+            BlockFormat::Q4_1 => small::<Q4_1>(blocks, count, q, s, b),
+            BlockFormat::Q5_0 => small::<Q5_0>(blocks, count, q, s, b),
+            BlockFormat::Q8_0 => small::<Q8_0>(blocks, count, q, s, b),
+            BlockFormat::Iq4Nl => small::<Iq4Nl>(blocks, count, q, s, b),
+            BlockFormat::Mxfp4 => small::<Mxfp4>(blocks, count, q, s, b),
+            BlockFormat::Q2K => large::<Q2K>(blocks, count, q, s, b),
+            BlockFormat::Q3K => large::<Q3K>(blocks, count, q, s, b),
+            BlockFormat::Q4K => large::<Q4K>(blocks, count, q, s, b),
+            BlockFormat::Q5K => large::<Q5K>(blocks, count, q, s, b),
+            BlockFormat::Q6K => large::<Q6K>(blocks, count, q, s, b),
+            BlockFormat::Iq4Xs => large::<Iq4Xs>(blocks, count, q, s, b),
+            _ => with_block!(format, B => each_block::<B>(blocks, count, q, s, b)),
+        }
+    }
+}
+
+/// The integers of a block are in registers; the plain code has the scales, and what it does with the integers is left out by the compiler, since nobody reads it.
+#[inline(always)]
+unsafe fn scales<B: Block>(block: *const u8, s: *mut f32, b: *mut f32) {
+    let mut unread = [0u8; 256];
+    // SAFETY: the caller's.
+    unsafe { B::unpack(block, unread.as_mut_ptr(), s, b) };
+}
+
+/// Two registers as [`Rows::weights`](super::block_rows::Rows::weights) has them, in natural order.
+#[inline(always)]
+unsafe fn store_piece<B: Block>(q: *mut u8, (first, second): (__m512i, __m512i)) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (first, second) = if B::GROUP == 16 {
+            (first, second)
+        } else {
+            let order = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+            let behind = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+            (_mm512_permutex2var_epi64(first, order, second), _mm512_permutex2var_epi64(first, behind, second))
+        };
+        _mm512_storeu_si512(q.cast(), first);
+        _mm512_storeu_si512(q.add(64).cast(), second);
+    }
+}
+
+#[inline(always)]
+unsafe fn small<B: Piece>(blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe {
+        let whole = count / 4 * 4;
+        for i in (0..whole).step_by(4) {
+            store_piece::<B>(q.add(32 * i), B::weights(blocks.add(i * B::BYTES), 4));
+        }
+        for i in 0..whole {
+            scales::<B>(blocks.add(i * B::BYTES), s.add(i), b.add(i));
+        }
+        biases::<B>(whole, s, b);
+        each_block::<B>(blocks.add(whole * B::BYTES), count - whole, q.add(32 * whole), s.add(whole), b.add(whole));
+    }
+}
+
+#[inline(always)]
+unsafe fn large<B: Blocks>(blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
+    let groups = B::COLUMNS / B::GROUP;
+    // SAFETY: the caller's.
+    unsafe {
+        for i in 0..count {
+            let block = blocks.add(i * B::BYTES);
+            for half in 0..2 {
+                store_piece::<B>(q.add(256 * i + 128 * half), B::weights(block, half));
+            }
+            scales::<B>(block, s.add(i * groups), b.add(i * groups));
+        }
+        biases::<B>(count * groups, s, b);
     }
 }

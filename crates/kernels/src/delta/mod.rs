@@ -8,7 +8,7 @@
 
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
-use crate::math::{exp, exp1, sigmoid, silu, softplus};
+use crate::math::{exp1, sigmoid, silu, softplus};
 use crate::rows::{Rows, RowsMut};
 
 /// Channels whose weights and inputs stay in the first-level cache from one token to the next.
@@ -74,15 +74,15 @@ unsafe fn multiply_add<V: Lanes>(w: &[f32], x: &[f32], y: &mut [f32], last: bool
 }
 
 #[inline(always)]
-unsafe fn gates_lanes<V: Lanes>(a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[f32], g: &mut [f32], beta: &mut [f32]) {
+unsafe fn gates_lanes<V: Lanes>(a: &[f32], b: &[f32], decay: &[f32], dt_bias: &[f32], g: &mut [f32], beta: &mut [f32]) {
     let n = a.len();
-    assert!([b.len(), a_log.len(), dt_bias.len(), g.len(), beta.len()] == [n; 5], "all have {n} heads");
+    assert!([b.len(), decay.len(), dt_bias.len(), g.len(), beta.len()] == [n; 5], "all have {n} heads");
     for i in (0..n).step_by(16) {
         let left = (n - i).min(16);
         // SAFETY: `left` elements from `i` on are inside all six; the shell has the instruction set.
         unsafe {
             let (a, dt) = (V::load_first(a.as_ptr().add(i), left), V::load_first(dt_bias.as_ptr().add(i), left));
-            let rate = V::splat(0.0).sub(exp(V::load_first(a_log.as_ptr().add(i), left)));
+            let rate = V::load_first(decay.as_ptr().add(i), left);
             rate.mul(softplus(a.add(dt))).store_first(g.as_mut_ptr().add(i), left);
             sigmoid(V::load_first(b.as_ptr().add(i), left)).store_first(beta.as_mut_ptr().add(i), left);
         }
@@ -415,8 +415,8 @@ simd! {
 }
 
 simd! {
-    /// One token's gates, all `[value_heads]`: `g = -exp(a_log) * softplus(a + dt_bias)`, the log decay, and `beta = sigmoid(b)`.
-    pub fn gates(a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[f32], g: &mut [f32], beta: &mut [f32]) = gates_lanes
+    /// One token's gates, all `[value_heads]`: `g = decay * softplus(a + dt_bias)`, the log decay, and `beta = sigmoid(b)`.
+    pub fn gates(a: &[f32], b: &[f32], decay: &[f32], dt_bias: &[f32], g: &mut [f32], beta: &mut [f32]) = gates_lanes
 }
 
 simd! {

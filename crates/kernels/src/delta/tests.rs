@@ -124,11 +124,11 @@ proptest! {
 
     #[test]
     fn gates_are_the_scalar_formula(n in 1usize..40, seed in any::<u64>()) {
-        let [a, b, a_log, dt] = [0, 1, 2, 3].map(|i| random(n, seed + i));
+        let [a, b, decay, dt] = [0, 1, 2, 3].map(|i| random(n, seed + i));
         for isa in Isa::supported() {
             let (mut g, mut beta) = (vec![0.0; n], vec![0.0; n]);
-            gates(isa, &a, &b, &a_log, &dt, &mut g, &mut beta);
-            let expect: Vec<f32> = (0..n).map(|i| (0.0 - exp1(a_log[i])) * softplus1(a[i] + dt[i])).collect();
+            gates(isa, &a, &b, &decay, &dt, &mut g, &mut beta);
+            let expect: Vec<f32> = (0..n).map(|i| decay[i] * softplus1(a[i] + dt[i])).collect();
             prop_assert_eq!(bits(&g), bits(&expect));
             prop_assert_eq!(bits(&beta), bits(&b.iter().map(|b| sigmoid1(*b)).collect::<Vec<_>>()));
         }

@@ -13,6 +13,8 @@ pub enum Activations {
     Bf16,
     /// Quantised to integers in groups of 32 columns, where weights are integers in groups too.
     Int8,
+    /// Rounded to integers of 11 significant bits under an exponent for 64 columns, where weights are integers in groups.
+    Int11,
 }
 
 /// The encoding of activations that a matrix takes.
@@ -24,6 +26,8 @@ pub enum ActivationFormat {
     Bf16,
     /// Signed bytes in groups of 32 columns.
     Int8,
+    /// Integers of 11 significant bits under an exponent for 64 columns.
+    Int11,
 }
 
 /// What a format is, written down once, in its own file.
@@ -36,29 +40,33 @@ pub(crate) trait Format {
     fn activation_format(&self, mode: Activations) -> ActivationFormat;
 }
 
-/// A format in groups: unsigned integers q, and for each `group` columns a scale s and a bias b, so that `w = fma(q, s, b)`.
+/// A format in groups: unsigned integers q, and for each `group` columns a scale s and a bias b, so that `w = fma(q, s, b)`. For blocks it says what they are unpacked to.
 ///
-/// Plane 0 holds integers as `packing` says, plane 1 scales. Where the packing has no [`Packing::ZERO`](super::packing::Packing::ZERO), plane 2 holds biases.
+/// Plane 0 holds integers as `packing` says, plane 1 scales, plane 2 biases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grouped {
     /// How integers are packed.
     pub packing: PackingName,
-    /// Columns of a group: 32, 64 or 128.
+    /// Columns of a group: 16, 32, 64 or 128.
     pub group: usize,
     /// The type of scales and biases.
     pub scale: Float,
 }
 
 impl Grouped {
-    /// Activation groups in a weight group: 1, 2 or 4.
+    /// Parts of a weight group, each in one activation group: 1, 2 or 4.
     pub fn parts(self) -> usize {
-        self.group / crate::input::GROUP
+        self.group.div_ceil(crate::input::GROUP)
+    }
+
+    /// Columns of a part: a whole activation group, or half of it.
+    pub fn part_columns(self) -> usize {
+        self.group.min(crate::input::GROUP)
     }
 
     /// The scale and the bias of group `g`, from a row's planes of scales and biases.
     #[inline(always)]
     pub fn scale_and_bias(self, scales: &[u8], biases: &[u8], g: usize) -> (f32, f32) {
-        let s = self.scale.read(scales, g);
-        (s, self.packing.zero().map_or_else(|| self.scale.read(biases, g), |zero| -zero * s))
+        (self.scale.read(scales, g), self.scale.read(biases, g))
     }
 }

@@ -8,20 +8,20 @@
 //! 3. if none of the packings fits, add one to the list of `packing.rs`.
 
 mod affine;
+pub(crate) mod blocks;
 mod definition;
 mod dense;
 mod float;
 pub(crate) mod packing;
 mod planes;
-mod q8_0;
 
 pub use affine::Affine;
+pub use blocks::BlockFormat;
 use definition::Format;
 pub(crate) use definition::Grouped;
 pub use definition::{ActivationFormat, Activations};
 pub use float::Float;
 pub use planes::{Element, MAX_PLANES, MatrixError, Plane, Planes};
-pub use q8_0::Q8_0;
 
 /// How the bytes of a matrix encode its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,8 +37,8 @@ pub enum WeightFormat {
         /// The type of s and b.
         scale: Float,
     },
-    /// GGUF's Q8_0: `w = q * s`, with signed bytes q and one f16 s for each 32 columns.
-    Q8_0,
+    /// A quantised type of GGUF, in the blocks of the file.
+    Blocks(BlockFormat),
 }
 
 impl WeightFormat {
@@ -48,7 +48,7 @@ impl WeightFormat {
         match self {
             WeightFormat::Float(float) => use_it(&float),
             WeightFormat::Affine { bits, group, scale } => use_it(&Affine { bits, group, scale }),
-            WeightFormat::Q8_0 => use_it(&Q8_0),
+            WeightFormat::Blocks(blocks) => use_it(&blocks),
         }
     }
 

@@ -4,10 +4,6 @@
 pub(crate) trait Packing: Copy {
     /// Bits of an integer. A row is one little-endian bit stream.
     const BITS: usize;
-    /// Bytes hold signed integers. Kernels take `q + 128`, which are the same bytes with the highest bit flipped.
-    const SIGNED: bool = false;
-    /// The integer that stands for zero, where that is the same in every group: the bias is `-ZERO * s`. Otherwise biases are a plane.
-    const ZERO: Option<f32> = None;
 }
 
 /// Unsigned integers of a width.
@@ -25,16 +21,6 @@ pub(crate) type U5 = Unsigned<5>;
 pub(crate) type U6 = Unsigned<6>;
 pub(crate) type U8 = Unsigned<8>;
 
-/// Signed bytes around zero.
-#[derive(Clone, Copy)]
-pub(crate) struct I8;
-
-impl Packing for I8 {
-    const BITS: usize = 8;
-    const SIGNED: bool = true;
-    const ZERO: Option<f32> = Some(128.0);
-}
-
 /// Makes the list of packings: a name for each, and the macro `with_packing!` that goes from a name to its type.
 macro_rules! packings {
     ($d:tt $($name:ident),+ $(,)?) => {
@@ -49,14 +35,6 @@ macro_rules! packings {
             pub fn bits(self) -> usize {
                 match self {
                     $(PackingName::$name => <$name as Packing>::BITS),+
-                }
-            }
-
-            /// [`Packing::ZERO`].
-            #[inline(always)]
-            pub fn zero(self) -> Option<f32> {
-                match self {
-                    $(PackingName::$name => <$name as Packing>::ZERO),+
                 }
             }
         }
@@ -76,23 +54,31 @@ macro_rules! packings {
     };
 }
 
-packings!($ U2, U3, U4, U5, U6, U8, I8);
+packings!($ U2, U3, U4, U5, U6, U8);
 
-/// `with_parts!(parts, PARTS => expression)`: the expression with `PARTS` as a constant, for weight groups of so many activation groups.
+/// `with_parts!(grouped, PARTS, COLUMNS => expression)`: the expression with the parts of a weight group and the columns of a part as constants.
 #[cfg(target_arch = "x86_64")]
 macro_rules! with_parts {
-    ($parts:expr, $name:ident => $body:expr) => {
-        match $parts {
-            1 => {
-                const $name: usize = 1;
+    ($grouped:expr, $parts:ident, $columns:ident => $body:expr) => {
+        match $grouped.group {
+            16 => {
+                const $parts: usize = 1;
+                const $columns: usize = 16;
                 $body
             }
-            2 => {
-                const $name: usize = 2;
+            32 => {
+                const $parts: usize = 1;
+                const $columns: usize = 32;
+                $body
+            }
+            64 => {
+                const $parts: usize = 2;
+                const $columns: usize = 32;
                 $body
             }
             _ => {
-                const $name: usize = 4;
+                const $parts: usize = 4;
+                const $columns: usize = 32;
                 $body
             }
         }

@@ -7,7 +7,7 @@
 
 use super::unpack::{Unpack, unpack_lanes};
 use crate::format::Grouped;
-use crate::input::ORDER;
+use crate::input::{GROUP, ORDER};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -28,7 +28,7 @@ pub(crate) struct Groups<'a> {
 /// As for [`Lanes`](super::f32_dot::Lanes).
 pub(crate) trait Int8Dot: Unpack {
     /// Bytes of scratch that [`Int8Dot::product`] takes.
-    fn scratch_bytes(cols: usize, tokens: usize) -> usize {
+    fn scratch_bytes(cols: usize, tokens: usize, _format: Grouped) -> usize {
         cut_bytes(row_sizes(cols, tokens))
     }
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch);
@@ -43,9 +43,32 @@ pub(crate) struct TokenScales<'a> {
     pub mx: &'a [f32],
 }
 
-/// One unpacked row, its scales and its biases, and all tokens' scales.
+impl Groups<'_> {
+    /// Calls `each(i, sx, mx)` for each part i of a token's weight groups. A part is an activation group, or half of one: then both halves have its `sx`,
+    /// and `mx` is `sx * f32(sum of the half's q)`.
+    #[inline(always)]
+    pub fn parts(&self, token: usize, cols: usize, part_columns: usize, mut each: impl FnMut(usize, f32, f32)) {
+        let groups = cols / GROUP;
+        let at = token * groups;
+        let (scales, sums) = (&self.scales[at..][..groups], &self.sums[at..][..groups]);
+        if part_columns == GROUP {
+            for (i, (sx, mx)) in scales.iter().zip(sums).enumerate() {
+                each(i, *sx, *mx);
+            }
+            return;
+        }
+        // The order inside of eights keeps halves apart.
+        let halves = self.q[token * cols..][..cols].as_chunks::<{ GROUP / 2 }>().0;
+        for (i, half) in halves.iter().enumerate() {
+            let (sx, sum) = (scales[i / 2], half.iter().map(|&q| i32::from(q)).sum::<i32>());
+            each(i, sx, sx * sum as f32);
+        }
+    }
+}
+
+/// One unpacked row, its scales and its biases, and all tokens' scales: two for each group of 16 columns at most.
 fn row_sizes(cols: usize, tokens: usize) -> [usize; 4] {
-    [cols, cols / 8, cols / 8, tokens * cols / 4]
+    [cols, cols / 4, cols / 4, tokens * cols / 2]
 }
 
 /// The bytes of each eight in the order of the activations.
@@ -79,35 +102,34 @@ pub(crate) unsafe fn row_by_row<V: Unpack>(
         )
     };
     for (out, &token) in scales.chunks_exact_mut((parts + 1) * groups).zip(tokens) {
-        let at = token as usize * groups * parts;
-        let (sx, mx) = (&x.scales[at..][..groups * parts], &x.sums[at..][..groups * parts]);
-        for g in 0..groups {
-            for i in 0..parts {
-                out[i * groups + g] = sx[g * parts + i];
-            }
-            out[parts * groups + g] = weight_group_sum(&mx[g * parts..][..parts]);
-        }
+        x.parts(token as usize, w.cols, format.part_columns(), |i, sx, mx| {
+            let (g, part) = (i / parts, i % parts);
+            out[part * groups + g] = sx;
+            let sum = &mut out[parts * groups + g];
+            *sum = if part == 0 { mx } else { *sum + mx };
+        });
     }
     for r in 0..w.rows {
-        // SAFETY: a row of q; the caller vouches for the instruction set.
-        unsafe { unpack_lanes::<V>(format.packing, w.row(r).as_ptr(), q.as_mut_ptr(), w.cols) };
-        reorder(q);
-        let (row_s, row_b) = w.row_scales(r);
-        for g in 0..groups {
-            (s[g], b[g]) = format.scale_and_bias(row_s, row_b, g);
+        let row = w.row(r).as_ptr();
+        if let Some(blocks) = w.blocks() {
+            let count = w.cols / blocks.block_columns();
+            // SAFETY: a row of q and its groups; the caller vouches for the instruction set.
+            unsafe { V::unpack_blocks(blocks, row, count, q.as_mut_ptr(), s.as_mut_ptr(), b.as_mut_ptr()) };
+        } else {
+            // SAFETY: a row of q; the caller vouches for the instruction set.
+            unsafe { unpack_lanes::<V>(format.packing, row, q.as_mut_ptr(), w.cols) };
+            let (row_s, row_b) = w.row_scales(r);
+            for g in 0..groups {
+                (s[g], b[g]) = format.scale_and_bias(row_s, row_b, g);
+            }
         }
+        reorder(q);
         for (i, &token) in tokens.iter().enumerate() {
             let xq = &x.q[token as usize * w.cols..][..w.cols];
             let (sx, mx) = scales[i * (parts + 1) * groups..][..(parts + 1) * groups].split_at(parts * groups);
             tile[i * w.rows + r] = dot(q, s, b, xq, TokenScales { sx, mx });
         }
     }
-}
-
-/// `mx` of a weight group from those of its activation groups.
-#[inline(always)]
-pub(crate) fn weight_group_sum(mx: &[f32]) -> f32 {
-    mx[1..].iter().fold(mx[0], |sum, mx| sum + mx)
 }
 
 /// Weight group g of a row, added to its accumulator.

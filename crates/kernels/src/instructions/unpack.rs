@@ -1,6 +1,8 @@
 //! Unpacks the bit stream of a row into one byte per integer.
 
 use super::f32_dot::Lanes;
+use crate::format::BlockFormat;
+use crate::format::blocks::unpack::Block;
 use crate::format::packing::{Packing, PackingName, with_packing};
 
 /// Unpacks q of `bits` (2, 3, 4, 5, 6 or 8) each: `q.len()` is a multiple of 8 and `packed` has `q.len() * bits / 8` bytes.
@@ -24,6 +26,42 @@ pub fn unpack(bits: u8, packed: &[u8], q: &mut [u8]) {
 pub(crate) trait Unpack: Lanes {
     /// `n` q (a multiple of 32) of a packing from `p`, which holds `n * BITS / 8` bytes and is read no further.
     unsafe fn unpack<P: Packing>(p: *const u8, q: *mut u8, n: usize);
+
+    /// Unpacks `count` blocks from `blocks` to their integers, and the scale and bias of each group: `-zero * s` where blocks have none of their own.
+    /// No call of it is inlined: it is compiled once for each type and instruction set.
+    ///
+    /// # Safety
+    /// As for [`Lanes`]; `blocks` holds so many, `q` their columns, `s` and `b` their groups.
+    unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32);
+}
+
+/// [`Unpack::unpack_blocks`] for a type, by its plain definition.
+///
+/// # Safety
+/// As for [`Unpack::unpack_blocks`].
+#[inline(always)]
+pub(crate) unsafe fn each_block<B: Block>(blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
+    let groups = B::COLUMNS / B::GROUP;
+    for i in 0..count {
+        // SAFETY: the caller's.
+        unsafe { B::unpack(blocks.add(i * B::BYTES), q.add(i * B::COLUMNS), s.add(i * groups), b.add(i * groups)) };
+    }
+    // SAFETY: as above.
+    unsafe { biases::<B>(count * groups, s, b) };
+}
+
+/// The biases of `groups` groups from their scales, where blocks have none of their own.
+///
+/// # Safety
+/// There are as many.
+#[inline(always)]
+pub(crate) unsafe fn biases<B: Block>(groups: usize, s: *const f32, b: *mut f32) {
+    if !B::BIASED {
+        for g in 0..groups {
+            // SAFETY: the caller's.
+            unsafe { *b.add(g) = -f32::from(B::ZERO) * *s.add(g) };
+        }
+    }
 }
 
 /// Unpacks `n` q (a multiple of 32).

@@ -3,8 +3,11 @@
 use super::*;
 use crate::activations::{encode_bf16, encode_int8};
 use crate::affine;
-use crate::format::MatrixError;
-use crate::input::ORDER;
+use crate::format::{BlockFormat, MatrixError};
+use crate::generic::Generic16;
+use crate::input::{Int11, ORDER};
+use crate::instructions::unpack::Unpack;
+use crate::int11::encode_int11;
 use fastrand::Rng;
 use proptest::prelude::*;
 
@@ -85,9 +88,13 @@ impl Weights {
                 let data = (0..rows * cols / 8 * bits as usize).map(|_| rng.u64(..) as u8).collect();
                 vec![data, floats(scale, groups, 0.1, rng), floats(scale, groups, 1.0, rng)]
             }
-            WeightFormat::Q8_0 => {
-                let data = (0..rows * cols).map(|_| rng.u8(..)).collect();
-                vec![data, floats(Float::F16, rows * cols / 32, 0.1, rng)]
+            WeightFormat::Blocks(blocks) => {
+                let mut data = vec![0; rows * cols / blocks.block_columns() * blocks.block_bytes()];
+                rng.fill(&mut data);
+                for block in data.chunks_exact_mut(blocks.block_bytes()) {
+                    blocks.set_size(block, rng.f32());
+                }
+                vec![data]
             }
         };
         let planes = planes.iter().map(|bytes| Guarded::new(bytes)).collect();
@@ -99,13 +106,37 @@ impl Weights {
     }
 }
 
-/// Tokens in all three encodings.
+/// Tokens as integers of 11 bits.
+#[derive(Default, PartialEq, Debug)]
+struct Integers {
+    n: Vec<i16>,
+    steps: Vec<f32>,
+    sums: Vec<f32>,
+    scales: Vec<f32>,
+}
+
+impl Integers {
+    /// Nothing where the columns are no whole halves of groups.
+    fn of(isa: Isa, x: &[f32], cols: usize) -> Integers {
+        if !cols.is_multiple_of(32) {
+            return Integers::default();
+        }
+        let tokens = x.len() / cols;
+        let (n, steps) = (vec![0; x.len()], vec![0.0; tokens * cols.div_ceil(64)]);
+        let mut all = Integers { n, steps, sums: vec![0.0; x.len() / 32], scales: vec![0.0; tokens] };
+        encode_int11(isa, x, cols, &mut all.n, &mut all.steps, &mut all.sums, &mut all.scales);
+        all
+    }
+}
+
+/// Tokens in all encodings.
 struct Tokens {
     f32: Vec<f32>,
     bf16: Vec<u16>,
     q: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<f32>,
+    int11: Integers,
 }
 
 impl Tokens {
@@ -116,7 +147,8 @@ impl Tokens {
         let groups = if cols.is_multiple_of(32) { f32.len() / 32 } else { 0 };
         let (mut q, mut scales, mut sums) = (vec![0; groups * 32], vec![0.0; groups], vec![0.0; groups]);
         encode_int8(Isa::GENERIC, &f32[..groups * 32], &mut q, &mut scales, &mut sums);
-        Tokens { f32, bf16, q, scales, sums }
+        let int11 = Integers::of(Isa::GENERIC, &f32, cols);
+        Tokens { f32, bf16, q, scales, sums, int11 }
     }
 
     fn input(&self, encoding: ActivationFormat) -> Input<'_> {
@@ -124,6 +156,10 @@ impl Tokens {
             ActivationFormat::F32 => Input::F32(&self.f32),
             ActivationFormat::Bf16 => Input::Bf16(&self.bf16),
             ActivationFormat::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
+            ActivationFormat::Int11 => {
+                let Integers { n, steps, sums, scales } = &self.int11;
+                Input::Int11(Int11 { n, steps, sums, scales })
+            }
         }
     }
 }
@@ -142,7 +178,7 @@ fn group_of(format: WeightFormat) -> usize {
     match format {
         WeightFormat::Float(_) => unreachable!("no groups"),
         WeightFormat::Affine { group, .. } => group as usize,
-        WeightFormat::Q8_0 => 32,
+        WeightFormat::Blocks(blocks) => blocks.group(),
     }
 }
 
@@ -156,10 +192,13 @@ fn grouped_row(w: &Matrix, r: usize) -> (Vec<u8>, Vec<(f32, f32)>) {
             affine::unpack(bits, w.row(r), &mut q);
             (q, groups.map(|g| (scale.read(scales, g), scale.read(biases, g))).collect())
         }
-        WeightFormat::Q8_0 => {
-            q.iter_mut().zip(w.row(r)).for_each(|(q, byte)| *q = (i16::from(*byte as i8) + 128) as u8);
-            let scale = |g: usize| half::f16::from_le_bytes([scales[2 * g], scales[2 * g + 1]]).to_f32();
-            (q, groups.map(|g| (scale(g), scale(g) * -128.0)).collect())
+        WeightFormat::Blocks(blocks) => {
+            let (count, n) = (w.cols() / blocks.block_columns(), groups.len());
+            let (mut s, mut b) = (vec![0f32; n], vec![0f32; n]);
+            let (to, s_to, b_to) = (q.as_mut_ptr(), s.as_mut_ptr(), b.as_mut_ptr());
+            // SAFETY: a row of q and its groups.
+            unsafe { Generic16::unpack_blocks(blocks, w.row(r).as_ptr(), count, to, s_to, b_to) };
+            (q, s.into_iter().zip(b).collect())
         }
     }
 }
@@ -196,6 +235,8 @@ fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: ActivationF
         }
         ActivationFormat::Int8 => {
             let (group, groups) = (group_of(w.format()), cols / 32);
+            // A part of a weight group is an activation group, or half of one.
+            let part = group.min(32);
             let (q, scale_and_bias) = grouped_row(w, r);
             let xq = |k: usize| {
                 let place = ORDER.iter().position(|&i| i == k % 8).unwrap();
@@ -205,9 +246,10 @@ fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: ActivationF
             for wide in 0..cols / group {
                 let (s, b) = scale_and_bias[wide];
                 let (mut t, mut m) = (None, None);
-                for g in wide * group / 32..(wide + 1) * group / 32 {
-                    let (sx, mx) = (x.scales[token * groups + g], x.sums[token * groups + g]);
-                    let sum: i32 = (g * 32..g * 32 + 32).map(|k| q[k] as i32 * xq(k)).sum();
+                for k in (wide * group..(wide + 1) * group).step_by(part) {
+                    let sx = x.scales[token * groups + k / 32];
+                    let mx = sx * (k..k + part).map(xq).sum::<i32>() as f32;
+                    let sum: i32 = (k..k + part).map(|k| q[k] as i32 * xq(k)).sum();
                     t = Some(t.map_or(sx * sum as f32, |t| sx.mul_add(sum as f32, t)));
                     m = Some(m.map_or(mx, |m| m + mx));
                     exact += s as f64 * sx as f64 * sum as f64 + b as f64 * mx as f64;
@@ -216,6 +258,23 @@ fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: ActivationF
                 lanes[wide % 4] = b.mul_add(m.unwrap(), lanes[wide % 4]);
             }
             ((lanes[0] + lanes[2]) + (lanes[1] + lanes[3]), exact)
+        }
+        ActivationFormat::Int11 => {
+            let (group, x) = (group_of(w.format()), &x.int11);
+            let (q, scale_and_bias) = grouped_row(w, r);
+            let (mut acc, mut exact) = (0f32, 0f64);
+            for from in (0..cols).step_by(group.min(64)) {
+                let (s, b) = scale_and_bias[from / group];
+                let step = x.steps[token * cols.div_ceil(64) + from / 64];
+                let n = |k: usize| x.n[token * cols + k] as i32;
+                let piece = from..from + group.min(64);
+                let products: i32 = piece.clone().map(|k| q[k] as i32 * n(k)).sum();
+                let sum: i32 = piece.map(n).sum();
+                acc = s.mul_add(products as f32 * step, acc);
+                acc = b.mul_add(sum as f32 * step, acc);
+                exact += (s as f64 * products as f64 + b as f64 * sum as f64) * step as f64;
+            }
+            (acc * x.scales[token], exact * x.scales[token] as f64)
         }
     }
 }
@@ -229,18 +288,19 @@ fn format() -> impl Strategy<Value = WeightFormat> {
     prop_oneof![
         1 => float().prop_map(WeightFormat::Float),
         3 => affine.prop_map(|(bits, group, scale)| WeightFormat::Affine { bits, group, scale }),
-        1 => Just(WeightFormat::Q8_0),
+        6 => prop::sample::select(&BlockFormat::ALL[..]).prop_map(WeightFormat::Blocks),
     ]
 }
 
 fn mode() -> impl Strategy<Value = Activations> {
-    prop::sample::select(vec![Activations::F32, Activations::Bf16, Activations::Int8])
+    prop::sample::select(vec![Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11])
 }
 
 /// Columns of a format: any number for floats, whole groups for the others.
 fn columns(format: WeightFormat, rng: &mut Rng) -> usize {
     match format {
         WeightFormat::Float(_) => 1 + rng.usize(..300),
+        WeightFormat::Blocks(blocks) => blocks.block_columns() * (1 + rng.usize(..(1300 / blocks.block_columns()))),
         _ => group_of(format) * (1 + rng.usize(..(1300 / group_of(format)))),
     }
 }
@@ -287,6 +347,12 @@ proptest! {
         let mut rng = Rng::with_seed(seed);
         let (rows, cols) = (5, columns(format, &mut rng));
         let mut weights = Weights::random(format, rows, cols, &mut rng);
+        // Blocks are random bytes, units and all.
+        if let WeightFormat::Blocks(_) = format {
+            let mut any = weights.planes[0].bytes().to_vec();
+            rng.fill(&mut any);
+            weights.planes[0] = Guarded::new(&any);
+        }
         let wild = |rng: &mut Rng| match rng.usize(..12) {
             0 => f32::from_bits(rng.u64(..) as u32),
             1 => f32::INFINITY,
@@ -317,6 +383,7 @@ proptest! {
                 q: vec![0; groups * 32],
                 scales: vec![0.0; groups],
                 sums: vec![0.0; groups],
+                int11: Integers::of(isa, &values, cols),
                 f32: values.clone(),
             };
             encode_bf16(isa, &values, &mut x.bf16);
@@ -332,6 +399,10 @@ proptest! {
                     prop_assert_eq!(&x.q, &oracle.q);
                     prop_assert_eq!(numbers(&x.scales), numbers(&oracle.scales));
                     prop_assert_eq!(numbers(&x.sums), numbers(&oracle.sums));
+                    prop_assert_eq!(&x.int11.n, &oracle.int11.n);
+                    prop_assert_eq!(numbers(&x.int11.steps), numbers(&oracle.int11.steps));
+                    prop_assert_eq!(numbers(&x.int11.sums), numbers(&oracle.int11.sums));
+                    prop_assert_eq!(numbers(&x.int11.scales), numbers(&oracle.int11.scales));
                     prop_assert_eq!(&bits, wanted, "{} {:?} {:?}", isa, format, encoding);
                 }
             }
@@ -354,11 +425,12 @@ proptest! {
                     *x = (q[i] as f32).mul_add(s, b);
                 }
             }
-            // The signed integer times the scale, which is exact.
-            WeightFormat::Q8_0 => {
-                let (_, scale_and_bias) = grouped_row(&w, 2);
+            WeightFormat::Blocks(blocks) => {
+                let (q, scale_and_bias) = grouped_row(&w, 2);
+                let (zero, biased) = blocks.zero();
                 for (i, x) in wanted.iter_mut().enumerate() {
-                    *x = f32::from(w.row(2)[i] as i8) * scale_and_bias[i / 32].0;
+                    let (s, b) = scale_and_bias[i / blocks.group()];
+                    *x = if biased { (q[i] as f32).mul_add(s, b) } else { (q[i] as f32 - zero) * s };
                 }
             }
         }
@@ -375,26 +447,31 @@ proptest! {
 fn integer_products_are_the_same_beside_any_number_of_tokens() {
     let mut rng = Rng::with_seed(13);
     let affine = |bits| [32, 64, 128].map(|group| WeightFormat::Affine { bits, group, scale: Float::Bf16 });
-    let formats = [2, 3, 4, 5, 6, 8].into_iter().flat_map(affine).chain([WeightFormat::Q8_0]);
+    let formats = [2, 3, 4, 5, 6, 8].into_iter().flat_map(affine).chain(BlockFormat::ALL.map(WeightFormat::Blocks));
     for format in formats {
-        let group = group_of(format);
+        let group = match format {
+            WeightFormat::Blocks(blocks) => blocks.block_columns(),
+            _ => group_of(format),
+        };
         // Rows and columns that end inside of every tile, and rows of a tile's second half only.
         for (rows, cols) in [(53, 544usize.next_multiple_of(group)), (7, 2 * group), (32, 1024)] {
             let weights = Weights::random(format, rows, cols, &mut rng);
             let (w, x) = (weights.matrix(), Tokens::random(33, cols, &mut rng));
-            let product = |isa: Isa, tokens: &[u32]| {
-                let mut tile = vec![f32::NAN; tokens.len() * rows];
-                let mut scratch =
-                    Scratch::with_bytes(scratch_bytes(format, cols, rows, tokens.len(), Activations::Int8));
-                matmul(isa, &w, 0..rows, x.input(ActivationFormat::Int8), tokens, &mut tile, &mut scratch);
-                tile.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
-            };
-            let all: Vec<u32> = (0..33).rev().collect();
-            let wanted = product(Isa::GENERIC, &all);
-            for isa in Isa::supported() {
-                for n in 1..=33 {
-                    let got = product(isa, &all[..n]);
-                    assert_eq!(got, wanted[..n * rows], "{isa} {format:?}, {rows} x {cols}, {n} tokens");
+            for mode in [Activations::Int8, Activations::Int11] {
+                let product = |isa: Isa, tokens: &[u32]| {
+                    let mut tile = vec![f32::NAN; tokens.len() * rows];
+                    let mut scratch = Scratch::with_bytes(scratch_bytes(format, cols, rows, tokens.len(), mode));
+                    let x = x.input(format.activation_format(mode));
+                    matmul(isa, &w, 0..rows, x, tokens, &mut tile, &mut scratch);
+                    tile.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+                };
+                let all: Vec<u32> = (0..33).rev().collect();
+                let wanted = product(Isa::GENERIC, &all);
+                for isa in Isa::supported() {
+                    for n in 1..=33 {
+                        let got = product(isa, &all[..n]);
+                        assert_eq!(got, wanted[..n * rows], "{isa} {mode:?} {format:?}, {rows} x {cols}, {n} tokens");
+                    }
                 }
             }
         }

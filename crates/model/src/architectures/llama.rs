@@ -17,7 +17,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let rotary = rope::rotary(config, attention.head_dim, None, context)?;
     let layer = LayerDescription {
         mixer: MixerDescription::Attention(attention),
-        feed_forward: FeedForwardDescription::Dense { intermediate: config.size("intermediate_size")? },
+        feed_forward: FeedForwardDescription::dense(config.size("intermediate_size")?),
     };
     let layers = vec![layer; outline.count];
     outline.with(config, "llama", false, rotary, layers, MlxLm::new(config, "", rotary_keys(config).into()))

@@ -1,6 +1,8 @@
 //! The architectures: one file each, from `config.json` to a [`Description`], and a line in [`BUILT_IN`].
 
+mod gemma3;
 mod llama;
+mod qwen2;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_5_moe;
@@ -30,6 +32,7 @@ pub struct Architecture {
 /// The list: a line for each `model_type`.
 const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "llama", describe: llama::describe },
+    Architecture { model_type: "qwen2", describe: qwen2::describe },
     Architecture { model_type: "qwen3", describe: qwen3::describe },
     Architecture { model_type: "qwen3_moe", describe: qwen3_moe::describe },
     Architecture { model_type: "qwen3_next", describe: qwen3_next::describe },
@@ -37,6 +40,8 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "qwen3_5_text", describe: qwen3_5::describe },
     Architecture { model_type: "qwen3_5_moe", describe: qwen3_5_moe::describe },
     Architecture { model_type: "qwen3_5_moe_text", describe: qwen3_5_moe::describe },
+    Architecture { model_type: "gemma3", describe: gemma3::describe },
+    Architecture { model_type: "gemma3_text", describe: gemma3::describe },
 ];
 
 /// Architectures that a program has added.

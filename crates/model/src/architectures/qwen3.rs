@@ -14,21 +14,21 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let intermediate = config.size("intermediate_size")?;
     // If there is a window, layers before this one do without.
     let first = config.count_or("max_window_layers", 28)?;
-    let dense = |_| Ok(FeedForwardDescription::Dense { intermediate });
-    describe_with(config, options, "qwen3", first, dense, MlxLm::default())
+    let dense = |_| Ok(FeedForwardDescription::dense(intermediate));
+    let attention = AttentionDescription::read(config, false)?;
+    describe_with(config, options, ("qwen3", attention), first, dense, MlxLm::default())
 }
 
-/// Qwen3's attention with any feed-forward part. `first_windowed`: the first layer with a window, for configs without `layer_types`.
+/// Attention of this kind with any feed-forward part. `first_windowed`: the first layer with a window, for configs without `layer_types`.
 pub(crate) fn describe_with(
     config: &Config,
     options: &Options,
-    architecture: &'static str,
+    (architecture, attention): (&'static str, AttentionDescription),
     first_windowed: usize,
     feed_forward: impl Fn(usize) -> Result<FeedForwardDescription>,
     mlx: MlxLm,
 ) -> Result<Description> {
     let outline = Outline::read(config)?;
-    let attention = AttentionDescription::read(config, false)?;
     let context = options.context.unwrap_or(outline.max_context);
     let rotary = rope::rotary(config, attention.head_dim, None, context)?;
     let windows = windows(config, outline.count, first_windowed)?;

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::qwen3;
 use crate::config::Config;
-use crate::description::{Description, FeedForwardDescription, MoeDescription};
+use crate::description::{AttentionDescription, Description, FeedForwardDescription, MoeDescription};
 use crate::mlx_lm::{MlxLm, mixture_keys};
 use crate::options::Options;
 
@@ -16,7 +16,8 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let feed_forward = sparse_layers(config, moe)?;
     // Unlike Qwen3, this reference does not look at `max_window_layers`: a window holds for all layers.
     let mlx = MlxLm::new(config, "", mixture_keys(config, None, false));
-    qwen3::describe_with(config, options, "qwen3_moe", 0, feed_forward, mlx)
+    let attention = AttentionDescription::read(config, false)?;
+    qwen3::describe_with(config, options, ("qwen3_moe", attention), 0, feed_forward, mlx)
 }
 
 /// Which layers are mixtures, by `decoder_sparse_step` and `mlp_only_layers`; the others are dense.
@@ -30,7 +31,7 @@ pub(crate) fn sparse_layers(
         let sparse = !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
         Ok(match sparse {
             true => FeedForwardDescription::Moe(Arc::clone(&moe)),
-            false => FeedForwardDescription::Dense { intermediate: config.size("intermediate_size")? },
+            false => FeedForwardDescription::dense(config.size("intermediate_size")?),
         })
     })
 }

@@ -72,14 +72,27 @@ impl AttentionDescription {
     /// A key that is missing or wrong.
     pub fn read(config: &Config, gated: bool) -> Result<AttentionDescription> {
         let heads = config.size("num_attention_heads")?;
-        let kv_heads = config.size_or("num_key_value_heads", heads)?;
         let hidden = config.size("hidden_size")?;
         let path = config.path().display();
         ensure!(
             config.get("head_dim").is_some() || hidden >= heads,
             "{path}: `num_attention_heads` is {heads}, more than `hidden_size`, and there is no `head_dim`"
         );
-        let head_dim = config.size_or("head_dim", hidden / heads)?;
+        AttentionDescription::read_with(config, gated, config.size_or("head_dim", hidden / heads)?)
+    }
+
+    /// The same without gates, with heads of that size, whatever the config says.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong.
+    pub fn read_with_heads_of(config: &Config, head_dim: usize) -> Result<AttentionDescription> {
+        AttentionDescription::read_with(config, false, head_dim)
+    }
+
+    fn read_with(config: &Config, gated: bool, head_dim: usize) -> Result<AttentionDescription> {
+        let heads = config.size("num_attention_heads")?;
+        let kv_heads = config.size_or("num_key_value_heads", heads)?;
+        let path = config.path().display();
         config.product("`num_attention_heads` and `head_dim`", &[heads, head_dim])?;
         ensure!(heads.is_multiple_of(kv_heads), "{path}: {heads} query heads cannot share {kv_heads} key/value heads");
         let biases = match config.flag_or("attention_bias", false)? {

@@ -12,6 +12,8 @@ pub enum ProjectionLayout {
     ByKeyHead,
     /// `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a` (Qwen3.5).
     Separate,
+    /// `in_proj_qkv` and `in_proj_z` by themselves, `in_proj_ba` interleaved by key head (Qwen3-Next in GGUF).
+    PairsByKeyHead,
 }
 
 /// A GatedDeltaNet layer.
@@ -35,6 +37,7 @@ impl DeltaDescription {
             key_dim: config.size("linear_key_head_dim")?,
             value_dim: config.size("linear_value_head_dim")?,
             taps: config.size_or("linear_conv_kernel_dim", 4)?,
+            tiled: false,
         };
         config.product("`linear_num_key_heads` and `linear_key_head_dim`", &[shape.key_heads, shape.key_dim])?;
         config.product(

@@ -43,8 +43,14 @@ pub struct Description {
     pub centred_norms: bool,
     /// The output head is the embedding. The config alone may be wrong about it: see [`crate::describe_stored`].
     pub tied: bool,
+    /// What rows of the embedding are multiplied by, after it is rounded to the type that the checkpoint works in; `None`: nothing.
+    pub embedding_scale: Option<f64>,
+    /// What both halves of a layer put out goes through a norm before it is added (Gemma 2). The norm before the feed-forward part has its own name then.
+    pub output_norms: bool,
     /// Positions in all attention layers.
     pub rotary: RotaryFrequencies,
+    /// Positions in layers with a window, where they differ (Gemma 3).
+    pub window_rotary: Option<RotaryFrequencies>,
     /// First to last.
     pub layers: Vec<LayerDescription>,
     /// Parts of layers that checkpoints of this architecture name differently: our name and theirs, such as (`mlp.shared_expert`, `mlp.shared_experts`). Modules
@@ -87,10 +93,26 @@ pub enum MixerDescription {
 /// The second half of a layer.
 #[derive(Clone, Debug)]
 pub enum FeedForwardDescription {
-    /// `down(silu(gate(x)) * up(x))`
-    Dense { intermediate: usize },
+    /// `down(activation(gate(x)) * up(x))`
+    Dense { intermediate: usize, activation: DenseActivation },
     /// A mixture of experts.
     Moe(Arc<MoeDescription>),
+}
+
+/// What goes over the gate of a dense feed-forward layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DenseActivation {
+    /// `x * sigmoid(x)`
+    Silu,
+    /// GELU in its tanh form.
+    Gelu,
+}
+
+impl FeedForwardDescription {
+    /// A dense layer with SwiGLU.
+    pub fn dense(intermediate: usize) -> FeedForwardDescription {
+        FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Silu }
+    }
 }
 
 impl Outline {
@@ -98,6 +120,14 @@ impl Outline {
     /// A key that is missing or wrong, and another activation than SiLU.
     pub fn read(config: &Config) -> Result<Outline> {
         config.require("hidden_act", "silu")?;
+        Outline::of_any_activation(config)
+    }
+
+    /// The same for an architecture that reads its activation itself.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong.
+    pub fn of_any_activation(config: &Config) -> Result<Outline> {
         Ok(Outline {
             count: config.layers()?,
             hidden: config.size("hidden_size")?,
@@ -133,7 +163,10 @@ impl Outline {
             eps,
             centred_norms,
             tied,
+            embedding_scale: None,
+            output_norms: false,
             rotary: rotary.frequencies,
+            window_rotary: None,
             layers,
             spelling: &[],
             mlx,
@@ -178,6 +211,15 @@ impl Description {
             MixerDescription::Attention(a) => Some(a),
             MixerDescription::DeltaNet(_) => None,
         })
+    }
+
+    /// Says how the input projections of recurrent layers are stored, where that is not as the architecture has them.
+    pub(crate) fn set_projections(&mut self, stored: ProjectionLayout) {
+        for layer in &mut self.layers {
+            if let MixerDescription::DeltaNet(delta) = &mut layer.mixer {
+                delta.layout = stored;
+            }
+        }
     }
 
     /// The recurrent layers, in order.

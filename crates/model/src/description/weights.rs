@@ -190,6 +190,11 @@ impl DeltaDescription {
                 projection("linear_attn.in_proj_b", value_heads, hidden),
                 projection("linear_attn.in_proj_a", value_heads, hidden),
             ],
+            ProjectionLayout::PairsByKeyHead => vec![
+                projection("linear_attn.in_proj_qkv", channels, hidden),
+                projection("linear_attn.in_proj_z", values, hidden),
+                projection("linear_attn.in_proj_ba", 2 * value_heads, hidden),
+            ],
             ProjectionLayout::ByKeyHead => vec![
                 projection("linear_attn.in_proj_qkvz", channels + values, hidden),
                 projection("linear_attn.in_proj_ba", 2 * value_heads, hidden),
@@ -212,7 +217,7 @@ impl FeedForwardDescription {
         // A stored bias belongs to the model, and loading refuses it.
         let gated = |part, class, rows, cols| WeightDescription { biased: true, ..matrix(part, class, rows, cols) };
         let moe = match self {
-            FeedForwardDescription::Dense { intermediate } => {
+            FeedForwardDescription::Dense { intermediate, .. } => {
                 return vec![
                     gated("mlp.gate_proj", WeightClass::Mlp, *intermediate, hidden),
                     gated("mlp.up_proj", WeightClass::Mlp, *intermediate, hidden),
@@ -251,14 +256,20 @@ impl FeedForwardDescription {
 
 impl LayerDescription {
     /// Without the layer's number.
-    fn weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
+    fn weights(&self, hidden: usize, norm: WeightKind, output_norms: bool) -> Vec<WeightDescription> {
         let mut all = vec![vector("input_layernorm", norm, hidden)];
         all.extend(match &self.mixer {
             MixerDescription::Attention(attention) => attention.weights(hidden, norm),
             MixerDescription::DeltaNet(delta) => delta.weights(hidden),
         });
         all.push(vector("post_attention_layernorm", norm, hidden));
+        if output_norms {
+            all.push(vector("pre_feedforward_layernorm", norm, hidden));
+        }
         all.extend(self.feed_forward.weights(hidden));
+        if output_norms {
+            all.push(vector("post_feedforward_layernorm", norm, hidden));
+        }
         all
     }
 }
@@ -273,7 +284,8 @@ impl Description {
 
     /// The weights of one layer; none if there is no such layer.
     pub fn layer_weights(&self, layer: usize) -> Vec<WeightDescription> {
-        let weights = self.layers.get(layer).map(|l| l.weights(self.hidden, self.norm_kind())).unwrap_or_default();
+        let of = |l: &LayerDescription| l.weights(self.hidden, self.norm_kind(), self.output_norms);
+        let weights = self.layers.get(layer).map(of).unwrap_or_default();
         weights.into_iter().map(|w| WeightDescription { layer: Some(layer), ..w }).collect()
     }
 

@@ -1,7 +1,7 @@
 //! Softmax attention with grouped queries, and the variants that a description may add: norms on q and k, a gate, a window, a soft cap, sinks.
 
-use anyhow::Result;
-use sluice_backend::{AttentionLayer, Linear, Norm, Operations, Projection, RotaryId, Tensor};
+use anyhow::{Result, ensure};
+use sluice_backend::{AttentionLayer, Elementwise, Linear, Norm, Operations, Projection, RotaryId, Tensor};
 
 use crate::description::{AttentionDescription, Description};
 use crate::weights::Weights;
@@ -45,8 +45,12 @@ impl AttentionScratch {
 pub struct Attention {
     norm: Norm,
     qkv: Vec<Projection>,
+    /// Elements of a head whose rotated pairs are beside each other; `None`: they are half a head apart, as they should be.
+    pairs: Option<usize>,
     inner: AttentionLayer,
     out: Linear,
+    /// What it puts out, `[max_tokens, hidden]`, and the norm that this goes through.
+    branch: Option<(Tensor, Norm)>,
 }
 
 impl Attention {
@@ -54,7 +58,7 @@ impl Attention {
     pub fn load(
         w: &mut Weights,
         d: &AttentionDescription,
-        s: &AttentionScratch,
+        (s, branch): (&AttentionScratch, Option<Tensor>),
         rotary: RotaryId,
         at: usize,
         (group, layer): (usize, usize),
@@ -89,16 +93,41 @@ impl Attention {
             sinks,
         };
         let out = w.linear(at, "self_attn.o_proj")?;
-        Ok(Attention { norm, qkv, inner, out })
+        let branch = match branch {
+            Some(to) => Some((to, w.norm(at, "post_attention_layernorm")?)),
+            None => None,
+        };
+        let pairs = w.layout().has_adjacent_pairs().then_some(d.head_dim);
+        ensure!(pairs.is_none() || !d.gated, "layer {at}: moved rows of queries with gates are not supported");
+        Ok(Attention { norm, qkv, pairs, inner, out, branch })
     }
 
     /// `x += attention(norm(x))`
     pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         // 1. q (and gate), k, v
         backend.project(x, Some(self.norm), &self.qkv);
+        if let Some(head) = self.pairs {
+            for x in [self.inner.q, self.inner.k].map(|t| t.first_rows(x.rows)) {
+                backend.elementwise(&Elementwise::SplitPairs { x, head });
+            }
+        }
         // 2. norms, rotation, cache, softmax(q k) v, gate
         backend.attention(&self.inner);
         // 3. back to the residual stream
-        backend.project_add(self.inner.out.first_rows(x.rows), &self.out, x);
+        add_branch(backend, self.inner.out.first_rows(x.rows), &self.out, self.branch, x);
     }
+}
+
+/// `residual += linear(x)`, through the norm of a branch if there is one.
+pub fn add_branch(
+    backend: &mut dyn Operations,
+    x: Tensor,
+    linear: &Linear,
+    branch: Option<(Tensor, Norm)>,
+    residual: Tensor,
+) {
+    let Some((to, norm)) = branch else { return backend.project_add(x, linear, residual) };
+    let to = to.first_rows(x.rows);
+    backend.project(x, None, &[Projection { linear: linear.clone(), out: to }]);
+    backend.elementwise(&Elementwise::AddNormed { x: to, norm, residual });
 }

@@ -1,7 +1,7 @@
 //! GatedDeltaNet, a linear attention with a recurrent state (Yang, Kautz, Hatamizadeh 2024), as Qwen3-Next and Qwen3.5 have it.
 
 use anyhow::Result;
-use sluice_backend::{DeltaLayer, Linear, Norm, Operations, Projection, Tensor};
+use sluice_backend::{DeltaLayer, DeltaShape, Linear, Norm, Operations, Projection, Tensor};
 
 use crate::description::{DeltaDescription, ProjectionLayout};
 use crate::weights::Weights;
@@ -41,7 +41,7 @@ pub struct DeltaNet {
 impl DeltaNet {
     /// Layer `at` of the model, which is recurrent layer number `layer`.
     pub fn load(w: &mut Weights, d: &DeltaDescription, s: &DeltaScratch, at: usize, layer: usize) -> Result<DeltaNet> {
-        let shape = d.shape;
+        let shape = DeltaShape { tiled: w.layout().has_tiled_value_heads(), ..d.shape };
         let keys = shape.key_heads * shape.key_dim;
         let mut projection =
             |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
@@ -52,6 +52,18 @@ impl DeltaNet {
                 projection("linear_attn.in_proj_b", s.b)?,
                 projection("linear_attn.in_proj_a", s.a)?,
             ],
+            ProjectionLayout::PairsByKeyHead => {
+                let mut all =
+                    vec![projection("linear_attn.in_proj_qkv", s.qkv)?, projection("linear_attn.in_proj_z", s.z)?];
+                let ba = w.linear(at, "linear_attn.in_proj_ba")?;
+                let ratio = shape.value_heads / shape.key_heads;
+                for run in 0..2 * shape.key_heads {
+                    let (head, to) = (run / 2, if run % 2 == 0 { s.b } else { s.a });
+                    let linear = Linear { rows: run * ratio..(run + 1) * ratio, ..ba.clone() };
+                    all.push(Projection { linear, out: to.columns(head * ratio..(head + 1) * ratio) });
+                }
+                all
+            }
             ProjectionLayout::ByKeyHead => {
                 let qkvz = w.linear(at, "linear_attn.in_proj_qkvz")?;
                 let ba = w.linear(at, "linear_attn.in_proj_ba")?;
@@ -85,7 +97,7 @@ impl DeltaNet {
             a: s.a,
             out: s.mixed,
             conv: w.convolution(at, "linear_attn.conv1d")?,
-            a_log: w.vector(at, "linear_attn.A_log")?,
+            decay: w.decay(at, "linear_attn.A_log")?,
             dt_bias: w.vector(at, "linear_attn.dt_bias")?,
             norm: w.norm(at, "linear_attn.norm")?,
             layer,

@@ -1,22 +1,75 @@
 //! Feed-forward layers: a dense gated one, or a mixture of experts.
 
-use anyhow::{Result, anyhow};
-use sluice_backend::{Mlp, Moe, MoeId, Norm, Operations, Routing, SharedExpert, Tensor};
+use anyhow::{Result, anyhow, bail};
+use sluice_backend::{
+    Elementwise, Linear, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, SharedExpert, Tensor,
+};
 
-use crate::description::{CORRECTION_BIAS, FeedForwardDescription};
+use super::attention::add_branch;
+use crate::description::{CORRECTION_BIAS, DenseActivation, Description, FeedForwardDescription};
 use crate::weights::Weights;
+
+/// Activations between the projections of dense layers that no fused operation computes: `[max_tokens, intermediate]` each.
+#[derive(Clone, Copy)]
+pub struct FeedForwardScratch {
+    gate: Tensor,
+    up: Tensor,
+}
+
+impl FeedForwardScratch {
+    /// As wide as the widest such layer; `None` where there is none.
+    pub fn alloc(w: &mut Weights, d: &Description) -> Result<Option<FeedForwardScratch>> {
+        let width = |layer: &FeedForwardDescription| match layer {
+            FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Gelu } => Some(*intermediate),
+            FeedForwardDescription::Dense { .. } | FeedForwardDescription::Moe(_) => None,
+        };
+        let Some(width) = d.layers.iter().filter_map(|layer| width(&layer.feed_forward)).max() else { return Ok(None) };
+        Ok(Some(FeedForwardScratch { gate: w.scratch(width)?, up: w.scratch(width)? }))
+    }
+}
+
+/// A dense layer with GELU, or with a norm on what it puts out.
+pub struct PlainDense {
+    norm: Norm,
+    inputs: [Projection; 2],
+    down: Linear,
+    branch: Option<(Tensor, Norm)>,
+}
 
 /// The second half of a layer.
 pub enum FeedForward {
     Dense { norm: Norm, mlp: Box<Mlp> },
+    Plain(Box<PlainDense>),
     Moe(MoeId),
 }
 
 impl FeedForward {
     /// The second half of layer `at`; `before`: the mixture of the layer right before, if it has one.
-    pub fn load(w: &mut Weights, d: &FeedForwardDescription, at: usize, before: Option<MoeId>) -> Result<FeedForward> {
-        let norm = w.norm(at, "post_attention_layernorm")?;
+    pub fn load(
+        w: &mut Weights,
+        d: &FeedForwardDescription,
+        (scratch, branch): (Option<FeedForwardScratch>, Option<Tensor>),
+        at: usize,
+        before: Option<MoeId>,
+    ) -> Result<FeedForward> {
+        let (norm, branch) = match branch {
+            Some(to) => {
+                let norm = w.norm(at, "pre_feedforward_layernorm")?;
+                (norm, Some((to, w.norm(at, "post_feedforward_layernorm")?)))
+            }
+            None => (w.norm(at, "post_attention_layernorm")?, None),
+        };
         match d {
+            FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Gelu } => {
+                let Mlp { gate, up, down } = w.mlp(at, "mlp")?;
+                let scratch = scratch.expect("scratch of such layers");
+                let [to_gate, to_up] = [scratch.gate, scratch.up].map(|t| t.columns(0..*intermediate));
+                let inputs = [Projection { linear: gate, out: to_gate }, Projection { linear: up, out: to_up }];
+                Ok(FeedForward::Plain(Box::new(PlainDense { norm, inputs, down, branch })))
+            }
+            _ if branch.is_some() => {
+                bail!("layer {at}: a norm of what this feed-forward part puts out is not supported")
+            }
             FeedForwardDescription::Dense { .. } => Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(at, "mlp")?) }),
             FeedForwardDescription::Moe(d) => {
                 let router = w.linear(at, "mlp.gate")?;
@@ -42,7 +95,7 @@ impl FeedForward {
     /// The mixture, if it is one.
     pub fn moe(&self) -> Option<MoeId> {
         match self {
-            FeedForward::Dense { .. } => None,
+            FeedForward::Dense { .. } | FeedForward::Plain(_) => None,
             FeedForward::Moe(moe) => Some(*moe),
         }
     }
@@ -51,6 +104,12 @@ impl FeedForward {
     pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         match self {
             FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, x),
+            FeedForward::Plain(dense) => {
+                backend.project(x, Some(dense.norm), &dense.inputs);
+                let [gate, up] = [0, 1].map(|i| dense.inputs[i].out.first_rows(x.rows));
+                backend.elementwise(&Elementwise::GeGlu { gate, up });
+                add_branch(backend, gate, &dense.down, dense.branch, x);
+            }
             FeedForward::Moe(moe) => backend.mixture(x, *moe, x),
         }
     }
@@ -58,7 +117,7 @@ impl FeedForward {
     /// The same without the routed experts. In a mixture their input goes to `normed`, and the experts that each token would have taken are returned.
     pub fn forward_but_experts(&self, backend: &mut dyn Operations, x: Tensor, normed: Tensor) -> Option<Routing> {
         match self {
-            FeedForward::Dense { .. } => {
+            FeedForward::Dense { .. } | FeedForward::Plain(_) => {
                 self.forward(backend, x);
                 None
             }

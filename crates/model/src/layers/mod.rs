@@ -6,4 +6,4 @@ mod feed_forward;
 
 pub use attention::{Attention, AttentionScratch};
 pub use delta_net::{DeltaNet, DeltaScratch};
-pub use feed_forward::FeedForward;
+pub use feed_forward::{FeedForward, FeedForwardScratch};

@@ -57,7 +57,7 @@ impl TensorLayout for HuggingFaceLayout {
         true
     }
 
-    fn convolution_shape(&self, channels: usize, taps: usize) -> [usize; 3] {
-        [channels, 1, taps]
+    fn convolution_shape(&self, channels: usize, taps: usize) -> Vec<usize> {
+        vec![channels, 1, taps]
     }
 }

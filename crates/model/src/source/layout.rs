@@ -6,6 +6,8 @@ use anyhow::{Result, bail};
 use sluice_backend::{Float, WeightFormat};
 use sluice_store::{Checkpoint, Dtype, Tensor};
 
+use crate::description::ProjectionLayout;
+
 /// How the routed experts of a layer are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExpertStorage {
@@ -53,7 +55,33 @@ pub trait TensorLayout: Debug + Send + Sync {
     fn has_centred_norms(&self) -> bool;
 
     /// The shape of a depthwise convolution's tensor. Elements are in the order `[channels, taps]` in any case.
-    fn convolution_shape(&self, channels: usize, taps: usize) -> [usize; 3];
+    fn convolution_shape(&self, channels: usize, taps: usize) -> Vec<usize>;
+
+    /// What people call the type of a tensor's elements, and how many elements it has.
+    fn stored(&self, tensor: &Tensor) -> (&'static str, u64) {
+        (tensor.dtype.name(), (tensor.bytes.len() / tensor.dtype.size()) as u64)
+    }
+
+    /// Whether rows of q and k are moved within their heads: what is rotated together is beside each other, rows 2i and 2i + 1 being those that the model has at
+    /// i and half a head later.
+    fn has_adjacent_pairs(&self) -> bool {
+        false
+    }
+
+    /// Whether value head v of recurrent layers uses key head `v % key_heads`, instead of `v / (value_heads / key_heads)`.
+    fn has_tiled_value_heads(&self) -> bool {
+        false
+    }
+
+    /// Whether recurrent layers store their decay rates, `-exp(A_log)`, in place of `A_log`.
+    fn has_decay_rates(&self) -> bool {
+        false
+    }
+
+    /// How input projections of recurrent layers are stored, where it is not as the architecture has them.
+    fn delta_projections(&self) -> Option<ProjectionLayout> {
+        None
+    }
 }
 
 /// The floating-point type of a tensor's elements.

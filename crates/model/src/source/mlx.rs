@@ -87,7 +87,7 @@ impl TensorLayout for MlxLayout {
         !self.converted
     }
 
-    fn convolution_shape(&self, channels: usize, taps: usize) -> [usize; 3] {
-        if self.converted { [channels, taps, 1] } else { [channels, 1, taps] }
+    fn convolution_shape(&self, channels: usize, taps: usize) -> Vec<usize> {
+        if self.converted { vec![channels, taps, 1] } else { vec![channels, 1, taps] }
     }
 }

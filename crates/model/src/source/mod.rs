@@ -8,6 +8,7 @@
 
 mod detect;
 mod folder;
+pub mod gguf;
 mod hugging_face;
 mod layout;
 mod mlx;
@@ -17,8 +18,9 @@ mod safetensors;
 mod tensors;
 mod text_files;
 
-pub use detect::{open, open_with_tensors};
+pub use detect::{gguf_files, gguf_name, is_gguf, is_model, open, open_with_tensors};
 pub use folder::SafetensorsFolder;
+pub use gguf::GgufModel;
 pub(crate) use layout::float_type;
 pub use layout::{ExpertStorage, TensorLayout};
 pub use model_source::ModelSource;

@@ -22,6 +22,11 @@ pub trait ModelSource: TextFiles {
     /// The config, in the keys of Hugging Face's `config.json`.
     fn config(&self) -> &Arc<Config>;
 
+    /// What cuts text into tokens, by the names that the format has for it; `None` where `tokenizer.json` has the rules themselves.
+    fn tokenizer_name(&self) -> Option<String> {
+        None
+    }
+
     /// Files of weights and their sizes in bytes, before anything of them is read. Files that cannot be looked at are left out: opening them says why.
     fn weight_files(&self) -> Vec<(PathBuf, u64)>;
 

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::description::{Description, Leaf, Meaning, WeightClass};
 
 /// Parts of multimodal and draft models, which stay behind.
-const OTHER_PARTS: [&str; 4] = ["visual", "vision_tower", "mtp", "audio_tower"];
+const OTHER_PARTS: [&str; 7] = ["visual", "vision_tower", "mtp", "audio_tower", "v", "mm", "a"];
 
 /// What a tensor of a checkpoint belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,18 +73,23 @@ impl ModelTensors {
     /// The message names the folder.
     pub(crate) fn check_embedding(&self) -> Result<()> {
         let found = has_embedding(&self.checkpoint, &*self.layout);
-        ensure!(found, "{}: no tensor `model.embed_tokens.weight`", self.checkpoint.folder().display());
+        let name = self.layout.full("embed_tokens.weight");
+        ensure!(found, "{}: no tensor `{name}`", self.checkpoint.named().display());
         Ok(())
     }
 
-    /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised.
+    /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised. Blocks of GGUF do not say what
+    /// they were made of; it was bf16, most likely.
     ///
     /// # Errors
     /// An embedding that is missing or of another type.
     pub fn working_type(&self) -> Result<Float> {
         let t = self.tensor("embed_tokens.scales").or_else(|| self.tensor("embed_tokens.weight"));
         let t = t.ok_or_else(|| anyhow!("no tensor {:?}", self.layout.full("embed_tokens.weight")))?;
-        float_type(&t.name, t.dtype)
+        match self.layout.format(&self.checkpoint, &t) {
+            Ok(WeightFormat::Blocks(_)) => Ok(Float::Bf16),
+            _ => float_type(&t.name, t.dtype),
+        }
     }
 
     /// The matrix whose values are in the tensor `name`: `[leading.., rows, cols]`, with the experts of a stack in front.
@@ -94,7 +99,7 @@ impl ModelTensors {
     pub fn matrix(&self, name: &str, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixSource> {
         let checkpoint = &self.checkpoint;
         let t = checkpoint.tensor(name);
-        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", checkpoint.folder().display()))?;
+        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", checkpoint.named().display()))?;
         let form = self.layout.format(checkpoint, &t)?;
         if let WeightFormat::Affine { group, .. } = form {
             let whole = cols.is_multiple_of(group as usize);
@@ -106,7 +111,7 @@ impl ModelTensors {
             let t = self.layout.plane(checkpoint, name, plane.name);
             let t = t.ok_or_else(|| anyhow!("no tensor {module:?}.{}", plane.name))?;
             let wanted = [leading, &[rows, plane.row_bytes / plane.element.size()]].concat();
-            ensure!(t.shape == wanted, "tensor {:?} has shape {:?}, config.json asks for {wanted:?}", t.name, t.shape);
+            ensure!(t.shape == wanted, "tensor {:?} has shape {:?}, the config asks for {wanted:?}", t.name, t.shape);
             parts.push(t.bytes.clone());
         }
         Ok(MatrixSource { format: form, rows: leading.iter().product::<usize>() * rows, cols, planes: parts })

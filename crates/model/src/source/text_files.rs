@@ -38,6 +38,12 @@ pub trait TextFiles: Send + Sync {
     /// What messages call file `name`.
     fn locate(&self, name: &str) -> PathBuf;
 
+    /// A hash that changes with every byte that the text of file `name` is made of, where that is far cheaper than the text: a key for caches of what is
+    /// compiled from it. `None`: hash the text itself.
+    fn fingerprint(&self, _name: &str) -> Option<u128> {
+        None
+    }
+
     /// Whether there is a file `name`, readable or not.
     fn has(&self, name: &str) -> bool {
         !self.open(name, u64::MAX).is_err_and(|e| is_missing(&e))
@@ -104,6 +110,10 @@ impl<T: TextFiles + ?Sized> TextFiles for &T {
 
     fn locate(&self, name: &str) -> PathBuf {
         (**self).locate(name)
+    }
+
+    fn fingerprint(&self, name: &str) -> Option<u128> {
+        (**self).fingerprint(name)
     }
 }
 

@@ -11,7 +11,7 @@ const BODY_PER_TOKEN: usize = 64;
 const MAX_BODIES: usize = 64 << 20;
 /// Bytes that one permit for body memory stands for.
 const BYTES_PER_PERMIT: usize = 1 << 10;
-/// Memory allowances in bytes: for the idle server, for each request that runs or waits, and for each connection. `cli/tests/serve_crowd.rs` checks that
+/// Memory allowances in bytes: for the idle server, for each request that runs or waits, and for each connection. `cli/tests/program/serve_crowd.rs` checks that
 /// they suffice for 64 connections.
 const IDLE: u64 = 8 << 20;
 const REQUEST: u64 = 32 << 10;

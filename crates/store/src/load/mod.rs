@@ -34,7 +34,7 @@ use crate::error::Error;
 use crate::memory::Memory;
 use crate::stamp::Stamp;
 pub use delivery::Piece;
-pub use opened::OpenCheckpoint;
+pub use opened::{OpenCheckpoint, OpenFile};
 pub use options::{FileReport, LoadError, LoadMode, LoadOptions};
 pub use probe::Speeds;
 #[doc(hidden)]

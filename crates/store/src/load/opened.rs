@@ -1,10 +1,58 @@
 //! A checkpoint between its headers and its bytes.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use super::read::ReadFile;
+use crate::bytes::Bytes;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
+use crate::map::Map;
+use crate::safetensors::Entry;
+use crate::stamp::Stamp;
+
+/// A file of weights of another format than safetensors, opened and mapped. Whoever knows the format reads its header and says where tensors lie.
+#[derive(Debug)]
+pub struct OpenFile {
+    file: ReadFile,
+    bytes: Bytes,
+}
+
+impl OpenFile {
+    /// Opens and maps the regular file at `path`.
+    ///
+    /// # Errors
+    /// What is there instead, or what the system says.
+    pub fn open(path: &Path) -> Result<OpenFile, Error> {
+        // Looked at once, before anything of it is read: what follows is checked against this length, and what changes later shows.
+        let file = ReadFile::open(path)?;
+        let too_long = |_| Error::io(path, "map")(ErrorKind::FileTooLarge.into());
+        let len = usize::try_from(file.len).map_err(too_long)?;
+        let map = Map::file(&file.buffered, len).map_err(Error::io(path, "map"))?;
+        Ok(OpenFile { file, bytes: Bytes::mapped(map) })
+    }
+
+    /// The file, to read its header.
+    pub fn file(&self) -> &File {
+        &self.file.buffered
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// Its length and times as it was opened.
+    pub fn stamp(&self) -> Stamp {
+        self.file.stamp
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+}
 
 /// A checkpoint whose headers are read and whose files are still open: what [`super::begin`] loads. Each kind of file has its own way of making one.
 #[derive(Debug)]
@@ -22,6 +70,19 @@ impl OpenCheckpoint {
     pub fn safetensors(folder: &Path) -> Result<OpenCheckpoint, Error> {
         let (checkpoint, files) = Checkpoint::open_keeping_files(folder)?;
         Ok(OpenCheckpoint { checkpoint, files })
+    }
+
+    /// The tensors of files of another format, which lie in one folder. `named`: what the user gave, for messages. Tensors of blocks are bytes: their last
+    /// dimension is that of a row.
+    ///
+    /// # Errors
+    /// A tensor that two files have, or that is not inside its file.
+    pub fn of_files(named: &Path, files: Vec<(OpenFile, Vec<Entry>)>) -> Result<OpenCheckpoint, Error> {
+        let (open, described): (Vec<ReadFile>, Vec<_>) =
+            files.into_iter().map(|(OpenFile { file, bytes }, entries)| (file, (bytes, entries))).unzip();
+        let described = open.iter().map(|file| file.path.clone()).zip(described);
+        let checkpoint = Checkpoint::of_files(named, described.map(|(path, (bytes, all))| (path, bytes, all)))?;
+        Ok(OpenCheckpoint { checkpoint, files: open })
     }
 
     /// The tensors, as views of mapped files. Closes the files.

@@ -10,7 +10,7 @@ use serde_json::json;
 use sluice_backend::Isa;
 use sluice_kernels::attention::{AttentionMode, Head, KvView, Run, attend};
 use sluice_kernels::delta::{HeadInputs, conv_step, recurrence};
-use sluice_kernels::format::{ActivationFormat, Activations, Float, WeightFormat};
+use sluice_kernels::format::{ActivationFormat, Activations, BlockFormat, Float, WeightFormat};
 use sluice_kernels::matmul::{self, ROW_BLOCK};
 use sluice_kernels::matrix::Matrix;
 use sluice_kernels::roofline::Arithmetic;
@@ -55,6 +55,7 @@ enum Precision {
     F32,
     Bf16,
     Int8,
+    Int11,
 }
 
 impl Precision {
@@ -63,6 +64,7 @@ impl Precision {
             Precision::F32 => Activations::F32,
             Precision::Bf16 => Activations::Bf16,
             Precision::Int8 => Activations::Int8,
+            Precision::Int11 => Activations::Int11,
         }
     }
 }
@@ -89,6 +91,7 @@ pub fn run(args: &KernelsArgs) -> Result<()> {
                     ActivationFormat::F32 => Activations::F32,
                     ActivationFormat::Bf16 => Activations::Bf16,
                     ActivationFormat::Int8 => Activations::Int8,
+                    ActivationFormat::Int11 => Activations::Int11,
                 };
                 bench.product(&format!("{name} x {}", activations_name(taken)), format, mode, n)?;
             }
@@ -116,9 +119,12 @@ fn formats() -> Vec<(String, WeightFormat)> {
         let format = WeightFormat::Affine { bits, group: 64, scale: Float::Bf16 };
         (format!("affine{bits}"), format)
     });
+    use BlockFormat::{Iq4Xs, Mxfp4, Q4_0, Q4K, Q5_0, Q6K, Q8_0};
+    let blocks = [Q8_0, Q4_0, Q4K, Q6K, Iq4Xs, Mxfp4, Q5_0]
+        .map(|blocks| (blocks.name().to_lowercase(), WeightFormat::Blocks(blocks)));
     let float = [("bf16", Float::Bf16), ("f16", Float::F16), ("f32", Float::F32)];
     let float = float.map(|(name, float)| (name.to_owned(), WeightFormat::Float(float)));
-    affine.into_iter().chain([("q8_0".to_owned(), WeightFormat::Q8_0)]).chain(float).collect()
+    affine.into_iter().chain(blocks).chain(float).collect()
 }
 
 struct Bench<'a> {
@@ -208,7 +214,7 @@ impl Bench<'_> {
             let arithmetic = match format.activation_format(mode) {
                 ActivationFormat::F32 => Arithmetic::F32,
                 ActivationFormat::Bf16 => Arithmetic::Bf16,
-                ActivationFormat::Int8 => Arithmetic::Int8,
+                ActivationFormat::Int8 | ActivationFormat::Int11 => Arithmetic::Int8,
             };
             let parts = Random::new(format, ROWS)?;
             let x = Tokens::new(isa, MANY);

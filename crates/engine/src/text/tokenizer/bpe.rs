@@ -17,6 +17,8 @@ const MEMORABLE: usize = 64;
 pub(super) struct Bpe {
     image: Image,
     alphabet: Vec<Option<u32>>,
+    /// The token of each byte, if bytes stand for characters that are not in the vocabulary.
+    bytes: Option<Vec<Option<u32>>>,
     /// A cache: word -> tokens. A thread that finds it locked does without.
     memory: Mutex<HashMap<Box<str>, Box<[Part]>>>,
 }
@@ -50,7 +52,9 @@ impl Bpe {
     pub fn new(image: Image) -> Self {
         let mut buffer = [0; 4];
         let alphabet = (0..ALPHABET).map(|c| image.id(char::from_u32(c)?.encode_utf8(&mut buffer))).collect();
-        Self { image, alphabet, memory: Mutex::default() }
+        let bytes = (0..=u8::MAX).map(|byte| image.id(&format!("<0x{byte:02X}>"))).collect();
+        let bytes = Some(bytes).filter(|_| image.fallback().to_bytes);
+        Self { image, alphabet, bytes, memory: Mutex::default() }
     }
 
     /// The tokens of one word of the pre-tokeniser.
@@ -84,25 +88,55 @@ impl Bpe {
         Ok(symbols.iter().filter(|s| s.len > 0).map(|s| (s.token, s.len)).collect())
     }
 
-    /// The characters of `word` as tokens. Characters that the vocabulary lacks are left out, as in the library without an unknown token.
+    /// The characters of `word` as tokens. Characters that the vocabulary lacks become bytes, or the unknown token, or are left out, as in the library.
     fn symbols(&self, word: &str) -> Result<Vec<Symbol>> {
         u32::try_from(word.len())?; // so that positions and lengths fit
         let mut symbols: Vec<Symbol> = Vec::with_capacity(word.len());
+        let mut push = |token: u32, len: u32| {
+            let i = symbols.len() as u32;
+            symbols.push(Symbol { token, len, before: i.wrapping_sub(1), after: i + 1 });
+        };
+        let fallback = self.image.fallback();
+        // An unknown token that may grow. As in the library, bytes do not end it.
+        let mut unknown: Option<(u32, u32)> = None;
         let mut buffer = [0; 4];
         for c in word.chars() {
             let token = match self.alphabet.get(c as usize) {
                 Some(token) => *token,
                 None => self.image.id(c.encode_utf8(&mut buffer)),
             };
+            let len = c.len_utf8() as u32;
             if let Some(token) = token {
-                let i = symbols.len() as u32;
-                symbols.push(Symbol { token, len: c.len_utf8() as u32, before: i.wrapping_sub(1), after: i + 1 });
+                if let Some((token, len)) = unknown.take() {
+                    push(token, len);
+                }
+                push(token, len);
+            } else if let Some(tokens) = self.bytes_of(c) {
+                tokens.into_iter().for_each(|token| push(token, 1));
+            } else if let Some(token) = fallback.unknown {
+                match &mut unknown {
+                    Some((_, whole)) if fallback.fuse => *whole += len,
+                    last => {
+                        if let Some((token, len)) = last.replace((token, len)) {
+                            push(token, len);
+                        }
+                    }
+                }
             }
+        }
+        if let Some((token, len)) = unknown {
+            push(token, len);
         }
         if let Some(last) = symbols.last_mut() {
             last.after = NONE;
         }
         Ok(symbols)
+    }
+
+    /// The tokens of a character's bytes, if all of them are there.
+    fn bytes_of(&self, c: char) -> Option<Vec<u32>> {
+        let tokens = self.bytes.as_ref()?;
+        c.encode_utf8(&mut [0; 4]).bytes().map(|byte| tokens[usize::from(byte)]).collect()
     }
 
     /// Applies merges: always the one with the lowest rank, and the leftmost of equal ones.

@@ -1,15 +1,16 @@
 //! Compiles the vocabulary of a `tokenizer.json`, or reads its image from a cache folder.
 //!
-//! Only plain byte-pair models are compiled: without dropout, unknown token, byte fallback, prefixes or suffixes, and with ids without gaps. Byte-level models
-//! are like that. The library handles all others, after checks that it does not do itself.
+//! Byte-pair models are compiled, byte-level ones and those of SentencePiece's kind, if they have no dropout, prefixes or suffixes, and their ids no gaps. The
+//! library handles all others, after checks that it does not do itself.
 
-use super::image::{Image, Vocabulary};
+use super::image::{Fallback, Image, Vocabulary};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Value, json};
 use sluice_model::source::TextFiles;
 use sluice_store::read_small;
+use std::borrow::{Borrow, Cow};
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::DirBuilder;
@@ -45,27 +46,38 @@ pub(super) enum Compiled {
 /// # Errors
 /// A file that cannot be read or is not JSON, or whose model contradicts itself. Problems with the cache are no errors.
 pub(super) fn open(files: &dyn TextFiles, name: &str, cache: Option<&Path>) -> Result<Compiled> {
+    let cached = |cache: &Path, source| {
+        let bytes = read_small(&image_path(cache, source), MAX_IMAGE).ok()?;
+        Some(Compiled::Image(Image::open(bytes, source).ok()?, Origin::Cached))
+    };
+    // 1. an image of a text that need not be made
+    let known = files.fingerprint(name);
+    if let (Some(cache), Some(source)) = (cache, known)
+        && let Some(image) = cached(cache, source)
+    {
+        return Ok(image);
+    }
+
+    // 2. an image of this very file
     let mut file = files.open(name, MAX_TOKENIZER)?;
-    // 1. an image of this very file
-    if let Some(cache) = cache {
+    if let (Some(cache), None) = (cache, known) {
         let source = hash((&mut file).take(MAX_TOKENIZER))?;
-        if let Ok(bytes) = read_small(&image_path(cache, source), MAX_IMAGE)
-            && let Ok(image) = Image::open(bytes, source)
-        {
-            return Ok(Compiled::Image(image, Origin::Cached));
+        if let Some(image) = cached(cache, source) {
+            return Ok(image);
         }
         file.rewind()?;
     }
 
-    // 2. the file itself
+    // 3. the file itself
     let mut bytes = Vec::new();
     file.take(MAX_TOKENIZER).read_to_end(&mut bytes)?;
-    Ok(match parse(&bytes)? {
-        Compiled::Image(image, _) => {
-            let saved = cache.is_some_and(|cache| save(cache, xxh3_128(&bytes), image.bytes()).is_ok());
+    let source = known.unwrap_or_else(|| xxh3_128(&bytes));
+    Ok(match compile(&bytes, source)? {
+        Some(image) => {
+            let saved = cache.is_some_and(|cache| save(cache, source, image.bytes()).is_ok());
             Compiled::Image(image, Origin::Compiled { saved })
         }
-        other => other,
+        None => Compiled::Json(bytes),
     })
 }
 
@@ -107,7 +119,7 @@ fn save(cache: &Path, source: u128, image: &[u8]) -> Result<()> {
 
 /// `tokenizer.json` with a byte-pair model.
 #[derive(Deserialize)]
-struct TokenizerJson {
+struct TokenizerJson<'a> {
     #[serde(default)]
     added_tokens: Value,
     #[serde(default)]
@@ -118,11 +130,12 @@ struct TokenizerJson {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
-    model: BpeJson,
+    #[serde(borrow)]
+    model: BpeJson<'a>,
 }
 
 #[derive(Deserialize)]
-struct BpeJson {
+struct BpeJson<'a> {
     #[serde(rename = "type")]
     kind: String,
     dropout: Option<f32>,
@@ -130,39 +143,76 @@ struct BpeJson {
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
     byte_fallback: Option<bool>,
+    fuse_unk: Option<bool>,
     ignore_merges: Option<bool>,
-    vocab: HashMap<String, u32>,
-    merges: Vec<Merge>,
+    #[serde(borrow)]
+    vocab: HashMap<Text<'a>, u32>,
+    #[serde(borrow)]
+    merges: Vec<Merge<'a>>,
+}
+
+/// A string, borrowed from the file where it has no escapes: there are a million of them.
+#[derive(PartialEq, Eq, Hash)]
+struct Text<'a>(Cow<'a, str>);
+
+impl Borrow<str> for Text<'_> {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Either)
+    }
 }
 
 /// `["a", "b"]`, or `"a b"` in older files.
-enum Merge {
-    Pair(String, String),
+enum Merge<'a> {
+    Pair(Cow<'a, str>, Cow<'a, str>),
     /// `#version: 0.2`, the first line of the files that those were made from.
     Comment,
 }
 
-impl<'de> Deserialize<'de> for Merge {
+impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either;
         impl<'de> Visitor<'de> for Either {
-            type Value = Merge;
+            type Value = Merge<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("a merge: two tokens")
             }
 
-            fn visit_str<E: Error>(self, line: &str) -> Result<Merge, E> {
+            fn visit_str<E: Error>(self, line: &str) -> Result<Merge<'de>, E> {
                 match line.split_once(' ') {
                     _ if line.starts_with("#version") => Ok(Merge::Comment),
-                    Some((a, b)) if !b.contains(' ') => Ok(Merge::Pair(a.to_owned(), b.to_owned())),
+                    Some((a, b)) if !b.contains(' ') => Ok(Merge::Pair(a.to_owned().into(), b.to_owned().into())),
                     _ => Err(E::custom(format!("a merge is two tokens, found {line:?}"))),
                 }
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Merge, A::Error> {
-                let mut next =
-                    |n: usize| pair.next_element()?.ok_or_else(|| A::Error::invalid_length(n, &"two tokens"));
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Merge<'de>, A::Error> {
+                let mut next = |n: usize| {
+                    let text = pair.next_element::<Text<'de>>()?;
+                    text.map(|text| text.0).ok_or_else(|| A::Error::invalid_length(n, &"two tokens"))
+                };
                 Ok(Merge::Pair(next(0)?, next(1)?))
             }
         }
@@ -178,7 +228,7 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
     if model.kind != "BPE" {
         return Ok(None);
     }
-    let merges: Vec<(String, String)> = model
+    let merges: Vec<(Cow<str>, Cow<str>)> = model
         .merges
         .into_iter()
         .filter_map(|merge| match merge {
@@ -187,25 +237,26 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
         })
         .collect();
 
-    // 1. is it plain?
+    // 1. is it one that we compile?
     let prefix = model.continuing_subword_prefix.unwrap_or_default();
     let mut tokens = vec![None; model.vocab.len()];
     for (text, id) in &model.vocab {
         if let Some(token) = tokens.get_mut(*id as usize) {
-            *token = Some(text.as_str());
+            *token = Some(&*text.0);
         }
     }
     let dense: Option<Vec<&str>> = tokens.into_iter().collect();
+    let unknown = model.unk_token.as_ref().map(|token| model.vocab.get(token.as_str()).copied());
     let plain = model.dropout.is_none_or(|p| p == 0.0)
-        && model.unk_token.is_none()
         && prefix.is_empty()
         && model.end_of_word_suffix.is_none_or(|suffix| suffix.is_empty())
-        && model.byte_fallback != Some(true);
+        // An unknown token that is not there is an error of the library's, when a text needs it.
+        && unknown != Some(None);
     let (true, Some(tokens)) = (plain, dense) else {
         // The library takes for granted that the prefix is there to be cut off, and that a merged token is no longer than the longest one.
         for (a, b) in &merges {
             let both = b.get(prefix.len()..).map(|b| format!("{a}{b}"));
-            if !both.is_some_and(|both| model.vocab.contains_key(&both)) {
+            if !both.is_some_and(|both| model.vocab.contains_key(both.as_str())) {
                 bail!("the merge of {a:?} and {b:?} gives no token of the vocabulary");
             }
         }
@@ -219,8 +270,13 @@ fn compile(bytes: &[u8], source: u128) -> Result<Option<Image>> {
         "post_processor": post_processor, "decoder": decoder,
     })
     .to_string();
-    let vocabulary =
-        Vocabulary { tokens, merges: &merges, ignore_merges: model.ignore_merges == Some(true), rest: &rest };
+    let fallback = Fallback {
+        to_bytes: model.byte_fallback == Some(true),
+        unknown: unknown.flatten(),
+        fuse: model.fuse_unk == Some(true),
+    };
+    let ignore_merges = model.ignore_merges == Some(true);
+    let vocabulary = Vocabulary { tokens, merges: &merges, ignore_merges, fallback, rest: &rest };
     Image::compile(&vocabulary, source).map(Some).context("model")
 }
 
@@ -280,12 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_models_are_compiled() {
+    fn models_with_rules_of_their_own_are_the_librarys() {
         let plain = r##""vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["#version: 0.2", "a b"]"##;
         assert_eq!(origin(model(plain).path(), None), Origin::Compiled { saved: false });
-        for option in
-            [r#""dropout": 0.1"#, r#""unk_token": "a""#, r#""byte_fallback": true"#, r#""end_of_word_suffix": "</w>""#]
-        {
+        for option in [r#""unk_token": "a""#, r#""byte_fallback": true"#, r#""unk_token": "a", "fuse_unk": true"#] {
+            let compiled = Origin::Compiled { saved: false };
+            assert_eq!(origin(model(&format!("{option}, {plain}")).path(), None), compiled, "{option}");
+        }
+        for option in [r#""dropout": 0.1"#, r#""unk_token": "x""#, r#""end_of_word_suffix": "</w>""#] {
             assert_eq!(origin(model(&format!("{option}, {plain}")).path(), None), Origin::Library, "{option}");
         }
         let gap = r#""vocab": {"a": 0, "b": 1, "ab": 3}, "merges": [["a", "b"]]"#;

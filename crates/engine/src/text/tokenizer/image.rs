@@ -8,7 +8,7 @@
 //!
 //! | part | content |
 //! |---|---|
-//! | header, 64 bytes | magic, version, flags, counts, XXH3-128 of `tokenizer.json`, XXH3-64 of all that follows the header |
+//! | header, 64 bytes | magic, version, flags, counts, XXH3-128 of the source, XXH3-64 of all that follows the header, 0 or the unknown token + 1 |
 //! | ends `[tokens]` | where each token's text ends in `texts` |
 //! | token slots `[2^k]` | 0, or an id + 1: open addressing by the text's XXH3-64 |
 //! | merges `[merges, 3]` | left id, right id, id of the two together; a merge's index is its rank |
@@ -17,24 +17,38 @@
 //! | rest | `tokenizer.json` without its model, JSON |
 
 use anyhow::{Result, anyhow, bail, ensure};
-use std::collections::{HashMap, HashSet};
+use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"SLUICETK";
 /// Increase it with every change of the layout or of the compiler.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 64;
 const IGNORE_MERGES: u32 = 1;
+const TO_BYTES: u32 = 2;
+const FUSE: u32 = 4;
+
+/// What characters that are not in the vocabulary become.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Fallback {
+    /// The tokens of their bytes, `<0x00>` to `<0xFF>`, if these are there.
+    pub to_bytes: bool,
+    /// Else this token; without one they are left out.
+    pub unknown: Option<u32>,
+    /// Whether several in a row become one unknown token.
+    pub fuse: bool,
+}
 
 /// The input of an image.
 pub(super) struct Vocabulary<'a> {
     /// Text of the token with each id.
     pub tokens: Vec<&'a str>,
     /// By rank.
-    pub merges: &'a [(String, String)],
+    pub merges: &'a [(Cow<'a, str>, Cow<'a, str>)],
     /// Whether a word that is a token is used without merges.
     pub ignore_merges: bool,
+    pub fallback: Fallback,
     /// `tokenizer.json` without its model.
     pub rest: &'a str,
 }
@@ -43,6 +57,7 @@ pub(super) struct Vocabulary<'a> {
 pub(super) struct Image {
     bytes: Vec<u8>,
     ignore_merges: bool,
+    fallback: Fallback,
     tokens: usize,
     ends: Range<usize>,
     token_slots: Range<usize>,
@@ -56,7 +71,7 @@ impl Image {
     /// # Errors
     /// Merges of or into tokens that the vocabulary lacks; a vocabulary too large for 32-bit numbers.
     pub fn compile(vocabulary: &Vocabulary, source: u128) -> Result<Self> {
-        let Vocabulary { tokens, merges, ignore_merges, rest } = vocabulary;
+        let Vocabulary { tokens, merges, ignore_merges, fallback, rest } = vocabulary;
         let size = |n: usize| u32::try_from(n).map_err(|_| anyhow!("a vocabulary of more than 4 GiB"));
         let (token_count, merge_count) = (size(tokens.len())?, size(merges.len())?);
         let (token_room, merge_room) = (slots_for(token_count), slots_for(merge_count));
@@ -72,24 +87,24 @@ impl Image {
         }
 
         // 2. merges by rank, and a hash table of them; the later merge of a pair counts
-        let ids: HashMap<&str, u32> = tokens.iter().copied().zip(0..).collect();
         let id = |text: &str| {
-            ids.get(text)
-                .copied()
+            let is_it = |id: u32| tokens[id as usize] == text;
+            find(|slot| token_slots[slot], token_room, text_slot(text, token_room), is_it)
                 .ok_or_else(|| anyhow!("a merge needs the token {text:?}, which is not in the vocabulary"))
         };
         let mut table = Vec::with_capacity(3 * merges.len());
         let mut both = String::new();
         for (left, right) in *merges {
             both.clear();
-            both.extend([left.as_str(), right]);
+            both.extend([left.as_ref(), right.as_ref()]);
             table.extend([id(left)?, id(right)?, id(&both)?]);
         }
         let mut merge_slots = vec![0u32; merge_room];
-        let mut seen = HashSet::with_capacity(merges.len());
-        for (rank, merge) in table.chunks_exact(3).enumerate().rev() {
-            if seen.insert((merge[0], merge[1])) {
-                insert(&mut merge_slots, pair_slot(merge[0], merge[1], merge_room), rank as u32 + 1);
+        for rank in (0..merge_count).rev() {
+            let pair = |rank: u32| &table[3 * rank as usize..3 * rank as usize + 2];
+            let first = pair_slot(pair(rank)[0], pair(rank)[1], merge_room);
+            if find(|slot| merge_slots[slot], merge_room, first, |other| pair(other) == pair(rank)).is_none() {
+                insert(&mut merge_slots, first, rank + 1);
             }
         }
 
@@ -100,13 +115,15 @@ impl Image {
         }
         bytes.extend_from_slice(texts.as_bytes());
         bytes.extend_from_slice(rest.as_bytes());
-        let flags = if *ignore_merges { IGNORE_MERGES } else { 0 };
+        let flags = [(*ignore_merges, IGNORE_MERGES), (fallback.to_bytes, TO_BYTES), (fallback.fuse, FUSE)];
+        let flags = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
         let counts = [VERSION, flags, token_count, merge_count, size(texts.len())?, size(rest.len())?];
         let checksum = xxh3_64(&bytes[HEADER..]);
         let mut header = MAGIC.to_vec();
         header.extend(counts.iter().flat_map(|x| x.to_le_bytes()));
         header.extend_from_slice(&source.to_le_bytes());
         header.extend_from_slice(&checksum.to_le_bytes());
+        header.extend(fallback.unknown.map_or(0, |id| id + 1).to_le_bytes());
         bytes[..header.len()].copy_from_slice(&header);
         Self::open(bytes, source)
     }
@@ -130,6 +147,11 @@ impl Image {
         };
         let image = Self {
             ignore_merges: number(12) & IGNORE_MERGES != 0,
+            fallback: Fallback {
+                to_bytes: number(12) & TO_BYTES != 0,
+                unknown: number(56).checked_sub(1),
+                fuse: number(12) & FUSE != 0,
+            },
             tokens,
             ends: part(4 * tokens),
             token_slots: part(4 * slots_for(tokens as u32)),
@@ -142,6 +164,7 @@ impl Image {
         ensure!(image.rest.end == image.bytes.len(), "{} bytes, expected {}", image.bytes.len(), image.rest.end);
         let checksum = xxh3_64(&image.bytes[HEADER..]);
         ensure!(image.bytes[48..56] == checksum.to_le_bytes(), "checksum mismatch");
+        ensure!(image.fallback.unknown.is_none_or(|id| (id as usize) < tokens), "an unknown token that is not there");
         // An invalid token would be an index outside the model's embedding later.
         if (0..merges).any(|rank| u32_at(&image.bytes[image.merges.clone()], 3 * rank + 2) as usize >= tokens) {
             bail!("a merge into a token that is not there");
@@ -160,6 +183,10 @@ impl Image {
 
     pub fn ignores_merges(&self) -> bool {
         self.ignore_merges
+    }
+
+    pub fn fallback(&self) -> Fallback {
+        self.fallback
     }
 
     /// `tokenizer.json` without its model.
@@ -231,15 +258,15 @@ fn insert(slots: &mut [u32], mut slot: usize, value: u32) {
     slots[slot] = value;
 }
 
-/// Probes the slots (u32 in bytes, a power of two of them) from `first` on, until `found` accepts an entry or a slot is empty.
+/// Looks into the slots (a power of two of them, read by `slot`) from `first` on, until `found` accepts an entry or a slot is empty.
+fn find(slot: impl Fn(usize) -> u32, room: usize, first: usize, found: impl Fn(u32) -> bool) -> Option<u32> {
+    (0..room).map(|step| slot((first + step) & (room - 1))).take_while(|x| *x != 0).map(|x| x - 1).find(|x| found(*x))
+}
+
+/// The same with slots in bytes.
 fn probe(slots: &[u8], first: impl Fn(usize) -> usize, found: impl Fn(u32) -> bool) -> Option<u32> {
     let room = slots.len() / 4;
-    let start = first(room);
-    (0..room)
-        .map(|step| u32_at(slots, (start + step) & (room - 1)))
-        .take_while(|x| *x != 0)
-        .map(|x| x - 1)
-        .find(|x| found(*x))
+    find(|slot| u32_at(slots, slot), room, first(room), found)
 }
 
 #[cfg(test)]
@@ -247,8 +274,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn merges() -> Vec<(String, String)> {
-        [("a", "b"), ("ab", "c"), ("a", "b")].map(|(a, b)| (a.to_owned(), b.to_owned())).to_vec()
+    fn merges() -> Vec<(Cow<'static, str>, Cow<'static, str>)> {
+        [("a", "b"), ("ab", "c"), ("a", "b")].map(|(a, b)| (a.into(), b.into())).to_vec()
     }
 
     fn small() -> Image {
@@ -256,6 +283,7 @@ mod tests {
             tokens: vec!["a", "b", "c", "ab", "abc", "é"],
             merges: &merges(),
             ignore_merges: true,
+            fallback: Fallback { to_bytes: true, unknown: Some(5), fuse: true },
             rest: "{}",
         };
         Image::compile(&vocabulary, 7).unwrap()
@@ -265,6 +293,7 @@ mod tests {
     fn everything_compiled_is_found_again() {
         let image = Image::open(small().bytes, 7).unwrap();
         assert_eq!((image.len(), image.ignores_merges(), image.rest()), (6, true, &b"{}"[..]));
+        assert_eq!(image.fallback(), Fallback { to_bytes: true, unknown: Some(5), fuse: true });
         for (id, text) in ["a", "b", "c", "ab", "abc", "é"].iter().enumerate() {
             assert_eq!((image.text(id as u32), image.id(text)), (Some(*text), Some(id as u32)));
         }
@@ -277,8 +306,10 @@ mod tests {
     #[test]
     fn merges_outside_the_vocabulary_are_errors() {
         for merge in [("a", "x"), ("x", "a"), ("b", "a")] {
-            let merges = [(merge.0.to_owned(), merge.1.to_owned())];
-            let vocabulary = Vocabulary { tokens: vec!["a", "b"], merges: &merges, ignore_merges: false, rest: "" };
+            let merges = [(merge.0.into(), merge.1.into())];
+            let fallback = Fallback::default();
+            let tokens = vec!["a", "b"];
+            let vocabulary = Vocabulary { tokens, merges: &merges, ignore_merges: false, fallback, rest: "" };
             assert!(Image::compile(&vocabulary, 0).is_err());
         }
     }
@@ -293,7 +324,7 @@ mod tests {
         for i in 0..good.len() * 8 {
             let mut bad = good.clone();
             bad[i / 8] ^= 1 << (i % 8);
-            // Bits 448..512 of the header are spare; flags do not touch the shape.
+            // Bits 480..512 of the header are spare; neither flags nor the unknown token touch the shape.
             assert!(Image::open(bad, 7).is_err() || (448..512).contains(&i) || (96..128).contains(&i), "bit {i}");
         }
     }

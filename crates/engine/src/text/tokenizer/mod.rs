@@ -22,6 +22,7 @@ use sluice_model::source::TextFiles;
 use special::{Listed, SpecialTokens};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::{
     AddedToken, DecoderWrapper, Encoding, Model, ModelWrapper, Normalizer, NormalizerWrapper, OffsetType,
@@ -55,6 +56,8 @@ pub struct Tokenizer {
     origin: Origin,
     /// Its path, for messages.
     file: PathBuf,
+    /// A token of text and what it is alone, where decoders look at neighbours; found when it is needed.
+    anchor: OnceLock<Option<(u32, String)>>,
 }
 
 /// Into how many bytes the rules of a `tokenizer.json` may turn one byte of text, one rule after the other. Rules in use reach 3.
@@ -137,7 +140,8 @@ impl Tokenizer {
             added.get_added_tokens_decoder().values().filter(is_control).map(|t| t.content.clone()).collect();
         control.sort_unstable();
         let vocab_size = library.get_vocab_size(true);
-        Ok(Self { library, vocab_size, byte_level, control, origin, file: path.to_owned() })
+        let (file, anchor) = (path.to_owned(), OnceLock::new());
+        Ok(Self { library, vocab_size, byte_level, control, origin, file, anchor })
     }
 
     /// Where the vocabulary came from.
@@ -231,7 +235,7 @@ impl Tokenizer {
     /// Whether `id` is a control token.
     pub(crate) fn is_control(&self, id: u32) -> bool {
         self.token(id).is_some_and(|token| {
-            self.control.contains(&token) || self.library.get_added_vocabulary().is_special_token(&token)
+            self.control.binary_search(&token).is_ok() || self.library.get_added_vocabulary().is_special_token(&token)
         })
     }
 
@@ -248,12 +252,27 @@ impl Tokenizer {
             return self.bytes(id).unwrap_or_default();
         }
         let text = self.decode(&[id], false).unwrap_or_default();
+        let text = self.behind_another(id).unwrap_or(text);
         // Tokens of a single byte are written `<0xE2>`. Decoders without byte fallback return the name instead.
         let byte = self.token(id).filter(|token| *token != text).and_then(|token| {
             let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
             u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
         });
         byte.map_or_else(|| text.into_bytes(), |byte| vec![byte])
+    }
+
+    /// The text that a token adds behind another one: decoders may cut a space off a text's beginning.
+    fn behind_another(&self, id: u32) -> Option<String> {
+        let (anchor, alone) = self
+            .anchor
+            .get_or_init(|| {
+                let is_plain =
+                    |id: &u32| !self.is_special(*id) && self.token(*id).is_some_and(|token| !token.starts_with('<'));
+                let text = |id| self.decode(&[id], false).ok().filter(|text| !text.is_empty());
+                (0..self.vocab_size as u32).filter(is_plain).find_map(|id| Some((id, text(id)?)))
+            })
+            .as_ref()?;
+        self.decode(&[*anchor, id], false).ok()?.strip_prefix(alone.as_str()).map(str::to_owned)
     }
 
     /// Whether a token is always the same run of bytes, whatever its neighbours are.
@@ -446,6 +465,17 @@ mod tests {
         let fallback = r#"{"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}"#;
         let expected: [&[u8]; 6] = [&[0xC3], &[0xA9], "é".as_bytes(), b"<0x4>", b"<0xG0>", b"A"];
         assert_eq!(pieces(fallback), expected);
+        // A space before the first word is cut off a text, but belongs to the token.
+        let stripped = r#"{"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}"#;
+        let json = format!(
+            r#"{{"decoder": {stripped}, "model": {{"type": "BPE", "byte_fallback": true, "merges": [],
+                "vocab": {{"<0xC3>": 0, "▁": 1, "▁the": 2, "a": 3}}}}}}"#
+        );
+        let tokenizer = Tokenizer::parse(json.as_bytes()).unwrap();
+        assert_eq!(tokenizer.decode(&[2, 2], false).unwrap(), "the the");
+        assert_eq!([0, 1, 2, 3].map(|id| tokenizer.raw_bytes(id)), [&[0xC3][..], b" ", b" the", b"a"]);
+
         let names: [&[u8]; 6] = [b"<0xC3>", b"<0xA9>", "é".as_bytes(), b"<0x4>", b"<0xG0>", b"<0x41>"];
         assert_eq!(pieces(r#"{"type": "Fuse"}"#), names);
     }

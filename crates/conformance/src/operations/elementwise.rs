@@ -1,0 +1,24 @@
+//! Work on each element or head between the fused operations.
+
+use sluice_backend::Elementwise;
+
+use crate::case::Case;
+
+pub fn elementwise(c: &mut Case) {
+    let tokens = c.tokens();
+    let (head, heads) = (2 * c.random.usize(1..=130), c.random.usize(1..=5));
+    let cols = head * heads;
+    let (x, other, norm) = (c.tensor(tokens, cols), c.tensor(tokens, cols), c.norm(cols));
+    c.shape(format!("{tokens} tokens, {heads} heads of {head}, x {x}, other {other}"));
+    let (a, b) = (x.tensor, other.tensor);
+    let by = c.small(1, 30.0)[0];
+    c.step(tokens, |backend| {
+        backend.elementwise(&Elementwise::Scale { x: a, by });
+        backend.elementwise(&Elementwise::SplitPairs { x: a, head });
+        backend.elementwise(&Elementwise::GeGlu { gate: a, up: b });
+    });
+    c.see("gate", x.whole);
+    // What is left of `x` is not promised.
+    c.step(tokens, |backend| backend.elementwise(&Elementwise::AddNormed { x: a, norm, residual: b }));
+    c.see("residual", other.whole);
+}

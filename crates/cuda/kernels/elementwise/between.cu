@@ -1,0 +1,69 @@
+// Work on each element or head between the fused operations: scales, GELU, norms of outputs, pairs that are beside each other.
+#include "prim/numerics.cuh"
+#include "prim/pdl.cuh"
+#include "prim/reduce.cuh"
+#include "prim/tensor.cuh"
+
+struct Between {
+    Tensor x;
+    // `up` or the residual.
+    Tensor other;
+    Norm norm;
+    u32 rows;
+    u32 cols;
+    u32 head;
+    float by;
+};
+
+// The tanh form.
+__device__ __forceinline__ float gelu(float x) {
+    float inner = mul(fma(mul(mul(x, x), 0.044715f), x, x), 0.7978846f);
+    return mul(mul(0.5f, x), add(1.0f, tanh_(inner)));
+}
+
+// Grid (rows, parts).
+extern "C" __global__ void between_scale(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* x = p.x.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) x[c] = mul(x[c], p.by);
+    }
+}
+
+extern "C" __global__ void between_geglu(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* gate = p.x.row(r);
+        const float* up = p.other.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) gate[c] = mul(gelu(gate[c]), up[c]);
+    }
+}
+
+// A block takes a row; its first warp sums squares.
+extern "C" __global__ void between_add_normed(const Between p) {
+    __shared__ float inverse;
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float* x = p.x.row(r);
+        float* residual = p.other.row(r);
+        __syncthreads();
+        if (threadIdx.x < WARP) {
+            float inv = inverse_rms(x, p.cols, p.norm.eps);
+            if (threadIdx.x == 0) inverse = inv;
+        }
+        __syncthreads();
+        for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) residual[c] = add(residual[c], mul(mul(x[c], inverse), p.norm.weight[c]));
+    }
+}
+
+// A block takes a head of a row, a thread a pair. Grid (rows, heads).
+extern "C" __global__ void between_split_pairs(const Between p) {
+    begin();
+    const u32 half = p.head / 2, i = threadIdx.x;
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float *head = p.x.row(r) + (u64)blockIdx.y * p.head, first = 0.0f, second = 0.0f;
+        if (i < half) first = head[2 * i], second = head[2 * i + 1];
+        __syncthreads();
+        if (i < half) head[i] = first, head[half + i] = second;
+    }
+}

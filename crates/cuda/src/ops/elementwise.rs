@@ -1,0 +1,60 @@
+//! Work on each element or head between the fused operations.
+
+use anyhow::Result;
+use sluice_backend::{Elementwise, Tensor};
+
+use crate::kernels::Kernel;
+use crate::ops::context::Context;
+use crate::parameters::{self as p, number};
+
+/// Threads of a block of elements.
+const THREADS: u32 = 256;
+/// Elements of a head that one block takes: a thread for each pair.
+const MAX_HEAD: usize = 2048;
+
+/// Enqueues the operation for the step's tokens.
+pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
+    let rows = context.inputs.tokens().len();
+    if rows == 0 {
+        return Ok(());
+    }
+    let check = |all: &[Tensor]| {
+        assert!(all.iter().all(|t| t.rows >= rows && t.cols == all[0].cols), "{rows} tokens in {all:?}");
+    };
+    let of = |x: Tensor| p::Between {
+        x: context.place(x),
+        rows: number(rows),
+        cols: number(x.cols),
+        ..p::Between::default()
+    };
+    let parts = |x: Tensor| [number(rows), number(x.cols.div_ceil(4 * THREADS as usize)), 1];
+    let (kernel, grid, threads, parameters) = match *operation {
+        Elementwise::Scale { x, by } => {
+            check(&[x]);
+            (Kernel::BETWEEN_SCALE, parts(x), THREADS, p::Between { by, ..of(x) })
+        }
+        Elementwise::GeGlu { gate, up } => {
+            check(&[gate, up]);
+            (Kernel::BETWEEN_GEGLU, parts(gate), THREADS, p::Between { other: context.place(up), ..of(gate) })
+        }
+        Elementwise::AddNormed { x, norm, residual } => {
+            check(&[x, residual]);
+            assert_eq!(norm.weight.cols, x.cols, "a norm over {} columns", x.cols);
+            let (other, norm) = (context.place(residual), context.norm(&norm));
+            (Kernel::BETWEEN_ADD_NORMED, [number(rows), 1, 1], THREADS, p::Between { other, norm, ..of(x) })
+        }
+        Elementwise::SplitPairs { x, head } => {
+            check(&[x]);
+            assert!(
+                head.is_multiple_of(2) && head <= MAX_HEAD && x.cols.is_multiple_of(head),
+                "heads of {head} in {x:?}"
+            );
+            let threads = number((head / 2).next_multiple_of(32));
+            let grid = [number(rows), number(x.cols / head), 1];
+            (Kernel::BETWEEN_SPLIT_PAIRS, grid, threads, p::Between { head: number(head), ..of(x) })
+        }
+    };
+    // SAFETY: the tensors were checked.
+    unsafe { context.gpu.launch(kernel, grid, threads, 0, &parameters)? };
+    Ok(())
+}

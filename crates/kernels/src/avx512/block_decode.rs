@@ -1,0 +1,268 @@
+//! Integer groups of blocks with AVX-512 VNNI, for a few tokens: rows stream once, four at a time.
+//!
+//! A piece is 128 columns of four rows. Its products are summed so that lane 4g + r has the sum of row r and group g, and each float operation of the definition
+//! handles sixteen. Groups of 32 columns fill one such register: of a row, one register holds the first halves of four groups, another the second halves, and both
+//! are multiplied into the same lanes. Groups of 16 fill two. [`Rows`] says how a type gets there: the common types straight from their bytes (`block_rows`), the others
+//! unpacked to a buffer first.
+
+use std::arch::x86_64::*;
+
+use super::block_rows::{Large, PIECE, Rows, Small, Unpacked, halves};
+use super::int8_decode::FEW;
+use super::spread::first_bytes;
+use crate::format::BlockFormat;
+use crate::format::blocks::unpack::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5K, Q6K, Q8_0};
+use crate::input::ORDER;
+use crate::instructions::int8_dot::Groups;
+use crate::matrix::Matrix;
+use crate::scratch::{Scratch, cut_bytes};
+
+/// Prefetch distance in bytes, at least.
+const AHEAD: usize = 8 << 10;
+
+/// Bytes of a token's piece: its activations, then for each register of groups sixteen `sx` and sixteen `mx`.
+const fn token_piece(group: usize) -> usize {
+    PIECE + 32 / group * 128
+}
+
+fn sizes(cols: usize, tokens: usize, group: usize) -> [usize; 2] {
+    [cols.div_ceil(PIECE) * token_piece(group) * tokens.min(FEW), Unpacked::<16>::bytes(cols)]
+}
+
+pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
+    cut_bytes(sizes(cols, tokens, 16))
+}
+
+/// # Safety
+/// `matmul` checked the lengths, there are at most `FEW` tokens, and the instruction set is there.
+#[inline(always)]
+pub(super) unsafe fn product(
+    w: &Matrix,
+    blocks: BlockFormat,
+    x: Groups,
+    tokens: &[u32],
+    tile: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let product = match blocks {
+            BlockFormat::Q4_0 => all_rows::<Small<Q4_0>>,
+            BlockFormat::Q4_1 => all_rows::<Small<Q4_1>>,
+            BlockFormat::Q5_0 => all_rows::<Small<Q5_0>>,
+            BlockFormat::Q8_0 => all_rows::<Small<Q8_0>>,
+            BlockFormat::Iq4Nl => all_rows::<Small<Iq4Nl>>,
+            BlockFormat::Mxfp4 => all_rows::<Small<Mxfp4>>,
+            BlockFormat::Q2K => all_rows::<Large<Q2K>>,
+            BlockFormat::Q3K => all_rows::<Large<Q3K>>,
+            BlockFormat::Q4K => all_rows::<Large<Q4K>>,
+            BlockFormat::Q5K => all_rows::<Large<Q5K>>,
+            BlockFormat::Q6K => all_rows::<Large<Q6K>>,
+            BlockFormat::Iq4Xs => all_rows::<Large<Iq4Xs>>,
+            _ if blocks.group() == 16 => all_rows::<Unpacked<16>>,
+            _ => all_rows::<Unpacked<32>>,
+        };
+        product(w, blocks, x, tokens, tile, scratch);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+unsafe fn all_rows<R: Rows>(
+    w: &Matrix,
+    blocks: BlockFormat,
+    x: Groups,
+    tokens: &[u32],
+    tile: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    let [prepared, room] = scratch.cut(sizes(w.cols, tokens.len(), R::GROUP));
+    let token_bytes = w.cols.div_ceil(PIECE) * token_piece(R::GROUP);
+    // Four streams, a quarter of the rows each. They are on different pages, so that more of the hardware prefetchers' trackers work at once.
+    let quarter = w.rows.div_ceil(4);
+    let rows_ahead = AHEAD.div_ceil(4 * w.row_bytes());
+    // SAFETY: the scratch holds all tokens and what the rows are unpacked to; rows and tokens stay inside the tile.
+    unsafe {
+        for (i, &token) in tokens.iter().enumerate() {
+            prepare::<R>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
+        }
+        for r in 0..quarter {
+            // Beyond the last row, the last row is computed again.
+            let index: [usize; 4] = std::array::from_fn(|i| (i * quarter + r).min(w.rows - 1));
+            // The same column some rows further on in the stream, or past its end in the rows that often follow. A prefetch does not fault.
+            let further = if r + rows_ahead < quarter { rows_ahead } else { w.rows + rows_ahead - quarter };
+            let from = index.map(|row| w.data.as_ptr().add(row * w.row_bytes()));
+            let rows = R::new(blocks, from, w.cols, further * w.row_bytes(), room);
+            let mut i = 0;
+            while i < tokens.len() {
+                let x = prepared.add(i * token_bytes);
+                let out = Out { at: tile.as_mut_ptr().add(i * w.rows), stride: w.rows, index };
+                let n = (tokens.len() - i).min(4);
+                match n {
+                    1 => four_rows::<R, 1>(&rows, w.cols, x, &out),
+                    2 => four_rows::<R, 2>(&rows, w.cols, x, &out),
+                    3 => four_rows::<R, 3>(&rows, w.cols, x, &out),
+                    _ => four_rows::<R, 4>(&rows, w.cols, x, &out),
+                }
+                i += n;
+            }
+        }
+    }
+}
+
+/// Where four rows' products go.
+struct Out {
+    /// [tokens, rows]
+    at: *mut f32,
+    stride: usize,
+    index: [usize; 4],
+}
+
+/// Lays out one token: per piece its activations as [`Rows::weights`] has weights, and its scales in the lanes of the sums.
+#[inline(always)]
+unsafe fn prepare<R: Rows>(x: &Groups, token: usize, cols: usize, out: *mut u8) {
+    const NATURAL: [u8; 64] = {
+        let (mut index, mut i) = ([0; 64], 0);
+        while i < 64 {
+            // The place of byte i of natural order.
+            index[i / 8 * 8 + ORDER[i % 8]] = (i % 16) as u8;
+            i += 1;
+        }
+        index
+    };
+    let groups = cols / 32;
+    // SAFETY: the token's columns and groups are read under masks; `out` holds a token.
+    unsafe {
+        let q = x.q.as_ptr().add(token * cols).cast::<u8>();
+        let (sx, mx) = (x.scales.as_ptr().add(token * groups), x.sums.as_ptr().add(token * groups));
+        let natural = _mm512_loadu_si512(NATURAL.as_ptr().cast());
+        // Lane 4g + r is of group g.
+        let group = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        for piece in 0..cols.div_ceil(PIECE) {
+            let out = out.add(piece * token_piece(R::GROUP));
+            let (k, half) = (piece * PIECE, (piece * PIECE + 64).min(cols));
+            let a = _mm512_shuffle_epi8(first_bytes(q.add(k), cols - k), natural);
+            let b = _mm512_shuffle_epi8(first_bytes(q.add(half), cols - half), natural);
+            let mask = ((1u32 << (groups - piece * 4).min(4)) - 1) as u16;
+            let sx = _mm512_maskz_loadu_ps(mask, sx.add(piece * 4));
+            let to = out.add(PIECE).cast::<f32>();
+            if R::GROUP == 32 {
+                let (first, second) = halves(a, b);
+                _mm512_storeu_si512(out.cast(), first);
+                _mm512_storeu_si512(out.add(64).cast(), second);
+                let mx = _mm512_maskz_loadu_ps(mask, mx.add(piece * 4));
+                _mm512_storeu_ps(to, _mm512_permutexvar_ps(group, sx));
+                _mm512_storeu_ps(to.add(16), _mm512_permutexvar_ps(group, mx));
+            } else {
+                for (i, q) in [a, b].into_iter().enumerate() {
+                    _mm512_storeu_si512(out.add(64 * i).cast(), q);
+                    // A quad is half of an activation group: all of its lanes get the sum.
+                    let sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), q);
+                    let sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32::<0b01_00_11_10>(sums));
+                    let sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32::<0b10_11_00_01>(sums));
+                    let of = _mm512_add_epi32(_mm512_srli_epi32::<1>(group), _mm512_set1_epi32(2 * i as i32));
+                    let sx = _mm512_permutexvar_ps(of, sx);
+                    _mm512_storeu_ps(to.add(32 * i), sx);
+                    _mm512_storeu_ps(to.add(32 * i + 16), _mm512_mul_ps(sx, _mm512_cvtepi32_ps(sums)));
+                }
+            }
+        }
+    }
+}
+
+/// Four rows times T tokens from `x`.
+#[allow(clippy::needless_range_loop)]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+unsafe fn four_rows<R: Rows, const T: usize>(rows: &R, cols: usize, x: *const u8, out: &Out) {
+    let token_bytes = cols.div_ceil(PIECE) * token_piece(R::GROUP);
+    // SAFETY: pieces are inside the rows and tokens; the caller vouches for the output.
+    unsafe {
+        let mut acc = [_mm512_setzero_ps(); T];
+        let mut scales = rows.scales();
+        for piece in 0..cols / PIECE {
+            let some = rows.next(&mut scales, piece, 4);
+            sums::<R, T>(rows, piece, 4, x, token_bytes, |t, half, sums, x| {
+                let (s, b) = some[half];
+                let scaled = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_cvtepi32_ps(sums));
+                acc[t] = _mm512_fmadd_ps(s, scaled, acc[t]);
+                acc[t] = _mm512_fmadd_ps(b, _mm512_loadu_ps(x.add(16)), acc[t]);
+            });
+        }
+        let rest = cols % PIECE / 32;
+        if rest > 0 {
+            // Lanes of groups that are not there keep their sums.
+            let there = if R::GROUP == 32 {
+                [(1u32 << (4 * rest)) - 1, 0]
+            } else {
+                [(1 << (8 * rest).min(16)) - 1, (1 << (8 * rest).saturating_sub(16)) - 1]
+            };
+            let (piece, there) = (cols / PIECE, there.map(|mask| mask as u16));
+            let some = rows.next(&mut scales, piece, rest);
+            sums::<R, T>(rows, piece, rest, x, token_bytes, |t, half, sums, x| {
+                let (s, b) = some[half];
+                let scaled = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_cvtepi32_ps(sums));
+                acc[t] = _mm512_mask3_fmadd_ps(s, scaled, acc[t], there[half]);
+                acc[t] = _mm512_mask3_fmadd_ps(b, _mm512_loadu_ps(x.add(16)), acc[t], there[half]);
+            });
+        }
+        for t in 0..T {
+            let pairs = _mm256_add_ps(_mm512_castps512_ps256(acc[t]), _mm512_extractf32x8_ps::<1>(acc[t]));
+            let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+            let mut sums = [0f32; 4];
+            _mm_storeu_ps(sums.as_mut_ptr(), four);
+            for i in 0..4 {
+                *out.at.add(t * out.stride + out.index[i]) = sums[i];
+            }
+        }
+    }
+}
+
+/// The sums of a piece, of which there are `groups` of 32 columns: `each(token, register of groups, sums, the token's scales)`.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+unsafe fn sums<R: Rows, const T: usize>(
+    rows: &R,
+    piece: usize,
+    groups: usize,
+    x: *const u8,
+    token_bytes: usize,
+    mut each: impl FnMut(usize, usize, __m512i, *const f32),
+) {
+    // SAFETY: the caller vouches for the piece and the instruction set.
+    unsafe {
+        let zero = _mm512_setzero_si512();
+        let at = |t: usize| x.add(t * token_bytes + piece * token_piece(R::GROUP));
+        let mut d = [[[zero; 4]; 2]; T];
+        for i in 0..4 {
+            let (first, second) = rows.weights(i, piece, groups);
+            for t in 0..T {
+                let (x0, x1) = (_mm512_loadu_si512(at(t).cast()), _mm512_loadu_si512(at(t).add(64).cast()));
+                d[t][0][i] = _mm512_dpbusd_epi32(zero, first, x0);
+                if R::GROUP == 32 {
+                    d[t][0][i] = _mm512_dpbusd_epi32(d[t][0][i], second, x1);
+                } else {
+                    d[t][1][i] = _mm512_dpbusd_epi32(zero, second, x1);
+                }
+            }
+        }
+        for t in 0..T {
+            let scales = at(t).add(PIECE).cast::<f32>();
+            each(t, 0, gather(d[t][0]), scales);
+            if R::GROUP == 16 {
+                each(t, 1, gather(d[t][1]), scales.add(32));
+            }
+        }
+    }
+}
+
+/// From sums of four products each, a group in a quad, to the groups' sums, lane 4g + r: a 4 x 4 transposition that adds on its way.
+#[inline(always)]
+unsafe fn gather(d: [__m512i; 4]) -> __m512i {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(d[0], d[1]), _mm512_unpackhi_epi32(d[0], d[1]));
+        let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(d[2], d[3]), _mm512_unpackhi_epi32(d[2], d[3]));
+        _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+    }
+}

@@ -1,0 +1,164 @@
+//! Names: what GGUF calls the weights that the model calls by Hugging Face's names.
+
+/// Parts of a layer: the model's name and GGUF's.
+const PARTS: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.experts.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.up_proj", "ffn_up_exps"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("mlp.experts.gate_up_proj", "ffn_gate_up_exps"),
+    ("linear_attn.in_proj_qkvz", "ssm_in"),
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_ba", "ssm_ba"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
+];
+
+/// What is outside of layers.
+const OUTSIDE: [(&str, &str); 3] = [("embed_tokens", "token_embd"), ("norm", "output_norm"), ("lm_head", "output")];
+
+/// A table that Llama 3 stores beside its weights: what rotary frequencies are divided by.
+pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// What `model.` checkpoints call tables that can be computed.
+const COMPUTED: &str = "rotary_emb.inv_freq";
+
+/// The names of one file's tensors.
+#[derive(Clone, Debug)]
+pub struct Names {
+    /// The norms that architectures disagree on: the model's name and GGUF's.
+    norms: &'static [(&'static str, &'static str)],
+    /// The name of the bias of the decay, which Ollama shortens.
+    dt_bias: &'static str,
+}
+
+impl Names {
+    /// `has`: whether the first layers have a tensor of that part. `sandwich`: there are norms before and after both halves of a layer.
+    pub fn new(sandwich: bool, has: impl Fn(&str) -> bool) -> Names {
+        let norms: &[(&str, &str)] = match sandwich {
+            true => &[
+                ("post_attention_layernorm", "post_attention_norm"),
+                ("pre_feedforward_layernorm", "ffn_norm"),
+                ("post_feedforward_layernorm", "post_ffw_norm"),
+            ],
+            false if has("post_attention_norm.weight") => &[("post_attention_layernorm", "post_attention_norm")],
+            false => &[("post_attention_layernorm", "ffn_norm")],
+        };
+        Names { norms, dt_bias: if has("ssm_dt") { "ssm_dt" } else { "ssm_dt.bias" } }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.norms.iter().chain(PARTS).copied()
+    }
+
+    /// GGUF's name for the model's tensor or module `short`.
+    pub fn full(&self, short: &str) -> String {
+        let Some((layer, rest)) = short.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
+            return renamed(short, OUTSIDE.into_iter()).unwrap_or_else(|| short.to_owned());
+        };
+        if rest == "linear_attn.dt_bias" {
+            return format!("blk.{layer}.{}", self.dt_bias);
+        }
+        // An expert of its own: its number is behind the projection's name.
+        if let Some((expert, projection)) = rest.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'))
+            && expert.bytes().all(|b| b.is_ascii_digit())
+        {
+            let (projection, leaf) = projection.split_once('.').unwrap_or((projection, ""));
+            if let Some(kind) = projection.strip_suffix("_proj") {
+                let dot = if leaf.is_empty() { "" } else { "." };
+                return format!("blk.{layer}.ffn_{kind}.{expert}{dot}{leaf}");
+            }
+        }
+        let part = renamed(rest, self.parts()).unwrap_or_else(|| rest.to_owned());
+        format!("blk.{layer}.{part}")
+    }
+
+    /// The model's name for a tensor of the file; `None` for one of another part.
+    pub fn short(&self, name: &str) -> Option<String> {
+        if name == ROPE_FACTORS {
+            return Some(format!("layers.{COMPUTED}"));
+        }
+        let turned = |(ours, theirs): (&'static str, &'static str)| (theirs, ours);
+        let Some((layer, rest)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
+            return renamed(name, OUTSIDE.into_iter().map(turned));
+        };
+        if rest == self.dt_bias {
+            return Some(format!("layers.{layer}.linear_attn.dt_bias"));
+        }
+        let own = rest.strip_prefix("ffn_").and_then(|rest| rest.split_once('.'));
+        if let Some((kind, (expert, leaf))) = own.and_then(|(kind, rest)| Some((kind, rest.split_once('.')?)))
+            && expert.bytes().all(|b| b.is_ascii_digit())
+        {
+            return Some(format!("layers.{layer}.mlp.experts.{expert}.{kind}_proj.{leaf}"));
+        }
+        // Parts that the model does not have keep their names, so that messages show them.
+        let part = renamed(rest, self.parts().map(turned)).unwrap_or_else(|| rest.to_owned());
+        Some(format!("layers.{layer}.{part}"))
+    }
+}
+
+/// `name` with the module that it begins with replaced; `None` if it begins with none of them.
+fn renamed(name: &str, modules: impl Iterator<Item = (&'static str, &'static str)>) -> Option<String> {
+    let rest = |from: &str| name.strip_prefix(from).filter(|rest| rest.is_empty() || rest.starts_with('.'));
+    let mut found = modules.filter_map(|(from, to)| Some((from, format!("{to}{}", rest(from)?))));
+    // No module's name continues another's with a dot, so the first is the only one.
+    found.next().map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_map_both_ways() {
+        let names = Names::new(false, |_| false);
+        for (ours, theirs) in [
+            ("embed_tokens.weight", "token_embd.weight"),
+            ("norm.weight", "output_norm.weight"),
+            ("lm_head.weight", "output.weight"),
+            ("layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight"),
+            ("layers.0.self_attn.q_norm.weight", "blk.0.attn_q_norm.weight"),
+            ("layers.12.self_attn.k_proj.bias", "blk.12.attn_k.bias"),
+            ("layers.3.post_attention_layernorm.weight", "blk.3.ffn_norm.weight"),
+            ("layers.3.mlp.gate.weight", "blk.3.ffn_gate_inp.weight"),
+            ("layers.3.mlp.gate_proj.weight", "blk.3.ffn_gate.weight"),
+            ("layers.3.mlp.experts.gate_proj.weight", "blk.3.ffn_gate_exps.weight"),
+            ("layers.3.mlp.experts.17.down_proj.weight", "blk.3.ffn_down.17.weight"),
+            ("layers.3.mlp.shared_expert_gate.weight", "blk.3.ffn_gate_inp_shexp.weight"),
+            ("layers.3.linear_attn.A_log", "blk.3.ssm_a"),
+            ("layers.3.linear_attn.dt_bias", "blk.3.ssm_dt.bias"),
+            ("layers.3.linear_attn.in_proj_qkv.weight", "blk.3.attn_qkv.weight"),
+        ] {
+            assert_eq!(names.full(ours), theirs);
+            assert_eq!(names.short(theirs).as_deref(), Some(ours));
+        }
+        let gemma = Names::new(true, |_| true);
+        assert_eq!(gemma.full("layers.1.pre_feedforward_layernorm.weight"), "blk.1.ffn_norm.weight");
+        assert_eq!(gemma.full("layers.1.post_attention_layernorm.weight"), "blk.1.post_attention_norm.weight");
+        let ollama = Names::new(false, |_| true);
+        assert_eq!(ollama.full("layers.0.linear_attn.dt_bias"), "blk.0.ssm_dt");
+        assert_eq!(ollama.short("blk.0.ssm_dt").as_deref(), Some("layers.0.linear_attn.dt_bias"));
+        assert_eq!(ollama.full("layers.1.post_attention_layernorm.weight"), "blk.1.post_attention_norm.weight");
+        assert_eq!(names.short("v.blk.0.attn_q.weight"), None);
+        assert_eq!(names.short("blk.4.nextn.eh_proj.weight").as_deref(), Some("layers.4.nextn.eh_proj.weight"));
+    }
+}
