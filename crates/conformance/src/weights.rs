@@ -1,7 +1,7 @@
 //! Random weight matrices of every format, as the bytes of a checkpoint: at any alignment, with any tail.
 
 use half::{bf16, f16};
-use sluice_backend::{Float, MatrixId, MatrixSource, WeightFormat};
+use sluice_backend::{E2m1, Element, Float, MatrixId, MatrixSource, WeightFormat};
 use sluice_store::Bytes;
 
 use crate::case::Case;
@@ -62,6 +62,22 @@ impl Case {
                     blocks.set_size(block, if self.once_in(8) { 0.0 } else { self.random.f32() });
                 }
                 [bytes, vec![], vec![]]
+            }
+            WeightFormat::E2m1(_) | WeightFormat::Fp8(_) => {
+                let planes = form.planes(cols).expect("a form that there is");
+                let mut bytes = vec![0; rows * planes[0].row_bytes];
+                self.random.fill(&mut bytes);
+                if let WeightFormat::Fp8(_) = form {
+                    // Below 2: no NaN.
+                    bytes.iter_mut().for_each(|byte| *byte &= 0xbf);
+                }
+                let n = rows * planes[1].row_bytes / planes[1].element.size();
+                let scales = match (form, planes[1].element) {
+                    (_, Element::Float(float)) => encode(float, &self.small(n, 0.1)),
+                    (WeightFormat::E2m1(E2m1::E4m3 { .. }), _) => (0..n).map(|_| self.random.u8(..32)).collect(),
+                    _ => (0..n).map(|_| self.random.u8(112..122)).collect(),
+                };
+                [bytes, scales, vec![]]
             }
         };
         Parts { form, rows, cols, bytes }

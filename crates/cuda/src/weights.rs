@@ -47,8 +47,11 @@ impl Weight {
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
         ensure!(rows > 0 && cols > 0, "an empty matrix");
-        if let WeightFormat::Blocks(blocks) = source.format {
-            bail!("{} weights are not supported on a GPU", blocks.name());
+        match source.format {
+            WeightFormat::Blocks(blocks) => bail!("{} weights are not supported on a GPU", blocks.name()),
+            WeightFormat::E2m1(_) => bail!("weights of four-bit floats are not supported on a GPU"),
+            WeightFormat::Fp8(_) => bail!("FP8 weights are not supported on a GPU"),
+            WeightFormat::Float(_) | WeightFormat::Affine { .. } => {}
         }
         let parts = source.format.planes(cols)?;
         let (got, wanted) = (source.planes.len(), parts.len());
@@ -112,7 +115,7 @@ impl Weight {
     /// Columns of a group and the type of its scale, where it has groups.
     pub fn groups(&self) -> Option<(u32, u32)> {
         match self.form() {
-            WeightFormat::Float(_) | WeightFormat::Blocks(_) => None,
+            WeightFormat::Float(_) | WeightFormat::Blocks(_) | WeightFormat::E2m1(_) | WeightFormat::Fp8(_) => None,
             WeightFormat::Affine { group, scale, .. } => Some((u32::from(group), element(scale))),
         }
     }
@@ -130,7 +133,9 @@ impl Weight {
     pub fn described(&self, [data, scales, biases]: [Address; ARRAYS], mode: Activations) -> parameters::Matrix {
         let (float, group, bits) = match self.form() {
             WeightFormat::Float(float) => (float, 0, 0),
-            WeightFormat::Blocks(_) => unreachable!("refused when it is made"),
+            WeightFormat::Blocks(_) | WeightFormat::E2m1(_) | WeightFormat::Fp8(_) => {
+                unreachable!("refused when it is made")
+            }
             WeightFormat::Affine { bits, group, scale } => (scale, u32::from(group), u32::from(bits)),
         };
         let groups = number(self.cols()).checked_div(group).unwrap_or(0);

@@ -2,9 +2,9 @@
 
 use crate::dispatch::simd;
 use crate::format::packing::{Packing, with_packing};
-use crate::format::{BlockFormat, Float, Grouped, WeightFormat};
+use crate::format::{Float, Grouped, WeightFormat};
 use crate::instructions::f32_dot::Lanes;
-use crate::instructions::unpack::Unpack;
+use crate::instructions::unpack::{Unpack, unpack_columns};
 use crate::matrix::Matrix;
 
 pub use crate::instructions::unpack::unpack;
@@ -52,35 +52,38 @@ pub(crate) unsafe fn dequantize_lanes<V: Unpack>(w: &Matrix, r: usize, out: *mut
         // SAFETY: a row has `cols` elements.
         return unsafe { widen_lanes::<V>(float, w.row(r).as_ptr(), out, w.cols()) };
     }
-    if let WeightFormat::Blocks(format) = w.format {
+    if let WeightFormat::Fp8(format) = w.format {
+        // SAFETY: `out` holds a row.
+        let out = unsafe { std::slice::from_raw_parts_mut(out, w.cols()) };
+        return format.dequantize(w.row(r), w.row_scales(r).0, out);
+    }
+    if w.format.is_unpacked() {
         // SAFETY: the caller's.
-        return unsafe { dequantize_blocks::<V>(w, format, r, out) };
+        return unsafe { dequantize_unpacked::<V>(w, r, out) };
     }
     let format = w.grouped();
     // SAFETY: the caller's.
     unsafe { with_packing!(format.packing, P => dequantize_groups::<V, P>(w, format, r, out)) }
 }
 
-/// Columns of blocks that are unpacked at a time.
+/// Columns that are unpacked at a time: whole blocks of every type.
 const UNPACKED: usize = 1024;
 
-/// [`dequantize_lanes`] of a row of blocks: `fma(q - zero, s, b)`, where b is the block's own or 0.
+/// [`dequantize_lanes`] of a row that is unpacked first: `fma(q - zero, s, b)`, where b is the row's own or 0.
 ///
 /// # Safety
 /// As for [`dequantize_lanes`].
 #[inline(always)]
-unsafe fn dequantize_blocks<V: Unpack>(w: &Matrix, format: BlockFormat, r: usize, out: *mut f32) {
-    let (row, group) = (w.row(r), format.group());
+unsafe fn dequantize_unpacked<V: Unpack>(w: &Matrix, r: usize, out: *mut f32) {
+    let (group, (zero, biased)) = (w.grouped().group, w.format.zero());
     let (mut q, mut s, mut b) = ([0u8; UNPACKED], [0f32; UNPACKED / 16], [0f32; UNPACKED / 16]);
-    let (zero, biased) = format.zero();
-    for (part, blocks) in row.chunks(UNPACKED / format.block_columns() * format.block_bytes()).enumerate() {
-        let count = blocks.len() / format.block_bytes();
-        let columns = count * format.block_columns();
+    for k in (0..w.cols()).step_by(UNPACKED) {
+        let cols = UNPACKED.min(w.cols() - k);
         // SAFETY: the buffers hold as many columns and groups; `out` holds a row, of which this is a part; the caller vouches for the instruction set.
         unsafe {
-            V::unpack_blocks(format, blocks.as_ptr(), count, q.as_mut_ptr(), s.as_mut_ptr(), b.as_mut_ptr());
-            let (out, zero) = (out.add(part * UNPACKED), V::splat(zero));
-            for g in 0..columns / group {
+            unpack_columns::<V>(w, r, (k, cols), q.as_mut_ptr(), s.as_mut_ptr(), b.as_mut_ptr());
+            let (out, zero) = (out.add(k), V::splat(zero));
+            for g in 0..cols / group {
                 let (s, b) = (V::splat(s[g]), V::splat(if biased { b[g] } else { 0.0 }));
                 for i in (g * group..(g + 1) * group).step_by(16) {
                     V::load_u8(q.as_ptr().add(i)).sub(zero).fma(s, b).store(out.add(i));

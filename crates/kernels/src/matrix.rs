@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::format::{BlockFormat, Grouped, MAX_PLANES, MatrixError, WeightFormat};
+use crate::format::{Grouped, MAX_PLANES, MatrixError, WeightFormat};
 
 /// A weight matrix [rows, cols], row-major, in the checkpoint's own bytes, at any alignment.
 #[derive(Clone, Copy)]
@@ -56,17 +56,17 @@ impl<'a> Matrix<'a> {
         self.format
     }
 
-    /// Rows of blocks that were unpacked: `q`: [rows, cols]; `s`, `b`: [rows, cols / group] of f32.
+    /// Rows that were unpacked: `q`: [rows, cols]; `s`, `b`: [rows, cols / group] of f32.
     pub(crate) fn unpacked(
-        format: BlockFormat,
+        format: WeightFormat,
         (rows, cols): (usize, usize),
         q: &'a [u8],
         s: &'a [u8],
         b: &'a [u8],
     ) -> Matrix<'a> {
-        let scale_row_bytes = cols / format.group() * 4;
+        let scale_row_bytes = cols / format.grouped().map_or(1, |grouped| grouped.group) * 4;
         Matrix {
-            format: WeightFormat::Blocks(format),
+            format,
             rows,
             cols,
             data: q,
@@ -75,14 +75,6 @@ impl<'a> Matrix<'a> {
             row_bytes: cols,
             scale_row_bytes,
             bias_row_bytes: scale_row_bytes,
-        }
-    }
-
-    /// The type of its blocks, where it consists of such.
-    pub(crate) fn blocks(&self) -> Option<BlockFormat> {
-        match self.format {
-            WeightFormat::Blocks(format) => Some(format),
-            _ => None,
         }
     }
 

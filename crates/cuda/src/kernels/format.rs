@@ -79,7 +79,9 @@ impl KernelFormat {
             (WeightFormat::Float(Float::F16), _) => KernelFormat::F16F32,
             (WeightFormat::Float(Float::Bf16), Activations::F32) => KernelFormat::Bf16F32,
             (WeightFormat::Float(Float::Bf16), _) => KernelFormat::Bf16Bf16,
-            (WeightFormat::Blocks(_), _) => unreachable!("refused when a weight is made"),
+            (WeightFormat::Blocks(_) | WeightFormat::E2m1(_) | WeightFormat::Fp8(_), _) => {
+                unreachable!("refused when a weight is made")
+            }
             (WeightFormat::Affine { .. }, Activations::F32) => KernelFormat::AffineF32,
             (WeightFormat::Affine { .. }, Activations::Bf16) => KernelFormat::AffineBf16,
             (WeightFormat::Affine { bits, .. }, Activations::Int8 | Activations::Int11) => {

@@ -3,7 +3,6 @@
 use std::arch::x86_64::*;
 
 use super::Avx2x16;
-use crate::format::BlockFormat;
 use crate::input::GROUP;
 use crate::instructions::int8_dot::{Groups, Int8Dot, TokenScales, add_group, row_by_row};
 use crate::matrix::Matrix;
@@ -13,7 +12,7 @@ impl Int8Dot for Avx2x16 {
     #[inline(always)]
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
         // `vpmaddubsw` adds two products in 16 bits: 2 * 127 * 127 fits, 8-bit q do not.
-        let narrow = w.blocks().map_or_else(|| w.grouped().packing.bits() < 8, BlockFormat::is_narrow);
+        let narrow = w.format.is_narrow();
         let dot = |q: &[u8], s: &[f32], b: &[f32], xq: &[i8], scales: TokenScales| {
             // SAFETY: `row_by_row` hands in a row and a token of whole groups; the shell has AVX2 and FMA.
             unsafe {

@@ -10,8 +10,8 @@ use std::arch::x86_64::*;
 use super::block_rows::{Large, PIECE, Rows, Small, Unpacked, halves};
 use super::int8_decode::FEW;
 use super::spread::first_bytes;
-use crate::format::BlockFormat;
-use crate::format::blocks::unpack::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5K, Q6K, Q8_0};
+use crate::format::blocks::unpack::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use crate::format::{BlockFormat, WeightFormat};
 use crate::input::ORDER;
 use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
@@ -36,46 +36,37 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
 /// # Safety
 /// `matmul` checked the lengths, there are at most `FEW` tokens, and the instruction set is there.
 #[inline(always)]
-pub(super) unsafe fn product(
-    w: &Matrix,
-    blocks: BlockFormat,
-    x: Groups,
-    tokens: &[u32],
-    tile: &mut [f32],
-    scratch: &mut Scratch,
-) {
+pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: the caller's.
     unsafe {
+        let blocks = match w.format {
+            WeightFormat::Blocks(blocks) => Some(blocks),
+            _ => None,
+        };
         let product = match blocks {
-            BlockFormat::Q4_0 => all_rows::<Small<Q4_0>>,
-            BlockFormat::Q4_1 => all_rows::<Small<Q4_1>>,
-            BlockFormat::Q5_0 => all_rows::<Small<Q5_0>>,
-            BlockFormat::Q8_0 => all_rows::<Small<Q8_0>>,
-            BlockFormat::Iq4Nl => all_rows::<Small<Iq4Nl>>,
-            BlockFormat::Mxfp4 => all_rows::<Small<Mxfp4>>,
-            BlockFormat::Q2K => all_rows::<Large<Q2K>>,
-            BlockFormat::Q3K => all_rows::<Large<Q3K>>,
-            BlockFormat::Q4K => all_rows::<Large<Q4K>>,
-            BlockFormat::Q5K => all_rows::<Large<Q5K>>,
-            BlockFormat::Q6K => all_rows::<Large<Q6K>>,
-            BlockFormat::Iq4Xs => all_rows::<Large<Iq4Xs>>,
-            _ if blocks.group() == 16 => all_rows::<Unpacked<16>>,
+            Some(BlockFormat::Q4_0) => all_rows::<Small<Q4_0>>,
+            Some(BlockFormat::Q4_1) => all_rows::<Small<Q4_1>>,
+            Some(BlockFormat::Q5_0) => all_rows::<Small<Q5_0>>,
+            Some(BlockFormat::Q5_1) => all_rows::<Small<Q5_1>>,
+            Some(BlockFormat::Q8_0) => all_rows::<Small<Q8_0>>,
+            Some(BlockFormat::Iq4Nl) => all_rows::<Small<Iq4Nl>>,
+            Some(BlockFormat::Mxfp4) => all_rows::<Small<Mxfp4>>,
+            Some(BlockFormat::Q2K) => all_rows::<Large<Q2K>>,
+            Some(BlockFormat::Q3K) => all_rows::<Large<Q3K>>,
+            Some(BlockFormat::Q4K) => all_rows::<Large<Q4K>>,
+            Some(BlockFormat::Q5K) => all_rows::<Large<Q5K>>,
+            Some(BlockFormat::Q6K) => all_rows::<Large<Q6K>>,
+            Some(BlockFormat::Iq4Xs) => all_rows::<Large<Iq4Xs>>,
+            _ if w.grouped().group == 16 => all_rows::<Unpacked<16>>,
             _ => all_rows::<Unpacked<32>>,
         };
-        product(w, blocks, x, tokens, tile, scratch);
+        product(w, x, tokens, tile, scratch);
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn all_rows<R: Rows>(
-    w: &Matrix,
-    blocks: BlockFormat,
-    x: Groups,
-    tokens: &[u32],
-    tile: &mut [f32],
-    scratch: &mut Scratch,
-) {
+unsafe fn all_rows<R: Rows>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let [prepared, room] = scratch.cut(sizes(w.cols, tokens.len(), R::GROUP));
     let token_bytes = w.cols.div_ceil(PIECE) * token_piece(R::GROUP);
     // Four streams, a quarter of the rows each. They are on different pages, so that more of the hardware prefetchers' trackers work at once.
@@ -91,8 +82,7 @@ unsafe fn all_rows<R: Rows>(
             let index: [usize; 4] = std::array::from_fn(|i| (i * quarter + r).min(w.rows - 1));
             // The same column some rows further on in the stream, or past its end in the rows that often follow. A prefetch does not fault.
             let further = if r + rows_ahead < quarter { rows_ahead } else { w.rows + rows_ahead - quarter };
-            let from = index.map(|row| w.data.as_ptr().add(row * w.row_bytes()));
-            let rows = R::new(blocks, from, w.cols, further * w.row_bytes(), room);
+            let rows = R::new(w, index, further * w.row_bytes(), room);
             let mut i = 0;
             while i < tokens.len() {
                 let x = prepared.add(i * token_bytes);
@@ -182,12 +172,14 @@ unsafe fn four_rows<R: Rows, const T: usize>(rows: &R, cols: usize, x: *const u8
         let mut scales = rows.scales();
         for piece in 0..cols / PIECE {
             let some = rows.next(&mut scales, piece, 4);
-            sums::<R, T>(rows, piece, 4, x, token_bytes, |t, half, sums, x| {
-                let (s, b) = some[half];
-                let scaled = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_cvtepi32_ps(sums));
-                acc[t] = _mm512_fmadd_ps(s, scaled, acc[t]);
-                acc[t] = _mm512_fmadd_ps(b, _mm512_loadu_ps(x.add(16)), acc[t]);
-            });
+            let sums = sums::<R, T>(rows, piece, 4, x, token_bytes);
+            for t in 0..T {
+                for half in 0..32 / R::GROUP {
+                    let (scaled, mx) = joined(sums[t][half], token_scales::<R>(x, t * token_bytes, piece, half));
+                    acc[t] = _mm512_fmadd_ps(some[half].0, scaled, acc[t]);
+                    acc[t] = _mm512_fmadd_ps(some[half].1, mx, acc[t]);
+                }
+            }
         }
         let rest = cols % PIECE / 32;
         if rest > 0 {
@@ -197,14 +189,17 @@ unsafe fn four_rows<R: Rows, const T: usize>(rows: &R, cols: usize, x: *const u8
             } else {
                 [(1 << (8 * rest).min(16)) - 1, (1 << (8 * rest).saturating_sub(16)) - 1]
             };
-            let (piece, there) = (cols / PIECE, there.map(|mask| mask as u16));
+            let piece = cols / PIECE;
             let some = rows.next(&mut scales, piece, rest);
-            sums::<R, T>(rows, piece, rest, x, token_bytes, |t, half, sums, x| {
-                let (s, b) = some[half];
-                let scaled = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_cvtepi32_ps(sums));
-                acc[t] = _mm512_mask3_fmadd_ps(s, scaled, acc[t], there[half]);
-                acc[t] = _mm512_mask3_fmadd_ps(b, _mm512_loadu_ps(x.add(16)), acc[t], there[half]);
-            });
+            let sums = sums::<R, T>(rows, piece, rest, x, token_bytes);
+            for t in 0..T {
+                for half in 0..32 / R::GROUP {
+                    let (scaled, mx) = joined(sums[t][half], token_scales::<R>(x, t * token_bytes, piece, half));
+                    let there = there[half] as u16;
+                    acc[t] = _mm512_mask3_fmadd_ps(some[half].0, scaled, acc[t], there);
+                    acc[t] = _mm512_mask3_fmadd_ps(some[half].1, mx, acc[t], there);
+                }
+            }
         }
         for t in 0..T {
             let pairs = _mm256_add_ps(_mm512_castps512_ps256(acc[t]), _mm512_extractf32x8_ps::<1>(acc[t]));
@@ -218,7 +213,21 @@ unsafe fn four_rows<R: Rows, const T: usize>(rows: &R, cols: usize, x: *const u8
     }
 }
 
-/// The sums of a piece, of which there are `groups` of 32 columns: `each(token, register of groups, sums, the token's scales)`.
+/// `sx` and then `mx` of a register of groups of a piece.
+#[inline(always)]
+unsafe fn token_scales<R: Rows>(x: *const u8, token: usize, piece: usize, half: usize) -> *const f32 {
+    // SAFETY: the caller vouches for the piece.
+    unsafe { x.add(token + piece * token_piece(R::GROUP) + PIECE).cast::<f32>().add(32 * half) }
+}
+
+/// Sums times their `sx`, and `mx`.
+#[inline(always)]
+unsafe fn joined(sums: __m512i, scales: *const f32) -> (__m512, __m512) {
+    // SAFETY: the caller vouches for the scales and the instruction set.
+    unsafe { (_mm512_mul_ps(_mm512_loadu_ps(scales), _mm512_cvtepi32_ps(sums)), _mm512_loadu_ps(scales.add(16))) }
+}
+
+/// The sums of a piece, of which there are `groups` of 32 columns, in registers of groups. No closures: one that is called twice is not inlined, and has no instruction set.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn sums<R: Rows, const T: usize>(
@@ -227,17 +236,16 @@ unsafe fn sums<R: Rows, const T: usize>(
     groups: usize,
     x: *const u8,
     token_bytes: usize,
-    mut each: impl FnMut(usize, usize, __m512i, *const f32),
-) {
+) -> [[__m512i; 2]; T] {
     // SAFETY: the caller vouches for the piece and the instruction set.
     unsafe {
         let zero = _mm512_setzero_si512();
-        let at = |t: usize| x.add(t * token_bytes + piece * token_piece(R::GROUP));
         let mut d = [[[zero; 4]; 2]; T];
         for i in 0..4 {
             let (first, second) = rows.weights(i, piece, groups);
             for t in 0..T {
-                let (x0, x1) = (_mm512_loadu_si512(at(t).cast()), _mm512_loadu_si512(at(t).add(64).cast()));
+                let x = x.add(t * token_bytes + piece * token_piece(R::GROUP));
+                let (x0, x1) = (_mm512_loadu_si512(x.cast()), _mm512_loadu_si512(x.add(64).cast()));
                 d[t][0][i] = _mm512_dpbusd_epi32(zero, first, x0);
                 if R::GROUP == 32 {
                     d[t][0][i] = _mm512_dpbusd_epi32(d[t][0][i], second, x1);
@@ -246,13 +254,14 @@ unsafe fn sums<R: Rows, const T: usize>(
                 }
             }
         }
+        let mut all = [[zero; 2]; T];
         for t in 0..T {
-            let scales = at(t).add(PIECE).cast::<f32>();
-            each(t, 0, gather(d[t][0]), scales);
+            all[t][0] = gather(d[t][0]);
             if R::GROUP == 16 {
-                each(t, 1, gather(d[t][1]), scales.add(32));
+                all[t][1] = gather(d[t][1]);
             }
         }
+        all
     }
 }
 

@@ -77,8 +77,8 @@ unsafe fn width<P: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f
             for k in (0..w.cols).step_by(COLS) {
                 let cols = COLS.min(w.cols - k);
                 let (next_r, next_k) = if k + COLS < w.cols { (r, k + COLS) } else { (r + ROWS, 0) };
-                let tile_of_blocks = w.blocks().map(|blocks| unpack_tile(w, blocks, (r, k), cols, unpacked));
-                let (from, r0, k0) = tile_of_blocks.as_ref().map_or((w, r, k), |tile| (tile, 0, 0));
+                let unpacked_tile = w.format.is_unpacked().then(|| unpack_tile(w, (r, k), cols, unpacked));
+                let (from, r0, k0) = unpacked_tile.as_ref().map_or((w, r, k), |tile| (tile, 0, 0));
                 for half in 0..halves {
                     fill::<P>(from, r0 + 16 * half, k0, cols, q.add(64 * half));
                 }

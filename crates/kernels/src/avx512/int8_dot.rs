@@ -23,9 +23,10 @@ impl Int8Dot for Avx512x16 {
         // SAFETY: the caller's.
         unsafe {
             if tokens.len() <= FEW {
-                match w.blocks() {
-                    Some(blocks) => block_decode::product(w, blocks, x, tokens, tile, scratch),
-                    None => int8_decode::product(w, x, tokens, tile, scratch),
+                if w.format.is_unpacked() {
+                    block_decode::product(w, x, tokens, tile, scratch);
+                } else {
+                    int8_decode::product(w, x, tokens, tile, scratch);
                 }
             } else if tokens.len() <= SOME {
                 int8_batch::product(w, x, tokens, tile, scratch);

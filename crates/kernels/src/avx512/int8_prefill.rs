@@ -9,10 +9,10 @@ use std::arch::x86_64::*;
 use super::Avx512x16;
 use super::spread::{first_bytes, spread};
 use crate::format::packing::{Packing, with_packing, with_parts};
-use crate::format::{BlockFormat, Float, Grouped};
+use crate::format::{Float, Grouped, WeightFormat};
 use crate::input::ORDER;
 use crate::instructions::int8_dot::Groups;
-use crate::instructions::unpack::Unpack;
+use crate::instructions::unpack::unpack_columns;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -57,31 +57,24 @@ fn unpacked_scales(format: Grouped) -> usize {
     ROWS * COLS / format.part_columns() * 4
 }
 
-/// Rows `r..r + ROWS` and columns `k..k + cols` of a matrix of blocks, unpacked to `room`, row by row.
+/// Rows `r..r + ROWS` and columns `k..k + cols` of a matrix, unpacked to `room`, row by row.
 ///
 /// # Safety
-/// The columns are whole blocks, and `room` has [`unpacked_bytes`]. The instruction set is there.
+/// The matrix is to be unpacked, the columns are whole blocks, and `room` has [`unpacked_bytes`]. The instruction set is there.
 #[inline(always)]
-pub(super) unsafe fn unpack_tile<'a>(
-    w: &Matrix,
-    blocks: BlockFormat,
-    (r, k): (usize, usize),
-    cols: usize,
-    room: *mut u8,
-) -> Matrix<'a> {
+pub(super) unsafe fn unpack_tile<'a>(w: &Matrix, (r, k): (usize, usize), cols: usize, room: *mut u8) -> Matrix<'a> {
     let (format, rows) = (w.grouped(), ROWS.min(w.rows - r));
-    let (groups, count) = (cols / format.group, cols / blocks.block_columns());
-    // SAFETY: the room holds a tile of q and behind it the scales and biases; the blocks are inside their rows.
+    let groups = cols / format.group;
+    // SAFETY: the room holds a tile of q and behind it the scales and biases.
     unsafe {
         let (s, b) = (room.add(ROWS * COLS), room.add(ROWS * COLS + unpacked_scales(format)));
         for i in 0..rows {
-            let from = w.row(r + i).as_ptr().add(k / blocks.block_columns() * blocks.block_bytes());
             let (s, b) = (s.cast::<f32>().add(i * groups), b.cast::<f32>().add(i * groups));
-            Avx512x16::unpack_blocks(blocks, from, count, room.add(i * cols), s, b);
+            unpack_columns::<Avx512x16>(w, r + i, (k, cols), room.add(i * cols), s, b);
         }
         let bytes = |p: *const u8, n: usize| std::slice::from_raw_parts(p, n);
         let scales = rows * groups * 4;
-        Matrix::unpacked(blocks, (rows, cols), bytes(room, rows * cols), bytes(s, scales), bytes(b, scales))
+        Matrix::unpacked(w.format, (rows, cols), bytes(room, rows * cols), bytes(s, scales), bytes(b, scales))
     }
 }
 
@@ -166,8 +159,8 @@ unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile
             let (next_r, next_k) = if k + COLS < w.cols { (r, k + COLS) } else { (r + ROWS, 0) };
             // SAFETY: rows, columns and tokens are inside their arrays, the tile, the sums and the accumulators in scratch.
             unsafe {
-                if let Some(blocks) = w.blocks() {
-                    let w = unpack_tile(w, blocks, (r, k), cols, unpacked);
+                if w.format.is_unpacked() {
+                    let w = unpack_tile(w, (r, k), cols, unpacked);
                     fill::<F>(&w, 0, 0, cols, &cached);
                     fill_scales(&w, format, 0, 0, cols / format.group, &cached.scales);
                 } else {
@@ -205,13 +198,12 @@ unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile
 /// Where columns `k..k + cols` begin in a row's bytes, and how many bytes they are.
 #[inline(always)]
 pub(super) fn row_span<F: Packing>(w: &Matrix, k: usize, cols: usize) -> (usize, usize) {
-    match w.blocks() {
-        Some(blocks) => {
-            let bytes = |cols: usize| cols / blocks.block_columns() * blocks.block_bytes();
-            (bytes(k), bytes(cols))
-        }
-        None => (k / 8 * F::BITS, cols / 8 * F::BITS),
-    }
+    let bytes = |cols: usize| match w.format {
+        WeightFormat::Blocks(blocks) => cols / blocks.block_columns() * blocks.block_bytes(),
+        WeightFormat::E2m1(_) => cols / 2,
+        _ => cols / 8 * F::BITS,
+    };
+    (bytes(k), bytes(cols))
 }
 
 /// Prefetches some rows of the tile at (r, k). Addresses past the end do no harm.

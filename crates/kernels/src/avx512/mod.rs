@@ -6,6 +6,7 @@ mod bf16_prefill;
 mod block_decode;
 mod block_rows;
 mod bytes;
+mod codebooks;
 mod encode;
 mod f32_dot;
 mod int11_dot;

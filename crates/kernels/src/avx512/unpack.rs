@@ -2,10 +2,12 @@ use std::arch::x86_64::*;
 
 use super::Avx512x16;
 use super::block_rows::{Blocks, Piece};
+use super::codebooks::Columns;
 use super::spread::{first_bytes, spread};
 use crate::format::BlockFormat;
 use crate::format::blocks::unpack::{
-    Block, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5K, Q6K, Q8_0, with_block,
+    Block, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Mxfp4, Nvfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0,
+    Q5_1, Q5K, Q6K, Q8_0,
 };
 use crate::format::packing::Packing;
 use crate::instructions::unpack::{Unpack, biases, each_block};
@@ -50,6 +52,7 @@ unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q:
             BlockFormat::Q4_0 => small::<Q4_0>(blocks, count, q, s, b),
             BlockFormat::Q4_1 => small::<Q4_1>(blocks, count, q, s, b),
             BlockFormat::Q5_0 => small::<Q5_0>(blocks, count, q, s, b),
+            BlockFormat::Q5_1 => small::<Q5_1>(blocks, count, q, s, b),
             BlockFormat::Q8_0 => small::<Q8_0>(blocks, count, q, s, b),
             BlockFormat::Iq4Nl => small::<Iq4Nl>(blocks, count, q, s, b),
             BlockFormat::Mxfp4 => small::<Mxfp4>(blocks, count, q, s, b),
@@ -59,7 +62,14 @@ unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q:
             BlockFormat::Q5K => large::<Q5K>(blocks, count, q, s, b),
             BlockFormat::Q6K => large::<Q6K>(blocks, count, q, s, b),
             BlockFormat::Iq4Xs => large::<Iq4Xs>(blocks, count, q, s, b),
-            _ => with_block!(format, B => each_block::<B>(blocks, count, q, s, b)),
+            BlockFormat::Iq3Xxs => looked_up::<Iq3Xxs>(blocks, count, q, s, b),
+            BlockFormat::Iq3S => looked_up::<Iq3S>(blocks, count, q, s, b),
+            BlockFormat::Iq2Xxs => looked_up::<Iq2Xxs>(blocks, count, q, s, b),
+            BlockFormat::Iq2Xs => looked_up::<Iq2Xs>(blocks, count, q, s, b),
+            BlockFormat::Iq2S => looked_up::<Iq2S>(blocks, count, q, s, b),
+            BlockFormat::Iq1S => looked_up::<Iq1S>(blocks, count, q, s, b),
+            BlockFormat::Iq1M => looked_up::<Iq1M>(blocks, count, q, s, b),
+            BlockFormat::Nvfp4 => looked_up::<Nvfp4>(blocks, count, q, s, b),
         }
     }
 }
@@ -114,6 +124,22 @@ unsafe fn large<B: Blocks>(blocks: *const u8, count: usize, q: *mut u8, s: *mut 
             let block = blocks.add(i * B::BYTES);
             for half in 0..2 {
                 store_piece::<B>(q.add(256 * i + 128 * half), B::weights(block, half));
+            }
+            scales::<B>(block, s.add(i * groups), b.add(i * groups));
+        }
+        biases::<B>(count * groups, s, b);
+    }
+}
+
+#[inline(always)]
+unsafe fn looked_up<B: Columns>(blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
+    let groups = B::COLUMNS / B::GROUP;
+    // SAFETY: the caller's.
+    unsafe {
+        for i in 0..count {
+            let block = blocks.add(i * B::BYTES);
+            for part in 0..B::COLUMNS / 64 {
+                _mm512_storeu_si512(q.add(i * B::COLUMNS + 64 * part).cast(), B::columns(block, part));
             }
             scales::<B>(block, s.add(i * groups), b.add(i * groups));
         }

@@ -11,7 +11,9 @@ mod affine;
 pub(crate) mod blocks;
 mod definition;
 mod dense;
+mod e2m1;
 mod float;
+mod fp8;
 pub(crate) mod packing;
 mod planes;
 
@@ -20,7 +22,9 @@ pub use blocks::BlockFormat;
 use definition::Format;
 pub(crate) use definition::Grouped;
 pub use definition::{ActivationFormat, Activations};
+pub use e2m1::E2m1;
 pub use float::Float;
+pub use fp8::{Fp8, Fp8Scale};
 pub use planes::{Element, MAX_PLANES, MatrixError, Plane, Planes};
 
 /// How the bytes of a matrix encode its weights.
@@ -39,6 +43,10 @@ pub enum WeightFormat {
     },
     /// A quantised type of GGUF, in the blocks of the file.
     Blocks(BlockFormat),
+    /// MXFP4 and NVFP4 as safetensors have them.
+    E2m1(E2m1),
+    /// FP8 with scales.
+    Fp8(Fp8),
 }
 
 impl WeightFormat {
@@ -49,6 +57,8 @@ impl WeightFormat {
             WeightFormat::Float(float) => use_it(&float),
             WeightFormat::Affine { bits, group, scale } => use_it(&Affine { bits, group, scale }),
             WeightFormat::Blocks(blocks) => use_it(&blocks),
+            WeightFormat::E2m1(e2m1) => use_it(&e2m1),
+            WeightFormat::Fp8(fp8) => use_it(&fp8),
         }
     }
 
@@ -63,6 +73,29 @@ impl WeightFormat {
     /// Where there is no such format, or its groups do not divide the columns.
     pub fn planes(self, cols: usize) -> Result<Planes, MatrixError> {
         self.with(|format| format.planes(cols))
+    }
+
+    /// Whether kernels unpack some columns of some rows first: [`WeightFormat::grouped`] says to what.
+    pub(crate) const fn is_unpacked(self) -> bool {
+        matches!(self, WeightFormat::Blocks(_) | WeightFormat::E2m1(_))
+    }
+
+    /// Whether unpacked integers have seven bits at most.
+    pub(crate) fn is_narrow(self) -> bool {
+        match self {
+            WeightFormat::Blocks(blocks) => blocks.is_narrow(),
+            WeightFormat::E2m1(_) => true,
+            _ => self.grouped().is_some_and(|grouped| grouped.packing.bits() < 8),
+        }
+    }
+
+    /// The unpacked integer that stands for 0, and whether biases are the matrix's own. Otherwise weights are `(q - zero) * s`.
+    pub(crate) const fn zero(self) -> (f32, bool) {
+        match self {
+            WeightFormat::Blocks(blocks) => blocks.zero(),
+            WeightFormat::E2m1(_) => (12.0, false),
+            _ => (0.0, true),
+        }
     }
 
     /// How groups of columns are packed; `None` for formats without groups.

@@ -5,7 +5,7 @@
 //! weight group's scale and one with its bias. An output has four accumulators; weight group w goes to accumulator w mod 4. [`row_by_row`] is the plain
 //! algorithm, for an instruction set that only has its own dot product.
 
-use super::unpack::{Unpack, unpack_lanes};
+use super::unpack::{Unpack, unpack_columns, unpack_lanes};
 use crate::format::Grouped;
 use crate::input::{GROUP, ORDER};
 use crate::matrix::Matrix;
@@ -51,17 +51,18 @@ impl Groups<'_> {
         let groups = cols / GROUP;
         let at = token * groups;
         let (scales, sums) = (&self.scales[at..][..groups], &self.sums[at..][..groups]);
-        if part_columns == GROUP {
-            for (i, (sx, mx)) in scales.iter().zip(sums).enumerate() {
-                each(i, *sx, *mx);
-            }
-            return;
-        }
         // The order inside of eights keeps halves apart.
         let halves = self.q[token * cols..][..cols].as_chunks::<{ GROUP / 2 }>().0;
-        for (i, half) in halves.iter().enumerate() {
-            let (sx, sum) = (scales[i / 2], half.iter().map(|&q| i32::from(q)).sum::<i32>());
-            each(i, sx, sx * sum as f32);
+        let whole = part_columns == GROUP;
+        for i in 0..cols / part_columns {
+            let (sx, mx) = if whole {
+                (scales[i], sums[i])
+            } else {
+                let (sx, sum) = (scales[i / 2], halves[i].iter().map(|&q| i32::from(q)).sum::<i32>());
+                (sx, sx * sum as f32)
+            };
+            // Called at one place, so that it is inlined.
+            each(i, sx, mx);
         }
     }
 }
@@ -110,14 +111,12 @@ pub(crate) unsafe fn row_by_row<V: Unpack>(
         });
     }
     for r in 0..w.rows {
-        let row = w.row(r).as_ptr();
-        if let Some(blocks) = w.blocks() {
-            let count = w.cols / blocks.block_columns();
+        if w.format.is_unpacked() {
             // SAFETY: a row of q and its groups; the caller vouches for the instruction set.
-            unsafe { V::unpack_blocks(blocks, row, count, q.as_mut_ptr(), s.as_mut_ptr(), b.as_mut_ptr()) };
+            unsafe { unpack_columns::<V>(w, r, (0, w.cols), q.as_mut_ptr(), s.as_mut_ptr(), b.as_mut_ptr()) };
         } else {
             // SAFETY: a row of q; the caller vouches for the instruction set.
-            unsafe { unpack_lanes::<V>(format.packing, row, q.as_mut_ptr(), w.cols) };
+            unsafe { unpack_lanes::<V>(format.packing, w.row(r).as_ptr(), q.as_mut_ptr(), w.cols) };
             let (row_s, row_b) = w.row_scales(r);
             for g in 0..groups {
                 (s[g], b[g]) = format.scale_and_bias(row_s, row_b, g);

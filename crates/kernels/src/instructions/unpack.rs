@@ -1,9 +1,10 @@
 //! Unpacks the bit stream of a row into one byte per integer.
 
 use super::f32_dot::Lanes;
-use crate::format::BlockFormat;
 use crate::format::blocks::unpack::Block;
 use crate::format::packing::{Packing, PackingName, with_packing};
+use crate::format::{BlockFormat, WeightFormat};
+use crate::matrix::Matrix;
 
 /// Unpacks q of `bits` (2, 3, 4, 5, 6 or 8) each: `q.len()` is a multiple of 8 and `packed` has `q.len() * bits / 8` bytes.
 pub fn unpack(bits: u8, packed: &[u8], q: &mut [u8]) {
@@ -33,6 +34,38 @@ pub(crate) trait Unpack: Lanes {
     /// # Safety
     /// As for [`Lanes`]; `blocks` holds so many, `q` their columns, `s` and `b` their groups.
     unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32);
+}
+
+/// Unpacks columns `k..k + cols` of row `r` of a matrix whose format [is unpacked](WeightFormat::is_unpacked).
+///
+/// # Safety
+/// The columns are whole blocks and groups of the row; `q` holds them, `s` and `b` their groups; the instruction set of `V` is available.
+#[inline(always)]
+pub(crate) unsafe fn unpack_columns<V: Unpack>(
+    w: &Matrix,
+    r: usize,
+    (k, cols): (usize, usize),
+    q: *mut u8,
+    s: *mut f32,
+    b: *mut f32,
+) {
+    match w.format {
+        WeightFormat::Blocks(blocks) => {
+            let from = &w.row(r)[k / blocks.block_columns() * blocks.block_bytes()..];
+            // SAFETY: the caller's.
+            unsafe { V::unpack_blocks(blocks, from.as_ptr(), cols / blocks.block_columns(), q, s, b) }
+        }
+        WeightFormat::E2m1(e2m1) => {
+            let (group, groups) = (e2m1.group(), cols / e2m1.group());
+            let (packed, scales) = (&w.row(r)[k / 2..(k + cols) / 2], &w.row_scales(r).0[k / group..][..groups]);
+            // SAFETY: the caller's.
+            unsafe {
+                let floats = |p: *mut f32| std::slice::from_raw_parts_mut(p, groups);
+                e2m1.unpack(packed, scales, std::slice::from_raw_parts_mut(q, cols), floats(s), floats(b));
+            }
+        }
+        _ => unreachable!("kernels take this format as it is"),
+    }
 }
 
 /// [`Unpack::unpack_blocks`] for a type, by its plain definition.

@@ -3,61 +3,18 @@
 use super::*;
 use crate::activations::{encode_bf16, encode_int8};
 use crate::affine;
-use crate::format::{BlockFormat, MatrixError};
+use crate::format::{BlockFormat, E2m1, Fp8, Fp8Scale, MatrixError};
 use crate::generic::Generic16;
 use crate::input::{Int11, ORDER};
 use crate::instructions::unpack::Unpack;
 use crate::int11::encode_int11;
+use crate::test_guarded::Guarded;
 use fastrand::Rng;
 use proptest::prelude::*;
 
 /// In [-1, 1).
 fn unit(rng: &mut Rng) -> f32 {
     2.0 * rng.f32() - 1.0
-}
-
-/// Bytes that end where unreadable memory begins, so that a kernel which reads further crashes.
-struct Guarded {
-    map: *mut u8,
-    pages: usize,
-    len: usize,
-}
-
-#[cfg(target_os = "linux")]
-impl Guarded {
-    const PAGE: usize = 4096;
-
-    fn new(bytes: &[u8]) -> Guarded {
-        unsafe extern "C" {
-            fn mmap(at: *mut u8, len: usize, prot: i32, flags: i32, fd: i32, offset: i64) -> *mut u8;
-            fn mprotect(at: *mut u8, len: usize, prot: i32) -> i32;
-        }
-        let pages = bytes.len().div_ceil(Self::PAGE);
-        // SAFETY: a private anonymous map (flags 0x22) of our own, readable and writable (3), its last page forbidden (0).
-        unsafe {
-            let map = mmap(std::ptr::null_mut(), (pages + 1) * Self::PAGE, 3, 0x22, -1, 0);
-            assert!(map as isize != -1);
-            assert_eq!(mprotect(map.add(pages * Self::PAGE), Self::PAGE, 0), 0);
-            map.add(pages * Self::PAGE - bytes.len()).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-            Guarded { map, pages, len: bytes.len() }
-        }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: written in `new`.
-        unsafe { std::slice::from_raw_parts(self.map.add(self.pages * Self::PAGE - self.len), self.len) }
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        unsafe extern "C" {
-            fn munmap(at: *mut u8, len: usize) -> i32;
-        }
-        // SAFETY: the map made in `new`.
-        unsafe { munmap(self.map, (self.pages + 1) * Self::PAGE) };
-    }
 }
 
 struct Weights {
@@ -95,6 +52,26 @@ impl Weights {
                     blocks.set_size(block, rng.f32());
                 }
                 vec![data]
+            }
+            WeightFormat::E2m1(e2m1) => {
+                let mut data = vec![0; rows * cols / 2];
+                rng.fill(&mut data);
+                // Powers of two from 2^-7 to 1; e4m3 numbers below 2.
+                let scale = |rng: &mut Rng| match e2m1 {
+                    E2m1::Power => rng.u8(118..126),
+                    E2m1::E4m3 { .. } => rng.u8(..64),
+                };
+                vec![data, (0..rows * cols / group_of(format)).map(|_| scale(rng)).collect()]
+            }
+            WeightFormat::Fp8(fp8) => {
+                let scales = format.planes(cols).unwrap()[1].row_bytes;
+                // Below 2, of either sign.
+                let data = (0..rows * cols).map(|_| rng.u8(..) & 0xbf).collect();
+                let scales = match fp8.scale {
+                    Fp8Scale::Float(float) => floats(float, rows * scales / float.size(), 0.5, rng),
+                    Fp8Scale::Power => (0..rows * scales).map(|_| rng.u8(118..127)).collect(),
+                };
+                vec![data, scales]
             }
         };
         let planes = planes.iter().map(|bytes| Guarded::new(bytes)).collect();
@@ -173,13 +150,40 @@ fn tree(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
-/// Columns of a group, for formats that have such.
+/// Columns of a group, for formats that have such; what divides the columns of others.
 fn group_of(format: WeightFormat) -> usize {
     match format {
-        WeightFormat::Float(_) => unreachable!("no groups"),
+        WeightFormat::Float(_) | WeightFormat::Fp8(_) => 32,
         WeightFormat::Affine { group, .. } => group as usize,
         WeightFormat::Blocks(blocks) => blocks.group(),
+        WeightFormat::E2m1(E2m1::Power) => 32,
+        WeightFormat::E2m1(E2m1::E4m3 { .. }) => 16,
     }
+}
+
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// An e4m3 number that is one.
+fn e4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7) / 8.0);
+    let size = if exponent == 0 { mantissa * 2f32.powi(-6) } else { (1.0 + mantissa) * 2f32.powi(exponent - 7) };
+    if byte & 0x80 == 0 { size } else { -size }
+}
+
+/// MXFP4, NVFP4 with either kind of global scale, and FP8 with each kind of scale.
+fn small_floats() -> Vec<WeightFormat> {
+    let nvfp4 = |global: f32, divides| WeightFormat::E2m1(E2m1::E4m3 { global: global.to_bits(), divides });
+    let fp8 = |group, scale| WeightFormat::Fp8(Fp8 { group, scale });
+    vec![
+        WeightFormat::E2m1(E2m1::Power),
+        nvfp4(0.013, false),
+        nvfp4(77.3, true),
+        fp8(128, Fp8Scale::Float(Float::F32)),
+        fp8(128, Fp8Scale::Float(Float::Bf16)),
+        fp8(0, Fp8Scale::Float(Float::F32)),
+        fp8(128, Fp8Scale::Power),
+        fp8(32, Fp8Scale::Power),
+    ]
 }
 
 /// A row's unsigned integers, and the scale and bias of each group.
@@ -187,7 +191,20 @@ fn grouped_row(w: &Matrix, r: usize) -> (Vec<u8>, Vec<(f32, f32)>) {
     let (mut q, (scales, biases)) = (vec![0u8; w.cols()], w.row_scales(r));
     let groups = 0..w.cols() / group_of(w.format());
     match w.format() {
-        WeightFormat::Float(_) => unreachable!("no groups"),
+        WeightFormat::Float(_) | WeightFormat::Fp8(_) => unreachable!("no groups"),
+        WeightFormat::E2m1(e2m1) => {
+            for (i, q) in q.iter_mut().enumerate() {
+                *q = (2.0 * E2M1[usize::from(w.row(r)[i / 2] >> (i % 2 * 4) & 15)] + 12.0) as u8;
+            }
+            let scale = |g: usize| match e2m1 {
+                E2m1::Power => 2f32.powi(i32::from(scales[g]) - 128),
+                E2m1::E4m3 { global, divides } => {
+                    let (scale, global) = (e4m3(scales[g]), f32::from_bits(global));
+                    0.5 * if divides { scale / global } else { scale * global }
+                }
+            };
+            (q, groups.map(|g| (scale(g), scale(g) * -12.0)).collect())
+        }
         WeightFormat::Affine { bits, scale, .. } => {
             affine::unpack(bits, w.row(r), &mut q);
             (q, groups.map(|g| (scale.read(scales, g), scale.read(biases, g))).collect())
@@ -289,6 +306,7 @@ fn format() -> impl Strategy<Value = WeightFormat> {
         1 => float().prop_map(WeightFormat::Float),
         3 => affine.prop_map(|(bits, group, scale)| WeightFormat::Affine { bits, group, scale }),
         6 => prop::sample::select(&BlockFormat::ALL[..]).prop_map(WeightFormat::Blocks),
+        3 => prop::sample::select(small_floats()),
     ]
 }
 
@@ -301,7 +319,10 @@ fn columns(format: WeightFormat, rng: &mut Rng) -> usize {
     match format {
         WeightFormat::Float(_) => 1 + rng.usize(..300),
         WeightFormat::Blocks(blocks) => blocks.block_columns() * (1 + rng.usize(..(1300 / blocks.block_columns()))),
-        _ => group_of(format) * (1 + rng.usize(..(1300 / group_of(format)))),
+        _ => {
+            let unit = group_of(format).max(32);
+            unit * (1 + rng.usize(..1300 / unit))
+        }
     }
 }
 
@@ -368,7 +389,7 @@ proptest! {
             Guarded::new(&bytes)
         };
         // All that are floats; the packed integers of formats in groups are not.
-        let first = usize::from(!matches!(format, WeightFormat::Float(_)));
+        let first = usize::from(!matches!(format, WeightFormat::Float(_) | WeightFormat::Fp8(_)));
         for part in &mut weights.planes[first..] {
             *part = bytes(part);
         }
@@ -425,6 +446,24 @@ proptest! {
                     *x = (q[i] as f32).mul_add(s, b);
                 }
             }
+            WeightFormat::E2m1(_) => {
+                let (q, scale_and_bias) = grouped_row(&w, 2);
+                let group = group_of(format);
+                for (i, x) in wanted.iter_mut().enumerate() {
+                    *x = (q[i] as f32 - 12.0) * scale_and_bias[i / group].0;
+                }
+            }
+            WeightFormat::Fp8(fp8) => {
+                let scales = w.row_scales(2).0;
+                for (i, x) in wanted.iter_mut().enumerate() {
+                    let g = if fp8.group == 0 { 0 } else { i / usize::from(fp8.group) };
+                    let scale = match fp8.scale {
+                        Fp8Scale::Float(float) => float.read(scales, g),
+                        Fp8Scale::Power => 2f32.powi(i32::from(scales[g]) - 127),
+                    };
+                    *x = e4m3(w.row(2)[i]) * scale;
+                }
+            }
             WeightFormat::Blocks(blocks) => {
                 let (q, scale_and_bias) = grouped_row(&w, 2);
                 let (zero, biased) = blocks.zero();
@@ -448,6 +487,7 @@ fn integer_products_are_the_same_beside_any_number_of_tokens() {
     let mut rng = Rng::with_seed(13);
     let affine = |bits| [32, 64, 128].map(|group| WeightFormat::Affine { bits, group, scale: Float::Bf16 });
     let formats = [2, 3, 4, 5, 6, 8].into_iter().flat_map(affine).chain(BlockFormat::ALL.map(WeightFormat::Blocks));
+    let formats = formats.chain(small_floats().into_iter().filter(|format| format.grouped().is_some()));
     for format in formats {
         let group = match format {
             WeightFormat::Blocks(blocks) => blocks.block_columns(),

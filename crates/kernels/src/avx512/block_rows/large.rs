@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 
 use super::Rows;
 use super::small::{around_zero, looked_up};
-use crate::format::BlockFormat;
 use crate::format::blocks::unpack::{Block, IQ4, Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+use crate::matrix::Matrix;
 
 /// The scales and biases of a piece: of groups of 32 in the first, of groups of 16 in both.
 type Scales = [(__m512, __m512); 2];
@@ -35,8 +35,8 @@ impl<B: Blocks> Rows for Large<B> {
     type Scales = Scales;
 
     #[inline(always)]
-    unsafe fn new(_: BlockFormat, rows: [*const u8; 4], _: usize, ahead: usize, _: *mut u8) -> Self {
-        Large { rows, ahead, block: PhantomData }
+    unsafe fn new(w: &Matrix, rows: [usize; 4], ahead: usize, _: *mut u8) -> Self {
+        Large { rows: rows.map(|r| w.row(r).as_ptr()), ahead, block: PhantomData }
     }
 
     #[inline(always)]
@@ -72,15 +72,30 @@ impl<B: Blocks> Rows for Large<B> {
     }
 }
 
+// Functions instead of closures: a closure that is called several times is not inlined, and outside of the shell that has the instruction set each intrinsic is a call.
+
 /// Sixteen bytes of each of four rows, a quad each.
 #[inline(always)]
 unsafe fn quads(rows: [*const u8; 4], at: usize) -> __m512i {
     // SAFETY: the caller's.
     unsafe {
-        let row = |i: usize| _mm_loadu_si128(rows[i].add(at).cast());
-        let v = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(row(0)), row(1));
-        _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(v, row(2)), row(3))
+        let v = _mm512_castsi128_si512(_mm_loadu_si128(rows[0].add(at).cast()));
+        let v = _mm512_inserti32x4::<1>(v, _mm_loadu_si128(rows[1].add(at).cast()));
+        let v = _mm512_inserti32x4::<2>(v, _mm_loadu_si128(rows[2].add(at).cast()));
+        _mm512_inserti32x4::<3>(v, _mm_loadu_si128(rows[3].add(at).cast()))
     }
+}
+
+#[inline(always)]
+unsafe fn and(v: __m512i, mask: i32) -> __m512i {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { _mm512_and_si512(v, _mm512_set1_epi32(mask)) }
+}
+
+#[inline(always)]
+unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { _mm512_or_si512(a, b) }
 }
 
 /// Where byte `place` of lane 4g + r finds byte `first + g` of quad r.
@@ -140,8 +155,6 @@ unsafe fn sixes(blocks: [*const u8; 4]) -> [Scales; 2] {
     // SAFETY: the caller's.
     unsafe {
         let v = quads(blocks, 0);
-        let and = |v, mask| _mm512_and_si512(v, _mm512_set1_epi32(mask));
-        let or = |a, b| _mm512_or_si512(a, b);
         // Words 1 and 2 have the first four scales and minima, with the high bits of the others; word 3 has the others' low bits.
         let first = and(v, 0x3f3f_3f3f);
         let high = and(_mm512_srli_epi32::<2>(v), 0x3030_3030);
@@ -149,11 +162,13 @@ unsafe fn sixes(blocks: [*const u8; 4]) -> [Scales; 2] {
         let scales = or(and(v, 0x0f0f_0f0f), _mm512_shuffle_epi32::<0b01_01_01_01>(high));
         let minima = or(and(_mm512_srli_epi32::<4>(v), 0x0f0f_0f0f), _mm512_shuffle_epi32::<0b10_10_10_10>(high));
         let (of_scales, of_minima) = (unit(v, 0), unit(v, 1));
-        let some = |scales: __m512i, minima: __m512i| (scaled(of_scales, scales), below(of_minima, minima));
-        [
-            [some(bytes(first, const { &lanes(4, 0) }), bytes(first, const { &lanes(8, 0) })); 2],
-            [some(bytes(scales, const { &lanes(12, 0) }), bytes(minima, const { &lanes(12, 0) })); 2],
-        ]
+        let first = (
+            scaled(of_scales, bytes(first, const { &lanes(4, 0) })),
+            below(of_minima, bytes(first, const { &lanes(8, 0) })),
+        );
+        let index = const { &lanes(12, 0) };
+        let second = (scaled(of_scales, bytes(scales, index)), below(of_minima, bytes(minima, index)));
+        [[first; 2], [second; 2]]
     }
 }
 
@@ -173,9 +188,10 @@ unsafe fn interleaved(p: *const u8) -> (__m512i, __m512i) {
     // SAFETY: the caller's.
     unsafe {
         let v = _mm512_loadu_si512(p.cast());
-        let (shift, low) = (by_quad([0, 4, 0, 4]), _mm512_set1_epi8(15));
-        let of = |v| _mm512_and_si512(_mm512_srlv_epi16(v, shift), low);
-        (of(_mm512_shuffle_i32x4::<0b10_10_00_00>(v, v)), of(_mm512_shuffle_i32x4::<0b11_11_01_01>(v, v)))
+        let shift = by_quad([0, 4, 0, 4]);
+        let first = _mm512_srlv_epi16(_mm512_shuffle_i32x4::<0b10_10_00_00>(v, v), shift);
+        let second = _mm512_srlv_epi16(_mm512_shuffle_i32x4::<0b11_11_01_01>(v, v), shift);
+        (and(first, 0x0f0f_0f0f), and(second, 0x0f0f_0f0f))
     }
 }
 
@@ -200,11 +216,9 @@ impl Blocks for Q5K {
             let (first, second) = interleaved(block.add(48 + 64 * half));
             // Bit g of a byte is for group g of eight.
             let bit = _mm512_sllv_epi16(by_quad([0x0101, 0x0202, 0x0404, 0x0808]), _mm512_set1_epi16(4 * half as i16));
-            let of = |q, at: usize| {
-                let high = _mm512_broadcast_i32x4(_mm_loadu_si128(block.add(16 + at).cast()));
-                _mm512_mask_add_epi8(q, _mm512_test_epi8_mask(high, bit), q, _mm512_set1_epi8(16))
-            };
-            (of(first, 0), of(second, 16))
+            let high = _mm512_broadcast_i32x4(_mm_loadu_si128(block.add(16).cast()));
+            let high_2 = _mm512_broadcast_i32x4(_mm_loadu_si128(block.add(32).cast()));
+            (with_bit(first, high, bit, 16), with_bit(second, high_2, bit, 16))
         }
     }
     #[inline(always)]
@@ -212,6 +226,13 @@ impl Blocks for Q5K {
         // SAFETY: the caller's.
         unsafe { sixes(blocks) }
     }
+}
+
+/// `value` added where bytes have one of the bits of `bit`.
+#[inline(always)]
+unsafe fn with_bit(q: __m512i, bytes: __m512i, bit: __m512i, value: i8) -> __m512i {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { _mm512_mask_add_epi8(q, _mm512_test_epi8_mask(bytes, bit), q, _mm512_set1_epi8(value)) }
 }
 
 /// 32 bytes at `p`, twice.
@@ -228,13 +249,13 @@ impl Blocks for Q6K {
         unsafe {
             let low = _mm512_loadu_si512(block.add(64 * half).cast());
             let high = twice(block.add(128 + 32 * half));
-            let (nibble, six) = (_mm512_set1_epi8(15), _mm512_set1_epi8(63));
             // Four bits of the one, two of the other above them.
-            let of = |low, high| _mm512_and_si512(_mm512_ternarylogic_epi32::<0xca>(nibble, low, high), six);
-            (
-                of(low, _mm512_sllv_epi16(high, by_quad([4, 4, 2, 2]))),
-                of(_mm512_srli_epi16::<4>(low), _mm512_srlv_epi16(high, by_quad([0, 0, 2, 2]))),
-            )
+            let nibble = _mm512_set1_epi8(15);
+            let first = _mm512_sllv_epi16(high, by_quad([4, 4, 2, 2]));
+            let first = _mm512_ternarylogic_epi32::<0xca>(nibble, low, first);
+            let second = _mm512_srlv_epi16(high, by_quad([0, 0, 2, 2]));
+            let second = _mm512_ternarylogic_epi32::<0xca>(nibble, _mm512_srli_epi16::<4>(low), second);
+            (and(first, 0x3f3f_3f3f), and(second, 0x3f3f_3f3f))
         }
     }
     #[inline(always)]
@@ -242,11 +263,13 @@ impl Blocks for Q6K {
         // SAFETY: the caller's; the unit lies behind the scales, in the last two of sixteen bytes.
         unsafe {
             let (v, unit) = (quads(blocks, 192), unit(quads(blocks, 194), 7));
-            let some = |index| around_zero::<Self>(scaled(unit, signed_bytes(v, index)));
-            [
-                [some(const { &lanes(0, 3) }), some(const { &lanes(4, 3) })],
-                [some(const { &lanes(8, 3) }), some(const { &lanes(12, 3) })],
-            ]
+            let some = [
+                around_zero::<Self>(scaled(unit, signed_bytes(v, const { &lanes(0, 3) }))),
+                around_zero::<Self>(scaled(unit, signed_bytes(v, const { &lanes(4, 3) }))),
+                around_zero::<Self>(scaled(unit, signed_bytes(v, const { &lanes(8, 3) }))),
+                around_zero::<Self>(scaled(unit, signed_bytes(v, const { &lanes(12, 3) }))),
+            ];
+            [[some[0], some[1]], [some[2], some[3]]]
         }
     }
 }
@@ -256,10 +279,29 @@ impl Blocks for Q6K {
 unsafe fn pairs(p: *const u8) -> (__m512i, __m512i) {
     // SAFETY: the caller's.
     unsafe {
-        let (v, three) = (twice(p), _mm512_set1_epi8(3));
-        let of = |shift| _mm512_and_si512(_mm512_srlv_epi16(v, by_quad(shift)), three);
-        (of([0, 0, 2, 2]), of([4, 4, 6, 6]))
+        let v = twice(p);
+        let first = _mm512_srlv_epi16(v, by_quad([0, 0, 2, 2]));
+        let second = _mm512_srlv_epi16(v, by_quad([4, 4, 6, 6]));
+        (and(first, 0x0303_0303), and(second, 0x0303_0303))
     }
+}
+
+/// Scales and biases from the units and the integers of both.
+#[inline(always)]
+unsafe fn with_minima(
+    units: (__m512, __m512),
+    (scales, minima): (__m512i, __m512i),
+    index: &[u8; 64],
+) -> (__m512, __m512) {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { (scaled(units.0, bytes(scales, index)), below(units.1, bytes(minima, index))) }
+}
+
+/// Scales of six bits around 32.
+#[inline(always)]
+unsafe fn around_32<B: Block>(unit: __m512, scales: __m512i) -> (__m512, __m512) {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe { around_zero::<B>(scaled(unit, _mm512_sub_epi32(scales, _mm512_set1_epi32(32)))) }
 }
 
 impl Blocks for Q2K {
@@ -274,13 +316,15 @@ impl Blocks for Q2K {
         unsafe {
             let (v, units) = (quads(blocks, 0), quads(blocks, 68));
             let (of_scales, of_minima) = (unit(units, 6), unit(units, 7));
-            let nibble = _mm512_set1_epi8(15);
-            let (scales, minima) = (_mm512_and_si512(v, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(v), nibble));
-            let some = |index| (scaled(of_scales, bytes(scales, index)), below(of_minima, bytes(minima, index)));
-            [
-                [some(const { &lanes(0, 0) }), some(const { &lanes(4, 0) })],
-                [some(const { &lanes(8, 0) }), some(const { &lanes(12, 0) })],
-            ]
+            let units = (of_scales, of_minima);
+            let both = (and(v, 0x0f0f_0f0f), and(_mm512_srli_epi16::<4>(v), 0x0f0f_0f0f));
+            let some = [
+                with_minima(units, both, const { &lanes(0, 0) }),
+                with_minima(units, both, const { &lanes(4, 0) }),
+                with_minima(units, both, const { &lanes(8, 0) }),
+                with_minima(units, both, const { &lanes(12, 0) }),
+            ];
+            [[some[0], some[1]], [some[2], some[3]]]
         }
     }
 }
@@ -293,11 +337,9 @@ impl Blocks for Q3K {
             let (first, second) = pairs(block.add(32 + 32 * half));
             let (high, by_half) = (twice(block), _mm512_set1_epi16(4 * half as i16));
             // Bit k of a byte is for the k-th 32 of eight.
-            let of = |q, bits| {
-                let bit = _mm512_sllv_epi16(by_quad(bits), by_half);
-                _mm512_mask_add_epi8(q, _mm512_test_epi8_mask(high, bit), q, _mm512_set1_epi8(4))
-            };
-            (of(first, [0x0101, 0x0101, 0x0202, 0x0202]), of(second, [0x0404, 0x0404, 0x0808, 0x0808]))
+            let bit = _mm512_sllv_epi16(by_quad([0x0101, 0x0101, 0x0202, 0x0202]), by_half);
+            let bit_2 = _mm512_sllv_epi16(by_quad([0x0404, 0x0404, 0x0808, 0x0808]), by_half);
+            (with_bit(first, high, bit, 4), with_bit(second, high, bit_2, 4))
         }
     }
     #[inline(always)]
@@ -308,21 +350,17 @@ impl Blocks for Q3K {
             let unit = unit(all, 7);
             // Words 0 and 1 have the low bits, word 2 the high ones.
             let v = _mm512_bsrli_epi128::<2>(all);
-            let and = |v, mask| _mm512_and_si512(v, _mm512_set1_epi32(mask));
             let high = _mm512_shuffle_epi32::<0b10_10_10_10>(v);
-            let two = |low, high| _mm512_or_si512(and(low, 0x0f0f_0f0f), and(high, 0x3030_3030));
             // Scales 0 to 3 in word 0, 4 to 7 in word 1, 8 to 11 in word 0 of the second, 12 to 15 in its word 1.
             let by = _mm512_setr_epi32(4, 2, 0, 0, 4, 2, 0, 0, 4, 2, 0, 0, 4, 2, 0, 0);
-            let first = two(v, _mm512_sllv_epi32(high, by));
+            let first = or(and(v, 0x0f0f_0f0f), and(_mm512_sllv_epi32(high, by), 0x3030_3030));
             let by = _mm512_setr_epi32(0, 2, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0);
-            let second = two(_mm512_srli_epi32::<4>(v), _mm512_srlv_epi32(high, by));
-            let some = |v, index| {
-                let scales = _mm512_sub_epi32(bytes(v, index), _mm512_set1_epi32(32));
-                around_zero::<Self>(scaled(unit, scales))
-            };
+            let low = and(_mm512_srli_epi32::<4>(v), 0x0f0f_0f0f);
+            let second = or(low, and(_mm512_srlv_epi32(high, by), 0x3030_3030));
+            let (index, index_2) = (const { &lanes(0, 0) }, const { &lanes(4, 0) });
             [
-                [some(first, const { &lanes(0, 0) }), some(first, const { &lanes(4, 0) })],
-                [some(second, const { &lanes(0, 0) }), some(second, const { &lanes(4, 0) })],
+                [around_32::<Self>(unit, bytes(first, index)), around_32::<Self>(unit, bytes(first, index_2))],
+                [around_32::<Self>(unit, bytes(second, index)), around_32::<Self>(unit, bytes(second, index_2))],
             ]
         }
     }
@@ -366,14 +404,14 @@ impl Blocks for Iq4Xs {
             let high = _mm512_maskz_permutexvar_epi8(0x3333_3333_3333_3333, index, v);
             let group = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
             let odd = _mm512_slli_epi32::<2>(_mm512_and_si512(group, _mm512_set1_epi32(1)));
-            let some = |index, half: i32| {
-                let low = _mm512_and_si512(_mm512_srlv_epi32(bytes(v, index), odd), _mm512_set1_epi32(15));
-                let by = _mm512_slli_epi32::<1>(_mm512_add_epi32(group, _mm512_set1_epi32(4 * half)));
-                let high = _mm512_and_si512(_mm512_srlv_epi32(high, by), _mm512_set1_epi32(3));
-                let scales = _mm512_or_si512(low, _mm512_slli_epi32::<4>(high));
-                [around_zero::<Self>(scaled(unit, _mm512_sub_epi32(scales, _mm512_set1_epi32(32)))); 2]
-            };
-            [some(const { &low(0) }, 0), some(const { &low(1) }, 1)]
+            let mut halves = [[(unit, unit); 2]; 2];
+            for (half, index) in [const { &low(0) }, const { &low(1) }].into_iter().enumerate() {
+                let low = and(_mm512_srlv_epi32(bytes(v, index), odd), 15);
+                let by = _mm512_slli_epi32::<1>(_mm512_add_epi32(group, _mm512_set1_epi32(4 * half as i32)));
+                let high = and(_mm512_srlv_epi32(high, by), 3);
+                halves[half] = [around_32::<Self>(unit, or(low, _mm512_slli_epi32::<4>(high))); 2];
+            }
+            halves
         }
     }
 }

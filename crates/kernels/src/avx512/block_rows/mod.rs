@@ -9,8 +9,8 @@ pub(super) use small::{Piece, Small};
 use std::arch::x86_64::*;
 
 use super::Avx512x16;
-use crate::format::BlockFormat;
-use crate::instructions::unpack::Unpack;
+use crate::instructions::unpack::unpack_columns;
+use crate::matrix::Matrix;
 
 /// Columns of a piece.
 pub(super) const PIECE: usize = 128;
@@ -32,8 +32,8 @@ pub(super) trait Rows {
     /// What is kept from piece to piece.
     type Scales;
 
-    /// Four rows of `cols` columns at `rows`. Prefetches rows that are `ahead` bytes further. `room`: as many bytes as [`Unpacked::bytes`] says.
-    unsafe fn new(format: BlockFormat, rows: [*const u8; 4], cols: usize, ahead: usize, room: *mut u8) -> Self;
+    /// Four rows. Prefetches rows that are `ahead` bytes further. `room`: as many bytes as [`Unpacked::bytes`] says.
+    unsafe fn new(w: &Matrix, rows: [usize; 4], ahead: usize, room: *mut u8) -> Self;
     /// Before the first piece.
     unsafe fn scales(&self) -> Self::Scales;
     /// Scales and biases of a piece, lane 4g + r: of groups of 32 in the first, of groups of 16 in both.
@@ -64,9 +64,10 @@ impl<const GROUP: usize> Unpacked<GROUP> {
     unsafe fn four(&self, all: *const f32, g: usize) -> __m512 {
         // SAFETY: the rows have as many groups, in whole pieces; the caller vouches for the instruction set.
         unsafe {
-            let row = |i: usize| _mm_loadu_ps(all.add(i * (self.cols / GROUP) + g));
-            let v = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(row(0)), row(1));
-            let v = _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(v, row(2)), row(3));
+            let (at, row) = (all.add(g), self.cols / GROUP);
+            let v = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(_mm_loadu_ps(at)), _mm_loadu_ps(at.add(row)));
+            let v = _mm512_insertf32x4::<2>(v, _mm_loadu_ps(at.add(2 * row)));
+            let v = _mm512_insertf32x4::<3>(v, _mm_loadu_ps(at.add(3 * row)));
             let index = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             _mm512_permutexvar_ps(index, v)
         }
@@ -78,18 +79,19 @@ impl<const GROUP: usize> Rows for Unpacked<GROUP> {
     type Scales = ();
 
     #[inline(always)]
-    unsafe fn new(format: BlockFormat, rows: [*const u8; 4], cols: usize, ahead: usize, room: *mut u8) -> Self {
-        let (count, whole) = (cols / format.block_columns(), cols.next_multiple_of(PIECE));
+    unsafe fn new(w: &Matrix, rows: [usize; 4], ahead: usize, room: *mut u8) -> Self {
+        let whole = w.cols.next_multiple_of(PIECE);
         let groups = whole / GROUP;
         // SAFETY: the room holds four rows in whole pieces.
         unsafe {
             let s = room.add(4 * whole).cast::<f32>();
             let b = s.add(4 * groups);
-            for (i, row) in rows.into_iter().enumerate() {
-                for line in (0..count * format.block_bytes()).step_by(64) {
-                    _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(ahead + line).cast());
+            for (i, r) in rows.into_iter().enumerate() {
+                for line in w.row(r).chunks(64) {
+                    _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().wrapping_add(ahead).cast());
                 }
-                Avx512x16::unpack_blocks(format, row, count, room.add(i * whole), s.add(i * groups), b.add(i * groups));
+                let (s, b) = (s.add(i * groups), b.add(i * groups));
+                unpack_columns::<Avx512x16>(w, r, (0, w.cols), room.add(i * whole), s, b);
             }
             Unpacked { q: room, cols: whole, s, b }
         }
@@ -103,8 +105,8 @@ impl<const GROUP: usize> Rows for Unpacked<GROUP> {
         // SAFETY: the caller's.
         unsafe {
             let first = piece * (PIECE / GROUP);
-            let some = |g: usize| (self.four(self.s, g), self.four(self.b, g));
-            if GROUP == 32 { [some(first); 2] } else { [some(first), some(first + 4)] }
+            let some = (self.four(self.s, first), self.four(self.b, first));
+            if GROUP == 32 { [some; 2] } else { [some, (self.four(self.s, first + 4), self.four(self.b, first + 4))] }
         }
     }
 

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 
 use super::super::spread::first_bytes;
 use super::Rows;
-use crate::format::BlockFormat;
-use crate::format::blocks::unpack::{Block, E2M1, IQ4, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q8_0};
+use crate::format::blocks::unpack::{Block, E2M1, IQ4, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use crate::matrix::Matrix;
 
 /// A type whose pieces are read so.
 ///
@@ -31,8 +31,8 @@ impl<B: Piece> Rows for Small<B> {
     type Scales = ();
 
     #[inline(always)]
-    unsafe fn new(_: BlockFormat, rows: [*const u8; 4], _: usize, ahead: usize, _: *mut u8) -> Self {
-        Small { rows, ahead, block: PhantomData }
+    unsafe fn new(w: &Matrix, rows: [usize; 4], ahead: usize, _: *mut u8) -> Self {
+        Small { rows: rows.map(|r| w.row(r).as_ptr()), ahead, block: PhantomData }
     }
 
     #[inline(always)]
@@ -67,6 +67,27 @@ unsafe fn window<B: Block>(p: *const u8, at: usize, groups: usize) -> __m512i {
             _ => first_bytes(p.wrapping_add(at), (groups * B::BYTES).saturating_sub(at)),
         }
     }
+}
+
+/// The windows of four rows at `at`.
+#[inline(always)]
+unsafe fn windows<B: Block>(p: [*const u8; 4], at: usize, groups: usize) -> [__m512i; 4] {
+    // SAFETY: the caller's.
+    unsafe {
+        [
+            window::<B>(p[0], at, groups),
+            window::<B>(p[1], at, groups),
+            window::<B>(p[2], at, groups),
+            window::<B>(p[3], at, groups),
+        ]
+    }
+}
+
+/// The windows of four rows at 0, and at `at`.
+#[inline(always)]
+unsafe fn both<B: Block>(p: [*const u8; 4], at: usize, groups: usize) -> ([__m512i; 4], [__m512i; 4]) {
+    // SAFETY: the caller's.
+    unsafe { (windows::<B>(p, 0, groups), windows::<B>(p, at, groups)) }
 }
 
 /// Where the windows at `a` and `b` of a piece have sixteen bytes of each of four blocks: those from byte `first` of a block on.
@@ -148,7 +169,7 @@ pub(super) unsafe fn around_zero<B: Block>(s: __m512) -> (__m512, __m512) {
 unsafe fn first_scales<B: Block>(p: [*const u8; 4], groups: usize, index: &[u16; 32]) -> __m512 {
     // SAFETY: the caller's.
     unsafe {
-        let a = p.map(|p| window::<B>(p, 0, groups));
+        let a = windows::<B>(p, 0, groups);
         halves_of::<false>(a, a, index)
     }
 }
@@ -191,9 +212,61 @@ impl Piece for Q4_1 {
     unsafe fn scales(p: [*const u8; 4], groups: usize) -> (__m512, __m512) {
         // SAFETY: the caller's; the last block's are bytes 60 to 63.
         unsafe {
-            let a = p.map(|p| window::<Self>(p, 0, groups));
-            let of = |index| halves_of::<false>(a, a, index);
-            (of(const { &words(10, 0) }), of(const { &words(10, 1) }))
+            let a = windows::<Self>(p, 0, groups);
+            (halves_of::<false>(a, a, const { &words(10, 0) }), halves_of::<false>(a, a, const { &words(10, 1) }))
+        }
+    }
+}
+
+/// For each column of a half the byte that has its fifth bit: from byte `first` of a block on, in the windows at 0 and `b`.
+const fn fifths(block: usize, first: usize, b: usize) -> [u8; 64] {
+    let (mut index, mut i) = ([0; 64], 0);
+    while i < 64 {
+        let from = i / 16 * block + first + i % 16 / 8;
+        index[i] = (if from < 64 { from } else { from - b + 64 }) as u8;
+        i += 1;
+    }
+    index
+}
+
+/// Adds the fifth bits: bit i of each eight bytes for column i.
+#[inline(always)]
+unsafe fn fifth_bits(q: __m512i, bits: __m512i) -> __m512i {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let set = _mm512_test_epi8_mask(bits, _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64));
+        _mm512_mask_add_epi8(q, set, q, _mm512_set1_epi8(16))
+    }
+}
+
+impl Piece for Q5_1 {
+    #[inline(always)]
+    unsafe fn weights(p: *const u8, groups: usize) -> (__m512i, __m512i) {
+        const BYTES: [u8; 64] = sixteens(24, 8, (0, 32));
+        // SAFETY: the caller's.
+        unsafe {
+            let (a, b) = (window::<Self>(p, 0, groups), window::<Self>(p, 32, groups));
+            let (first, second) = nibbles(taken(a, b, &BYTES));
+            let bits = (taken(a, b, const { &fifths(24, 4, 32) }), taken(a, b, const { &fifths(24, 6, 32) }));
+            (fifth_bits(first, bits.0), fifth_bits(second, bits.1))
+        }
+    }
+    #[inline(always)]
+    unsafe fn scales(p: [*const u8; 4], groups: usize) -> (__m512, __m512) {
+        /// Word 36 and those behind it are in the second window, which begins with word 16.
+        const fn far(first: usize) -> [u16; 32] {
+            let mut index = words(12, first);
+            let mut i = 12;
+            while i < 16 {
+                index[i] += 32 - 16;
+                i += 1;
+            }
+            index
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            let (a, b) = both::<Self>(p, 32, groups);
+            (halves_of::<true>(a, b, const { &far(0) }), halves_of::<true>(a, b, const { &far(1) }))
         }
     }
 }
@@ -202,33 +275,19 @@ impl Piece for Q5_0 {
     #[inline(always)]
     unsafe fn weights(p: *const u8, groups: usize) -> (__m512i, __m512i) {
         const BYTES: [u8; 64] = sixteens(22, 6, (0, 24));
-        /// For each column of a half the byte that has its fifth bit.
-        const fn fifths(first: usize) -> [u8; 64] {
-            let (mut index, mut i) = ([0; 64], 0);
-            while i < 64 {
-                let from = i / 16 * 22 + first + i % 16 / 8;
-                index[i] = (if from < 64 { from } else { from - 24 + 64 }) as u8;
-                i += 1;
-            }
-            index
-        }
         // SAFETY: the caller's.
         unsafe {
             let (a, b) = (window::<Self>(p, 0, groups), window::<Self>(p, 24, groups));
             let (first, second) = nibbles(taken(a, b, &BYTES));
-            let (bit, sixteen) = (_mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64), _mm512_set1_epi8(16));
-            let of = |q, index| {
-                let set = _mm512_test_epi8_mask(taken(a, b, index), bit);
-                _mm512_mask_add_epi8(q, set, q, sixteen)
-            };
-            (of(first, const { &fifths(2) }), of(second, const { &fifths(4) }))
+            let bits = (taken(a, b, const { &fifths(22, 2, 24) }), taken(a, b, const { &fifths(22, 4, 24) }));
+            (fifth_bits(first, bits.0), fifth_bits(second, bits.1))
         }
     }
     #[inline(always)]
     unsafe fn scales(p: [*const u8; 4], groups: usize) -> (__m512, __m512) {
         // SAFETY: the caller's; the last block's is byte 66.
         unsafe {
-            let (a, b) = (p.map(|p| window::<Self>(p, 0, groups)), p.map(|p| window::<Self>(p, 24, groups)));
+            let (a, b) = both::<Self>(p, 24, groups);
             // Word 33 is word 21 of the second window.
             const WORDS: [u16; 32] = {
                 let mut index = words(11, 0);
@@ -251,16 +310,17 @@ impl Piece for Q8_0 {
         const SECOND: [u8; 64] = sixteens(34, 18, (8, 72));
         // SAFETY: the caller's.
         unsafe {
-            let at = |at| window::<Self>(p, at, groups);
-            let unsigned = |q| _mm512_xor_si512(q, _mm512_set1_epi8(-128));
-            (unsigned(taken(at(0), at(64), &FIRST)), unsigned(taken(at(8), at(72), &SECOND)))
+            let first = taken(window::<Self>(p, 0, groups), window::<Self>(p, 64, groups), &FIRST);
+            let second = taken(window::<Self>(p, 8, groups), window::<Self>(p, 72, groups), &SECOND);
+            let flip = _mm512_set1_epi8(-128);
+            (_mm512_xor_si512(first, flip), _mm512_xor_si512(second, flip))
         }
     }
     #[inline(always)]
     unsafe fn scales(p: [*const u8; 4], groups: usize) -> (__m512, __m512) {
         // SAFETY: the caller's.
         unsafe {
-            let (a, b) = (p.map(|p| window::<Self>(p, 0, groups)), p.map(|p| window::<Self>(p, 64, groups)));
+            let (a, b) = both::<Self>(p, 64, groups);
             around_zero::<Self>(halves_of::<true>(a, b, const { &words(17, 0) }))
         }
     }

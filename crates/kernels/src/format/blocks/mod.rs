@@ -1,6 +1,6 @@
 //! GGUF's quantised types: rows of blocks, each with its integers and scales together, read in place from the file's own bytes.
 
-mod codebooks;
+pub(crate) mod codebooks;
 pub(crate) mod unpack;
 
 use super::definition::{ActivationFormat, Activations, Format, Grouped};

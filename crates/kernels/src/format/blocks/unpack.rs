@@ -337,10 +337,15 @@ fn iq4_xs(block: &[u8; 136], q: &mut [u8; 256], s: &mut [f32; 8], _: &mut [f32; 
 
 #[inline(always)]
 fn mxfp4(block: &[u8; 17], q: &mut [u8; 32], s: &mut [f32; 1], _: &mut [f32; 1]) {
-    // Half of the power, since the values are doubled; the two least are denormal.
-    let exponent = u32::from(block[0]);
-    s[0] = f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 });
+    s[0] = half_of_power(block[0]);
     looked_up(&E2M1, &block[1..], q);
+}
+
+/// `2^(exponent - 128)`: half of the power that a byte is, since the values are doubled. The two least are denormal.
+#[inline(always)]
+pub(crate) fn half_of_power(exponent: u8) -> f32 {
+    let exponent = u32::from(exponent);
+    f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 })
 }
 
 #[inline(always)]
