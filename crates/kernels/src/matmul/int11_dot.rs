@@ -16,9 +16,12 @@ use crate::scratch::{Scratch, cut_bytes};
 const ROWS: usize = 16;
 const BLOCK: usize = 512;
 
-/// A row's integers; the block's, pair by pair; scales and biases of its pieces; the accumulators of each token.
+/// Columns of the smallest piece.
+const SMALL: usize = 16;
+
+/// The block's integers, row by row and then pair by pair; scales and biases of its pieces; the accumulators of each token.
 fn sizes(tokens: usize) -> [usize; 5] {
-    [ROWS * HALF, 2 * ROWS * BLOCK, 4 * ROWS * BLOCK / HALF, 4 * ROWS * BLOCK / HALF, 4 * ROWS * tokens]
+    [ROWS * BLOCK, 2 * ROWS * BLOCK, 4 * ROWS * BLOCK / SMALL, 4 * ROWS * BLOCK / SMALL, 4 * ROWS * tokens]
 }
 
 pub(super) fn scratch_bytes(tokens: usize) -> usize {
@@ -65,7 +68,11 @@ unsafe fn fold<V: Int11Dot, const T: usize>(block: Block, x: Int11, cols: usize,
                 let column = block.first + k;
                 let step = *x.steps.as_ptr().add(tokens[t] * cols.div_ceil(GROUP) + column / GROUP);
                 let halves = x.sums.as_ptr().add(tokens[t] * (cols / HALF) + column / HALF);
-                let sum = if width == GROUP { *halves + *halves.add(1) } else { *halves };
+                let sum = match width {
+                    GROUP => *halves + *halves.add(1),
+                    HALF => *halves,
+                    _ => (0..width).map(|i| i32::from(*rows[t].add(k + i))).sum::<i32>() as f32 * step,
+                };
                 y[t] = s.fma(V::to_f32(sums[t]).mul(V::splat(step)), y[t]);
                 y[t] = b.fma(V::splat(sum), y[t]);
             }
@@ -91,13 +98,12 @@ unsafe fn grouped_lanes<V: Int11Dot>(w: Matrix, x: Int11, tokens: &[u32], tile: 
             acc.write_bytes(0, ROWS * tokens.len());
             for first in (0..w.cols).step_by(BLOCK) {
                 let cols = BLOCK.min(w.cols - first);
+                for r in 0..ROWS {
+                    let from = &w.row(first_row + r.min(rows - 1))[first / 8 * format.packing.bits()..];
+                    unpack_lanes::<V>(format.packing, from.as_ptr(), q.add(BLOCK * r), cols);
+                }
                 for k in (0..cols).step_by(HALF) {
-                    for r in 0..ROWS {
-                        let row = w.row(first_row + r.min(rows - 1));
-                        let from = &row[(first + k) / 8 * format.packing.bits()..];
-                        unpack_lanes::<V>(format.packing, from.as_ptr(), q.add(HALF * r), HALF);
-                    }
-                    let lanes = V::transpose16(std::array::from_fn(|r| V::widen_pairs(q.add(HALF * r))));
+                    let lanes = V::transpose16(std::array::from_fn(|r| V::widen_pairs(q.add(BLOCK * r + k))));
                     for (pair, lanes) in lanes.into_iter().enumerate() {
                         lanes.store(pairs.add((k / 2 + pair) * ROWS));
                     }
