@@ -51,10 +51,10 @@ run() { cargo test "${options[@]}" --release --locked --target "$target" --targe
 if [ $# -gt 0 ]; then
   run "$@"
 elif [ "$kind" = address ]; then
-  # Under a sanitizer a program holds far more than it does otherwise: what `crates/cli/tests/budget.rs` measures is left out, and templates that take all
+  # Under a sanitizer a program holds far more than it does otherwise: what `crates/cli/tests/program/budget.rs` measures is left out, and templates that take all
   # memory which their limit allows.
   left_out=(--skip want_all_memory)
-  for test in $(sed -n 's/^fn \(.*\)() {$/\1/p' crates/cli/tests/budget.rs); do left_out+=(--skip "$test"); done
+  for test in $(sed -n 's/^fn \(.*\)() {$/\1/p' crates/cli/tests/program/budget.rs); do left_out+=(--skip "$test"); done
   run --workspace -- "${left_out[@]}"
 else
   # Of the engine only what has threads: a template's depth, which its own tests go to the end of, takes more stack here than there is.
@@ -62,6 +62,6 @@ else
   # One test at a time: rustix maps and unmaps memory by system calls of its own, so that addresses which a test gave back would look shared with the test that gets them.
   export RUST_TEST_THREADS=1
   run -p sluice-cache -p sluice-server --lib --tests
-  run -p sluice-engine --test streaming --test exactness
+  run -p sluice-engine --test engine -- streaming exactness
 fi
 say "$kind: nothing found"

@@ -24,7 +24,7 @@ pub trait Backend: Operations + Resources + Caches + Send {
     /// same time have the same.
     fn each_logits(&mut self, logits: Logits, each: &(dyn Fn(usize, usize, &[f32]) + Sync));
     /// Sampling on the device, where it can.
-    fn drawing(&mut self) -> Option<&mut dyn DeviceSampling> {
+    fn device_sampling(&mut self) -> Option<&mut dyn DeviceSampling> {
         None
     }
     /// `norm(x)` of rows of the last step, `[rows, cols]`, on the host. Each row has the bits that [`Operations::logits`] gives to a head.

@@ -22,7 +22,7 @@ pub use memory::*;
 pub use operations::Operations;
 pub use profile::{Phase, PhaseRow, Profile};
 pub use resources::{Caches, Resources};
-pub use sampling::{Best, DRAWN_TOGETHER, DeviceSampling, MOST_RANKS, Ranked, Scaled, Top};
+pub use sampling::{Best, DRAWN_TOGETHER, DeviceSampling, MAX_RANKS, Ranked, Scaled, Top};
 pub use sluice_experts::{ExpertOptions, ExpertStats};
 pub use sluice_kernels::attention::{AttentionMode, KvType};
 pub use sluice_kernels::format::{Activations, BlockFormat, Float, WeightFormat};

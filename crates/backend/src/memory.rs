@@ -174,13 +174,13 @@ impl Tensor {
 #[derive(Clone, Debug)]
 pub struct MatrixSource {
     /// The format.
-    pub form: WeightFormat,
+    pub format: WeightFormat,
     /// Outputs.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
     /// The planes.
-    pub parts: Vec<Bytes>,
+    pub planes: Vec<Bytes>,
 }
 
 /// How one cache group's blocks are laid out: a block is one extent that holds, for each layer of the group, K

@@ -28,11 +28,7 @@ pub trait Operations {
     fn elementwise(&mut self, operation: &Elementwise);
     /// `head(norm(x[row]))` for each row whose logits are wanted. The step's [`crate::Outcome`] names the result.
     fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId);
-    /// Like [`Operations::mixture`], but leaves out what routed experts add. Writes their input to `normed` and returns their routing. Only calibration calls it.
-    ///
-    /// # Panics
-    /// On a stand-in, which does not compute.
-    fn mixture_but_experts(&mut self, _x: Tensor, _moe: MoeId, _normed: Tensor, _residual: Tensor) -> Routing {
-        unimplemented!("calibration needs a device that computes")
-    }
+    /// Like [`Operations::mixture`], but leaves out what routed experts add. Writes their input to `normed` and returns their routing. Only calibration calls
+    /// it. A stand-in, which does not compute, returns no routing.
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing;
 }

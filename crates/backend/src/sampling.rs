@@ -6,7 +6,7 @@ use crate::Logits;
 pub trait DeviceSampling {
     /// The likeliest token of each row, the first of equals. `None` where one of the row's logits is NaN, or where the device did not look for it.
     fn tops(&mut self, logits: Logits) -> Option<&[Top]>;
-    /// The likeliest tokens of each of these rows, of ranks up to [`MOST_RANKS`].
+    /// The likeliest tokens of each of these rows, of ranks up to [`MAX_RANKS`].
     fn best(&mut self, logits: Logits, of: &[Ranked]) -> &[Best];
     /// For each of these rows the sums of its logits' weights ([`crate::sample::total`]), [`DRAWN_TOGETHER`] logits per sum: `[of, blocks]`.
     fn sums(&mut self, logits: Logits, of: &[Scaled]) -> &[u64];
@@ -18,7 +18,7 @@ pub trait DeviceSampling {
 pub const DRAWN_TOGETHER: usize = 1024;
 
 /// The most of a row's likeliest tokens that [`DeviceSampling::best`] finds.
-pub const MOST_RANKS: usize = 192;
+pub const MAX_RANKS: usize = 192;
 
 /// A row whose `rank` likeliest tokens are wanted.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,5 @@
-//! Prefixes on disk: which nodes of the prefix tree are worth writing, which are copied out before they are evicted,
-//! and the blocks that a sequence reserves for what is read back. Bookkeeping by number: the caller moves the bytes.
+//! Prefixes on disk: which nodes of the prefix tree are worth writing, which are copied out before eviction, and the blocks that a sequence reserves to read
+//! nodes back. Only numbers are kept here; the caller moves the bytes.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -56,7 +56,7 @@ impl KvCache {
         self.second_tier = Some(SecondTier { min_tokens: fewest, evicted: Vec::new(), reused: VecDeque::new() });
     }
 
-    /// By group: the first position that a query at `next` sees.
+    /// For each group, the first position that a query at `next` sees.
     pub fn first_seen(&self, next: usize) -> impl Iterator<Item = usize> {
         self.groups.iter().map(move |(group, _)| group.first_seen(next))
     }

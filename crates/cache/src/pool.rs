@@ -1,4 +1,4 @@
-//! A pool of numbered things of which some are free: blocks of keys and values, or rows of recurrent states.
+//! A pool of numbered items, some of them free: blocks of keys and values, or rows of recurrent states.
 
 /// The blocks (or rows) of one kind: which are free, and how many references the others have. One reference may be the
 /// prefix index's, which can be dropped to free the block.

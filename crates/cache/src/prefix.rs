@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-/// In the place of a node, or of a block that the node does not have.
+/// Stands for no node, or for a block that the node does not have.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Nodes that tokens are compared with before they are hashed.
@@ -26,7 +26,7 @@ pub fn root(key: &[u8; 32], salt: &[u8]) -> BlockHash {
 pub fn block_hash(key: &[u8; 32], before: &BlockHash, tokens: &[u32]) -> BlockHash {
     let mut hasher = blake3::Hasher::new_keyed(key);
     hasher.update(before);
-    // A hasher takes many bytes far quicker than few at a time.
+    // A hasher is far quicker on many bytes at once.
     let mut bytes = [0; 4 * 64];
     for tokens in tokens.chunks(64) {
         tokens.iter().zip(bytes.as_chunks_mut::<4>().0).for_each(|(t, at)| *at = t.to_le_bytes());
@@ -82,8 +82,7 @@ pub(crate) struct Match {
     pub root: Option<NodeId>,
     /// Whole blocks that match, from the first on.
     pub nodes: Vec<NodeId>,
-    /// A node that follows the last of `nodes`, and how many of its first tokens match: not all tokens of a whole
-    /// block.
+    /// A node that follows the last of `nodes`, and how many of its first tokens match: fewer than a whole block has.
     pub partial: Option<(NodeId, usize)>,
 }
 
@@ -207,13 +206,13 @@ impl PrefixIndex {
         found
     }
 
-    /// The node of fewer tokens than a block with which what was found ends, if all of them are the same.
+    /// The partial node at the end of what was found, if all of its tokens match.
     pub(crate) fn tail(&self, found: &Match) -> Option<NodeId> {
         found.partial.filter(|(id, n)| self.tokens(*id).len() == *n).map(|(id, _)| id)
     }
 
-    /// The known prefixes of `tokens` at whose end there is a state, the longest first: so many whole blocks of what was found, and the node of fewer tokens
-    /// that follows them, if there is one.
+    /// The known prefixes of `tokens` that end with a state, the longest first. Each is a number of whole blocks of what was found, and the partial node that
+    /// follows them, if there is one.
     pub(crate) fn with_state<'a>(
         &'a self,
         tokens: &'a [u32],
@@ -235,8 +234,8 @@ impl PrefixIndex {
         (0..=found.nodes.len()).rev().flat_map(ends)
     }
 
-    /// A node for `tokens` (at most a block of them) that follow `parent`, or begin where `parent` is a root. Whether it is new: then its blocks are to be set. `None` where
-    /// other tokens have the same hash.
+    /// A node for `tokens` (at most a block of them) that follow `parent`, or begin where `parent` is a root. Returns also whether it is new, and so needs its
+    /// blocks set. `None` if other tokens have the same hash.
     ///
     /// # Panics
     /// When the parent is a part of a block.
@@ -326,7 +325,7 @@ impl PrefixIndex {
         Some(self.node(id).parent).filter(|p| p.0 != NONE)
     }
 
-    /// Marks a node and all before it as used just now, the first block last: so a node is never older than one that follows it.
+    /// Marks a node and all before it as used just now, from the end to the first block, so that a node is never older than its successors.
     pub(crate) fn touch_path(&mut self, mut id: NodeId) {
         while let Some(parent) = self.parent(id) {
             self.unlink(id.0);
@@ -378,13 +377,13 @@ impl PrefixIndex {
         }
     }
 
-    /// Nodes by time of use, the one that was not used for longest first.
+    /// Nodes by time of use, the least recently used first.
     pub(crate) fn oldest_first(&self) -> impl Iterator<Item = NodeId> + '_ {
         let next = |id: &u32| Some(self.nodes[*id as usize].newer).filter(|id| *id != NONE);
         std::iter::successors(Some(self.oldest).filter(|id| *id != NONE), next).map(NodeId)
     }
 
-    /// The same, the one that was used last first.
+    /// The same, the most recently used first.
     pub(crate) fn newest_first(&self) -> impl Iterator<Item = NodeId> + '_ {
         let next = |id: &u32| Some(self.nodes[*id as usize].older).filter(|id| *id != NONE);
         std::iter::successors(Some(self.newest).filter(|id| *id != NONE), next).map(NodeId)

@@ -1,4 +1,4 @@
-//! What goes to the second tier, which is a disk: nodes that are copied out before they are evicted, or while they are still in memory.
+//! Nodes for the second tier, a disk. They are copied out before they are evicted, or while they are still in memory.
 
 use std::collections::VecDeque;
 

@@ -2,7 +2,7 @@
 
 use crate::pool::BlockPool;
 
-/// In the place of a block that was given back, since no query sees it any more.
+/// Stands for a block that was given back because no query sees it any more.
 pub(crate) const DROPPED: u32 = u32::MAX;
 
 /// The blocks of one sequence in one cache group, in ascending position.

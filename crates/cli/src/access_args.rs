@@ -1,11 +1,11 @@
 //! Flags for who may use a server.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use sluice_server::{Access, Bound, Keys};
+use sluice_store::{MAX_SETTINGS, read_named};
 
 #[derive(Args)]
 pub struct AccessArgs {
@@ -58,7 +58,7 @@ impl AccessArgs {
 
 fn read_keys(path: &Path) -> Result<Keys> {
     let name = || format!("--api-key-file {}", path.display());
-    let text = fs::read_to_string(path).with_context(name)?;
+    let text = String::from_utf8(read_named(path, MAX_SETTINGS).with_context(name)?).with_context(name)?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let keys = Keys::new(lines).with_context(name)?;
     ensure!(!keys.is_empty(), "{}: the file has no key", name());

@@ -11,12 +11,12 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use sluice_store::{Error, MAX_SETTINGS, read_named, read_small};
 use toml::{Table, Value};
 
 use crate::{default_model, folders, prompt_cache_args};
@@ -86,10 +86,13 @@ impl SettingsFile {
         let is_named = named.is_some();
         let Some(path) = named.or_else(folders::config_file) else { return Ok(None) };
         let name = || path.display().to_string();
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound && !is_named => return Ok(None),
-            Err(e) => return Err(e).with_context(name),
+        let read = if is_named { read_named } else { read_small };
+        let text = match read(&path, MAX_SETTINGS) {
+            Ok(text) => String::from_utf8(text).with_context(name)?,
+            Err(Error::Io { cause, .. }) if cause.kind() == std::io::ErrorKind::NotFound && !is_named => {
+                return Ok(None);
+            }
+            Err(e) => return Err(e.into()),
         };
         let settings = text.parse::<Table>().map_err(|e| {
             let line = e.span().map_or(1, |at| text[..at.start.min(text.len())].lines().count().max(1));

@@ -85,8 +85,8 @@ fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options)
         }
     };
     let engine = opened.map_err(|e| naming(folder, e))?;
-    if engine.device().is_some() && engine.placed().placement != Placement::Mapped && !args.verbose() {
-        terminal::note(&format!("experts: {}: {}", engine.placed().placement.name(), engine.placed().reason));
+    if engine.device().is_some() && engine.placement().placement != Placement::Mapped && !args.verbose() {
+        terminal::note(&format!("experts: {}: {}", engine.placement().placement.name(), engine.placement().reason));
     }
     if chosen_experts.is_some() && engine.model().experts().is_none() {
         bail!("{}: --experts-per-token, but this model has no experts", folder.display());
@@ -101,7 +101,7 @@ fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options)
             terminal::note(&format!("{}: {size}, {mode}: {}", file.name, file.reason));
         }
         if engine.model().experts().is_some() {
-            terminal::note(&format!("experts: {}: {}", engine.placed().placement.name(), engine.placed().reason));
+            terminal::note(&format!("experts: {}: {}", engine.placement().placement.name(), engine.placement().reason));
         }
     }
     let (asked, made_for) = (engine.max_context(), engine.model().max_context);

@@ -9,7 +9,7 @@ use crate::units;
 
 /// Where experts are kept and why, and what was counted while `tokens` tokens were computed in the time `all`.
 pub fn to_json(engine: &Engine, streamed: Option<&Streamed>, all: Duration, tokens: usize) -> Value {
-    let placed = engine.placed();
+    let placed = engine.placement();
     let Some(s) = streamed else {
         return json!({"placement": placed.placement.name(), "reason": placed.reason});
     };
@@ -77,7 +77,7 @@ fn bandwidth(s: &Streamed) -> Option<f64> {
 
 /// The same as a line of text.
 pub fn to_text(engine: &Engine, streamed: Option<&Streamed>, all: Duration, tokens: usize) -> String {
-    let placed = engine.placed();
+    let placed = engine.placement();
     let Some(s) = streamed else { return format!("{} ({})", placed.placement.name(), placed.reason) };
     let t = &s.stats;
     let percent = |n: Option<f64>| n.map_or("-".to_owned(), |x| format!("{:.0}%", 100.0 * x));

@@ -80,7 +80,7 @@ impl Case {
     pub fn takes(&mut self, format: WeightFormat) -> bool {
         let planes = format.planes(256).expect("a format that there is");
         let planes = planes.iter().map(|plane| Bytes::from(vec![0; plane.row_bytes])).collect();
-        let taken = self.backend.matrix(MatrixSource { form: format, rows: 1, cols: 256, parts: planes }).is_ok();
+        let taken = self.backend.matrix(MatrixSource { format, rows: 1, cols: 256, planes }).is_ok();
         if !taken {
             self.seen.refused = Some(format);
         }

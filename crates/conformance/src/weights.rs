@@ -78,7 +78,7 @@ impl Case {
             Bytes::from(shifted).slice(offset..)
         };
         let parts = (0..arrays).map(shifted).collect();
-        self.backend.matrix(MatrixSource { form, rows, cols, parts }).expect("a matrix of a known form")
+        self.backend.matrix(MatrixSource { format: form, rows, cols, planes: parts }).expect("a matrix of a known form")
     }
 
     /// A matrix of any format.

@@ -1,8 +1,8 @@
 //! Activations, encoded once for all matrices that share them.
 
 use sluice_kernels::format::ActivationFormat;
-use sluice_kernels::input::Input;
-use sluice_kernels::{Isa, activations};
+use sluice_kernels::input::{Input, Int11};
+use sluice_kernels::{Isa, activations, int11};
 
 use crate::memory::{Parts, grow};
 
@@ -12,6 +12,7 @@ pub struct Needs {
     pub f32: bool,
     pub bf16: bool,
     pub int8: bool,
+    pub int11: bool,
 }
 
 impl Needs {
@@ -20,7 +21,13 @@ impl Needs {
             ActivationFormat::F32 => self.f32 = true,
             ActivationFormat::Bf16 => self.bf16 = true,
             ActivationFormat::Int8 => self.int8 = true,
+            ActivationFormat::Int11 => self.int11 = true,
         }
+    }
+
+    /// What can be written by parts of a row: integers of 11 bits need all of it, so that floats stand for them until [`EncodedWriter::encode_row`].
+    pub fn by_parts(self) -> Needs {
+        Needs { f32: self.f32 || self.int11, int11: false, ..self }
     }
 
     pub fn of(encodings: impl IntoIterator<Item = ActivationFormat>) -> Needs {
@@ -40,6 +47,10 @@ pub struct Encoded {
     q: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<f32>,
+    int11: Vec<i16>,
+    int11_steps: Vec<f32>,
+    int11_sums: Vec<f32>,
+    int11_scales: Vec<f32>,
 }
 
 /// Elements per scale of int8 activations.
@@ -49,7 +60,7 @@ impl Encoded {
     /// Makes room for `[rows, cols]` in these encodings.
     pub fn reset(&mut self, rows: usize, cols: usize, needs: Needs) {
         (self.rows, self.cols) = (rows, cols);
-        if needs.f32 {
+        if needs.f32 || needs.int11 {
             grow(&mut self.f32, rows * cols);
         }
         if needs.bf16 {
@@ -59,6 +70,12 @@ impl Encoded {
             grow(&mut self.q, rows * cols);
             grow(&mut self.scales, rows * cols / GROUP);
             grow(&mut self.sums, rows * cols / GROUP);
+        }
+        if needs.int11 {
+            grow(&mut self.int11, rows * cols);
+            grow(&mut self.int11_steps, rows * cols.div_ceil(int11::GROUP));
+            grow(&mut self.int11_sums, rows * (cols / int11::HALF));
+            grow(&mut self.int11_scales, rows);
         }
     }
 
@@ -73,7 +90,9 @@ impl Encoded {
     }
 
     pub fn bytes(&self) -> usize {
-        4 * (self.f32.len() + self.scales.len() + self.sums.len()) + 2 * self.bf16.len() + self.q.len()
+        let floats = [&self.f32, &self.scales, &self.sums, &self.int11_steps, &self.int11_sums, &self.int11_scales];
+        let halves = self.bf16.len() + self.int11.len();
+        4 * floats.iter().map(|f| f.len()).sum::<usize>() + 2 * halves + self.q.len()
     }
 
     pub fn input(&self, encoding: ActivationFormat) -> Input<'_> {
@@ -84,6 +103,12 @@ impl Encoded {
             ActivationFormat::Int8 => {
                 Input::Int8 { q: &self.q[..n], scales: &self.scales[..groups], sums: &self.sums[..groups] }
             }
+            ActivationFormat::Int11 => Input::Int11(Int11 {
+                n: &self.int11[..n],
+                steps: &self.int11_steps[..self.rows * self.cols.div_ceil(int11::GROUP)],
+                sums: &self.int11_sums[..n / int11::HALF],
+                scales: &self.int11_scales[..self.rows],
+            }),
         }
     }
 
@@ -97,6 +122,10 @@ impl Encoded {
             q: Parts::new(&mut self.q),
             scales: Parts::new(&mut self.scales),
             sums: Parts::new(&mut self.sums),
+            int11: Parts::new(&mut self.int11),
+            int11_steps: Parts::new(&mut self.int11_steps),
+            int11_sums: Parts::new(&mut self.int11_sums),
+            int11_scales: Parts::new(&mut self.int11_scales),
         }
     }
 }
@@ -110,10 +139,14 @@ pub struct EncodedWriter<'a> {
     q: Parts<'a, i8>,
     scales: Parts<'a, f32>,
     sums: Parts<'a, f32>,
+    int11: Parts<'a, i16>,
+    int11_steps: Parts<'a, f32>,
+    int11_sums: Parts<'a, f32>,
+    int11_scales: Parts<'a, f32>,
 }
 
 impl EncodedWriter<'_> {
-    /// Encodes `x` as columns `from ..` of `row`. For int8, `from` and the length are multiples of 32.
+    /// Encodes `x` as columns `from ..` of `row`. For int8, `from` and the length are multiples of 32; integers of 11 bits take a whole row.
     ///
     /// # Safety
     /// Nobody else writes these elements at the same time.
@@ -134,6 +167,32 @@ impl EncodedWriter<'_> {
                 let (scales, sums) = (self.scales.get(g..g + n), self.sums.get(g..g + n));
                 activations::encode_int8(isa, x, self.q.get(at..at + x.len()), scales, sums);
             }
+            if self.needs.int11 {
+                assert!(from == 0 && x.len() == self.cols, "a whole row");
+                self.write_int11(isa, row, x);
+            }
+        }
+    }
+
+    /// Encodes a row as integers of 11 bits from its floats, which were written before, by parts.
+    ///
+    /// # Safety
+    /// Nobody else touches this row at the same time.
+    pub unsafe fn encode_row(&self, isa: Isa, row: usize) {
+        // SAFETY: the caller keeps threads apart.
+        unsafe { self.write_int11(isa, row, self.f32.get(row * self.cols..(row + 1) * self.cols)) }
+    }
+
+    /// # Safety
+    /// Nobody else touches this row at the same time.
+    unsafe fn write_int11(&self, isa: Isa, row: usize, x: &[f32]) {
+        let (groups, halves) = (self.cols.div_ceil(int11::GROUP), self.cols / int11::HALF);
+        // SAFETY: the caller keeps threads apart.
+        unsafe {
+            let n = self.int11.get(row * self.cols..(row + 1) * self.cols);
+            let steps = self.int11_steps.get(row * groups..(row + 1) * groups);
+            let sums = self.int11_sums.get(row * halves..(row + 1) * halves);
+            int11::encode_int11(isa, x, self.cols, n, steps, sums, self.int11_scales.get(row..row + 1));
         }
     }
 }

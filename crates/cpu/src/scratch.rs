@@ -1,10 +1,11 @@
 //! Plans the scratch memory of steps before any is allocated. [`ScratchPlanner`] implements operations that compute nothing and
 //! record how far each would grow each of the CPU's buffers.
 //!
-//! It must grow buffers exactly as the operations do. A test in `engine/tests/budget.rs` compares the two on models of every kind.
+//! It must grow buffers exactly as the operations do. A test in `engine/tests/engine/budget.rs` compares the two on models of every kind.
 
 use sluice_kernels::attention;
 use sluice_kernels::format::{ActivationFormat, Activations};
+use sluice_kernels::int11;
 
 use crate::encoded::{GROUP, Needs};
 use crate::matmul::{MAX_TASK_ROWS, SMALL, block_rows};
@@ -14,7 +15,7 @@ use crate::moe::experts::{ADDED, GatedFfn};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
     AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
-    Operations, Projection, StepInputs, StepScratch, Tensor,
+    Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -23,6 +24,8 @@ struct EncodedSize {
     f32: usize,
     bf16: usize,
     int8: usize,
+    /// Of integers of 11 bits, their rows too.
+    int11: [usize; 2],
 }
 
 impl EncodedSize {
@@ -31,10 +34,16 @@ impl EncodedSize {
         for (size, needed) in [(&mut self.f32, needs.f32), (&mut self.bf16, needs.bf16), (&mut self.int8, needs.int8)] {
             *size = (*size).max(if needed { n } else { 0 });
         }
+        if needs.int11 {
+            self.f32 = self.f32.max(n);
+            self.int11 = [self.int11[0].max(n), self.int11[1].max(rows)];
+        }
     }
 
     fn bytes(&self) -> usize {
-        4 * self.f32 + 2 * self.bf16 + self.int8 + 8 * (self.int8 / GROUP)
+        let [n, rows] = self.int11;
+        let int11 = 2 * n + 4 * (n / int11::HALF + n / int11::GROUP) + 8 * rows;
+        4 * self.f32 + 2 * self.bf16 + self.int8 + 8 * (self.int8 / GROUP) + int11
     }
 }
 
@@ -306,6 +315,11 @@ impl Operations for ScratchPlanner<'_> {
         if let Elementwise::SplitPairs { head, .. } = operation {
             grow(&mut self.sizes.row, *head);
         }
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
+        self.mixture(x, moe, residual);
+        Routing::default()
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {

@@ -152,8 +152,8 @@ impl Operations for Cpu {
             }
             Elementwise::AddNormed { x, norm, residual } => {
                 let (x, residual) = (self.place(x), self.place(residual));
-                // SAFETY: weights are written once, at load.
                 let weight = self.place(norm.weight);
+                // SAFETY: weights are written once, at load.
                 let weight = unsafe { weight.get(0, 0..weight.cols) };
                 self.each_row(tokens, &|t, _| {
                     // SAFETY: a task alone uses its rows.

@@ -43,6 +43,9 @@ INSTRUCTIONS = {
     "/* in place */ mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32": "emu_mma_more<uint8_t>(d, a, b0, b1);",
     "/* in place */ mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32": "emu_mma_more<int8_t>(d, a, b0, b1);",
     "fma.rn.ftz.f32": "d = emu_ftz(a, b, c);",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "emu_mma_f16(d, a, b0, b1);",
+    # Of compute capability 9.0 alone: kernels that need them are empty here.
+    **dict.fromkeys(["wgmma.", "{ .reg .pred", "mbarrier.", "fence.", "cp.async.mbarrier", "cp.async.bulk", "setmaxnreg", '" :'], ";"),
 }
 
 # How units and objects are named and found.

@@ -123,3 +123,23 @@ static inline void emu_mma(unsigned (&d)[4], const unsigned (&a)[4], unsigned b0
     for (unsigned& sum : d) sum = init;
     emu_mma_more<uint8_t>(d, a, b0, b1);
 }
+// d += a b, of f16 in f32, exact where the sums are.
+static inline void emu_mma_f16(float (&d)[4], const unsigned* a, unsigned b0, unsigned b1) {
+    uint64_t all[3][32];
+    memcpy(all[0], emu_exchange((uint64_t)a[1] << 32 | a[0]), 256);
+    memcpy(all[1], emu_exchange((uint64_t)a[3] << 32 | a[2]), 256);
+    memcpy(all[2], emu_exchange((uint64_t)b1 << 32 | b0), 256);
+    unsigned lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+    for (int e = 0; e < 4; e++) {
+        double sum = d[e];
+        for (unsigned k = 0; k < 4; k++) {
+            uint64_t low = all[0][row * 4 + k], high = all[1][row * 4 + k], b = all[2][(column + e % 2) * 4 + k];
+            unsigned a_low = e < 2 ? (unsigned)low : (unsigned)(low >> 32), a_high = e < 2 ? (unsigned)high : (unsigned)(high >> 32);
+            for (int i = 0; i < 2; i++) {
+                sum += (double)_cvtsh_ss(a_low >> 16 * i) * _cvtsh_ss(b >> 16 * i);
+                sum += (double)_cvtsh_ss(a_high >> 16 * i) * _cvtsh_ss(b >> (32 + 16 * i));
+            }
+        }
+        d[e] = (float)sum;
+    }
+}

@@ -91,16 +91,22 @@ def is_fresh(path, begins):
 # ---- the compiler
 
 
-def nvrtc_folder(out):
-    return os.path.join(out, f"nvrtc-{json.loads(read(SETTINGS))['version']}")
+def nvrtc_version(unit):
+    """Units with instructions of one generation have a compiler of their own: 12.4 puts wgmmas one after the other where 12.9 does not."""
+    settings = json.loads(read(SETTINGS))
+    return settings["specific"].get(unit, settings["version"])
 
 
-def install_nvrtc(out):
+def nvrtc_folder(out, version):
+    return os.path.join(out, f"nvrtc-{version}")
+
+
+def install_nvrtc(out, version):
     """The folder of NVRTC's wheel, which is fetched where it is missing."""
-    settings, folder = json.loads(read(SETTINGS)), nvrtc_folder(out)
+    settings, folder = json.loads(read(SETTINGS)), nvrtc_folder(out, version)
     if glob.glob(os.path.join(folder, "nvidia", "cuda_nvrtc", "lib", "libnvrtc.so*")):
         return folder
-    wanted, partial = f"{settings['package']}=={settings['version']}", f"{folder}.{os.getpid()}.partial"
+    wanted, partial = f"{settings['package']}=={version}", f"{folder}.{os.getpid()}.partial"
     print(f"kernels: installing {wanted}", flush=True)
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True).returncode:
@@ -134,7 +140,9 @@ def compiled(nvrtc, unit, architecture, made_from, more=()):
     headers = [name for name in made_from if name.endswith(".cuh")]
     texts = (ctypes.c_char_p * len(headers))(*(made_from[name] for name in headers))
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
-    options = [f"--gpu-architecture={kind}_{architecture}", *settings["options"], *more]
+    # Instructions that only the machine code of 9.0 itself has (wgmma)
+    specific = "a" if kind == "sm" and unit in settings["specific"] else ""
+    options = [f"--gpu-architecture={kind}_{architecture}{specific}", *settings["options"], *more]
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
 
     def fetched(what):
@@ -202,7 +210,7 @@ def check_shared(unit, code, limits):
 def make(unit, architecture, out, more=()):
     """Makes one object, whole or not at all."""
     made_from = sources(unit)
-    nvrtc = ctypes.CDLL(glob.glob(os.path.join(nvrtc_folder(os.environ["SLUICE_NVRTC_IN"]), "nvidia", "cuda_nvrtc", "lib", "libnvrtc.so*"))[0])
+    nvrtc = ctypes.CDLL(glob.glob(os.path.join(nvrtc_folder(os.environ["SLUICE_NVRTC_IN"], nvrtc_version(unit)), "nvidia", "cuda_nvrtc", "lib", "libnvrtc.so*"))[0])
     ptx, code = compiled(nvrtc, unit, architecture, made_from, more)
     if more:
         # The host looks for them by name.
@@ -334,7 +342,8 @@ def main():
     # 3. The longest first, as far as that is known, so that all cores end together
     os.environ["SLUICE_NVRTC_IN"] = os.path.abspath(default_out)
     os.makedirs(default_out, exist_ok=True)
-    install_nvrtc(os.path.abspath(default_out))
+    for version in sorted({nvrtc_version(unit) for unit, _ in stale}):
+        install_nvrtc(os.path.abspath(default_out), version)
     stale.sort(key=lambda of: (-of[1], -weight(of[0])))
     begun = time.monotonic()
     print(f"kernels: making {len(stale)} of {len(wanted)} objects for architecture {listed}", flush=True)

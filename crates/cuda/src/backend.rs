@@ -371,7 +371,7 @@ impl Backend for Cuda {
         self.threads = threads;
     }
 
-    fn drawing(&mut self) -> Option<&mut dyn DeviceSampling> {
+    fn device_sampling(&mut self) -> Option<&mut dyn DeviceSampling> {
         Some(self)
     }
 

@@ -16,6 +16,7 @@ use crate::ops::activations::EncodedActivations;
 use crate::ops::attention::AttentionScratch;
 use crate::ops::context::Context;
 use crate::ops::delta_net::DeltaScratch;
+use crate::ops::int11;
 use crate::ops::logits::LogitsBuffer;
 use crate::ops::mlp::MlpScratch;
 use crate::ops::sampling::SamplingScratch;
@@ -70,6 +71,9 @@ impl Cuda {
     /// One line if there is no such device, or it or its driver is too old.
     pub fn new(ordinal: u32, mode: Activations) -> Result<Cuda> {
         let gpu = Gpu::open(ordinal)?;
+        if mode == Activations::Int11 && gpu.device.exact().is_none() {
+            gpu.device.set_exact(int11::probe(&gpu)?);
+        }
         let (free, _) = gpu.device.memory()?;
         Ok(Cuda {
             mixtures: Mixtures::default(),

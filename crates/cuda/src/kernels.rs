@@ -47,6 +47,13 @@ pub enum Variant {
     Joined,
 }
 
+/// Which kernels give a device the bits of plain arithmetic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exact {
+    pub few: bool,
+    pub wide: bool,
+}
+
 /// Whether a variant is taken: all are, unless `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds with the feature `tuning`.
 pub fn chosen(variant: Variant) -> bool {
     match std::env::var("SLUICE_CUDA_WAYS").ok().filter(|_| cfg!(feature = "tuning")) {
@@ -61,7 +68,7 @@ type Stamps = [[[u64; 2]; 8]; 16];
 
 /// All kernels, compiled for a device.
 pub struct Kernels {
-    /// By [`Kernel::index`].
+    /// By [`Kernel::index`]; null where the device lacks a kernel's instructions.
     functions: Vec<sys::CUfunction>,
     objects: Objects,
     capability: i32,
@@ -104,7 +111,8 @@ impl Kernels {
     pub fn load(capability: i32, shared: usize) -> Result<Kernels> {
         let objects = Objects::for_capability(capability)?;
         let mut modules = BTreeMap::new();
-        for unit in Kernel::all().map(Kernel::unit) {
+        let is_there = |kernel: &Kernel| kernel.only().is_none_or(|only| only == capability);
+        for unit in Kernel::all().filter(is_there).map(Kernel::unit) {
             if !modules.contains_key(unit) {
                 let module = load_module(objects.code(unit, capability)?)
                     .with_context(|| format!("its driver does not take the kernels of {unit}"))?;
@@ -113,6 +121,9 @@ impl Kernels {
         }
         let function = |kernel: Kernel| {
             let (name, mut function) = (kernel.name(), std::ptr::null_mut());
+            if !is_there(&kernel) {
+                return Ok(function);
+            }
             let terminated = CString::new(&*name)?;
             // SAFETY: the module was just loaded; the name ends with a zero.
             checked(unsafe { sys::cuModuleGetFunction(&mut function, modules[kernel.unit()], terminated.as_ptr()) })
@@ -147,7 +158,8 @@ impl Kernels {
     /// Brings all kernels to the device, which else come there when they are first launched.
     pub fn load_all(&self) -> Result<(), DriverError> {
         // SAFETY: functions of a module that is loaded.
-        self.functions.iter().try_for_each(|function| checked(unsafe { sys::cuFuncLoad(*function) }))
+        let there = self.functions.iter().filter(|function| !function.is_null());
+        there.cloned().try_for_each(|function| checked(unsafe { sys::cuFuncLoad(function) }))
     }
 
     /// Says where the time of kernels went, where modules keep that, and begins anew. The device is at rest.

@@ -158,7 +158,9 @@ mod tests {
             let mut several = Pipeline::new(&[number, number], Activations::Int8, 1).unwrap();
             for tensor in checkpoint.tensors() {
                 let (rows, parts) = (tensor.shape[0], vec![tensor.bytes.clone()]);
-                several.matrix(MatrixSource { form: WeightFormat::Float(Float::F32), rows, cols: 64, parts }).unwrap();
+                several
+                    .matrix(MatrixSource { format: WeightFormat::Float(Float::F32), rows, cols: 64, planes: parts })
+                    .unwrap();
             }
             several.read_weights(&loading, &[]).unwrap();
             for device in &mut several.devices {

@@ -70,6 +70,11 @@ parameters! {
         q: Address,
         sx: Address,
         mx: Address,
+        n: Address,
+        sn: Address,
+        tn: Address,
+        padded: u32,
+        unused: u32,
     }
     Quantize {
         x: Tensor,

@@ -47,14 +47,14 @@ impl Weight {
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
         ensure!(rows > 0 && cols > 0, "an empty matrix");
-        if let WeightFormat::Blocks(blocks) = source.form {
+        if let WeightFormat::Blocks(blocks) = source.format {
             bail!("{} weights are not supported on a GPU", blocks.name());
         }
-        let parts = source.form.planes(cols)?;
-        let (got, wanted) = (source.parts.len(), parts.len());
+        let parts = source.format.planes(cols)?;
+        let (got, wanted) = (source.planes.len(), parts.len());
         ensure!(got == wanted, "{got} arrays, where its form has {wanted}");
         let mut row_bytes = [0; ARRAYS];
-        for ((part, bytes), row) in parts.iter().zip(&source.parts).zip(&mut row_bytes) {
+        for ((part, bytes), row) in parts.iter().zip(&source.planes).zip(&mut row_bytes) {
             let (got, wanted) = (bytes.len(), rows.checked_mul(part.row_bytes));
             ensure!(
                 wanted == Some(got),
@@ -73,7 +73,7 @@ impl Weight {
     }
 
     pub fn form(&self) -> WeightFormat {
-        self.source.form
+        self.source.format
     }
 
     pub fn rows(&self) -> usize {
@@ -89,7 +89,7 @@ impl Weight {
     }
 
     pub fn bytes(&self) -> usize {
-        self.source.parts.iter().map(Bytes::len).sum()
+        self.source.planes.iter().map(Bytes::len).sum()
     }
 
     pub fn bytes_per_row(&self) -> usize {
@@ -103,7 +103,7 @@ impl Weight {
 
     /// The arrays of some rows, wherever they are; those that its form does not have are empty.
     pub fn rows_bytes(&self, rows: std::ops::Range<usize>) -> [Bytes; ARRAYS] {
-        std::array::from_fn(|i| match self.source.parts.get(i) {
+        std::array::from_fn(|i| match self.source.planes.get(i) {
             None => Bytes::from(Vec::new()),
             Some(bytes) => bytes.slice(rows.start * self.row_bytes[i]..rows.end * self.row_bytes[i]),
         })
@@ -177,7 +177,7 @@ impl Weights {
             let (mut at, mut arrays) = (memory.at, Vec::new());
             for weight in new.iter_mut().filter(absent) {
                 let mut places = [0; ARRAYS];
-                for (bytes, place) in weight.source.parts.iter().zip(&mut places) {
+                for (bytes, place) in weight.source.planes.iter().zip(&mut places) {
                     arrays.push((bytes.clone(), at));
                     *place = at;
                     at += bytes.len().next_multiple_of(ALIGNMENT) as u64;
@@ -218,7 +218,7 @@ impl Weights {
 
     /// Bytes that it takes on the device.
     pub fn padded(weight: &Weight) -> usize {
-        weight.source.parts.iter().map(|bytes| bytes.len().next_multiple_of(ALIGNMENT)).sum()
+        weight.source.planes.iter().map(|bytes| bytes.len().next_multiple_of(ALIGNMENT)).sum()
     }
 
     /// Bytes on the device, or that will be there.

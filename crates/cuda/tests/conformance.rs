@@ -87,6 +87,7 @@ fn kernels_agree_with_the_generic_cpu_where_they_are_emulated() {
         let Some(mut tests) = emulated::this_program() else { return };
         tests.args(["--skip", "where_they_are_emulated", "--skip", "devices_that_take_turns"]);
         tests.env("SLUICE_GPU", "0").env("SLUICE_CONFORMANCE_CASES", cases);
+        tests.env("SLUICE_CONFORMANCE_REFERENCE", "quickest");
         let output = tests.env("EMULATED_SHARED", shared).output().expect("this program runs");
         assert!(output.status.success(), "{shared}: {}", String::from_utf8_lossy(&output.stdout));
     }

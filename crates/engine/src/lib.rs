@@ -16,7 +16,7 @@ mod step;
 pub mod text;
 mod tiers;
 
-pub use constraint::{Constraint, Demand, GrammarFormat, ToolCallRules, unknown_formats};
+pub use constraint::{Constraint, ConstraintSpec, GrammarFormat, ToolCallRules, unknown_formats};
 pub use engine::Engine;
 pub use engine::open::{MakeBackend, cpu};
 pub use hot_experts::HotExperts;
@@ -24,7 +24,7 @@ pub use options::{Options, Placement};
 pub use schedule::sequence::{Event, Finish, Generation, SequenceId};
 pub use setup::budget::{AdmittedMemory, refused_by_device};
 pub use setup::device_share::DeviceUse;
-pub use setup::placement::Placed;
+pub use setup::placement::PlacementChoice;
 pub use sluice_backend::{
     Activations, AttentionMode, Backend, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
     NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed, Streamed,
@@ -35,5 +35,5 @@ pub use sluice_model::{Config, Description, ModelSource, ModelTensors, source};
 pub use sluice_store::{Checkpoint, FileReport, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use step::pooling::Pooling;
 pub use tiers::disk::options::{PromptCacheOptions, PromptCacheStatus};
-pub use tiers::disk::sessions::{LoadedSession, ReadAhead, Saved, Session, Sessions};
+pub use tiers::disk::sessions::{LoadedSession, ReadAhead, Saved, Session, SessionError, Sessions};
 pub use tiers::host::tier::HostTierStatus;

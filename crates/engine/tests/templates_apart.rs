@@ -1,6 +1,6 @@
 //! The same prompts where templates run in a process of their own, and what becomes of those that want too much of it.
 
-#[path = "support/prompts.rs"]
+#[path = "engine/support/prompts.rs"]
 mod prompts;
 
 use std::fs;

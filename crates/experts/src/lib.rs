@@ -7,7 +7,7 @@
 //! | `pool` | [`ExpertPool`]: slots in memory that it is lent, read from disk when a layer asks for experts, and before |
 //! | `routing` | recorded routing, and the simulator that drives the same residency with it |
 //!
-//! Nothing here computes, and nothing here knows a device: whoever has a faster tier says how many slots it has, and copies.
+//! Nothing here computes or knows a device. A backend with a faster tier says how many slots it has, and copies.
 #![warn(missing_docs)]
 
 mod error;

@@ -5,6 +5,7 @@ use crate::instructions::bytes::Bytes;
 use crate::instructions::encode::Encode;
 use crate::instructions::f32_dot::Lanes;
 use crate::instructions::int8_dot::Int8Dot;
+use crate::instructions::int11_dot::Int11Dot;
 use crate::instructions::peak::Peak;
 use crate::instructions::unpack::Unpack;
 
@@ -62,7 +63,7 @@ macro_rules! greatest {
 pub(crate) use greatest;
 
 /// Checks at compile time that an instruction set implements every trait.
-const fn is_whole<V: Lanes + Bytes + Encode + Int8Dot + Bf16Dot + Peak + Unpack>() {}
+const fn is_whole<V: Lanes + Bytes + Encode + Int8Dot + Int11Dot + Bf16Dot + Peak + Unpack>() {}
 
 const _: () = is_whole::<crate::generic::Generic16>();
 #[cfg(target_arch = "x86_64")]

@@ -24,6 +24,21 @@ pub enum Input<'a> {
         /// `mx`: [n, cols / 32]
         sums: &'a [f32],
     },
+    /// From [`encode_int11`](crate::int11::encode_int11).
+    Int11(Int11<'a>),
+}
+
+/// Integers of 11 significant bits: element i of a token is `n * 2^e * tok`, with e for each 64 columns and tok for the token.
+#[derive(Clone, Copy)]
+pub struct Int11<'a> {
+    /// `[n, cols]`, at most 2^14 in size
+    pub n: &'a [i16],
+    /// `2^(e - 20)`: [n, cols / 64, rounded up]
+    pub steps: &'a [f32],
+    /// Sums of 32 integers times their step: [n, cols / 32]
+    pub sums: &'a [f32],
+    /// `tok * 2^20`: `[n]`
+    pub scales: &'a [f32],
 }
 
 impl Input<'_> {
@@ -33,6 +48,7 @@ impl Input<'_> {
             Input::F32(x) => x.len(),
             Input::Bf16(x) => x.len(),
             Input::Int8 { q, .. } => q.len(),
+            Input::Int11(x) => x.n.len(),
         }
     }
 }

@@ -46,6 +46,7 @@ pub mod format;
 mod generic;
 pub mod input;
 pub mod instructions;
+pub mod int11;
 pub mod isa;
 pub mod math;
 pub mod matmul;

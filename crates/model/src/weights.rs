@@ -105,7 +105,7 @@ impl<'a> Weights<'a> {
     /// Registers the matrix in the tensor `name`, of `leading` matrices of `[rows, cols]`.
     fn load(&mut self, name: &str, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixId> {
         let source = self.tensors.matrix(name, leading, rows, cols)?;
-        self.order.extend(source.parts.iter().map(|bytes| Used { bytes: bytes.clone(), by_experts: false }));
+        self.order.extend(source.planes.iter().map(|bytes| Used { bytes: bytes.clone(), by_experts: false }));
         self.backend.matrix(source).with_context(|| format!("tensor {}", name.strip_suffix(".weight").unwrap_or(name)))
     }
     /// The matrix `part`.

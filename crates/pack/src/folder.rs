@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use sluice_model::ModelSource;
 use sluice_model::source::TextFiles;
-use sluice_store::{AtomicFile, bundle};
+use sluice_store::{AtomicFile, bundle, open_folder};
 
 use crate::journal;
 
@@ -57,7 +57,7 @@ impl Lock {
             let missing = folder.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists());
             let made = Made(missing.map(Path::to_owned).collect());
             fs::create_dir_all(folder).with_context(|| format!("{}: cannot create", folder.display()))?;
-            let open = File::open(folder).with_context(|| format!("{}: cannot open", folder.display()))?;
+            let open = open_folder(folder).with_context(|| format!("{}: cannot open", folder.display()))?;
             let unlocked = match open.try_lock() {
                 Ok(()) => None,
                 Err(TryLockError::WouldBlock) => {

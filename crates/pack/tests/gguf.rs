@@ -1,6 +1,6 @@
 //! A GGUF file packs to the tensors that the safetensors it was made of pack to.
 
-#[path = "../../engine/tests/gguf/convert.rs"]
+#[path = "../../engine/tests/engine/gguf/convert.rs"]
 mod convert;
 #[path = "../../../tests/gguf.rs"]
 mod writer;

@@ -1,7 +1,7 @@
 //! Files that appear complete or not at all: written beside their place under a temporary name, synced, renamed.
 //!
-//! A rename puts a file in the place of whatever stands there, so anything else than a file is handled first: a symbolic link stays and the file that
-//! it points to is replaced; a pipe or a character device is written to as it stands.
+//! A rename replaces whatever has the name. So other kinds of files are handled first: a symbolic link stays, and the file that it points to is replaced; a
+//! pipe or a character device is written to directly.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -13,15 +13,15 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::error::Error;
+use crate::small::open_folder;
 
 /// Bytes gathered before a write; larger pieces go straight through.
 const BUFFER: usize = 1 << 20;
 /// As many symbolic links as the kernel follows.
 const LINKS: usize = 40;
 
-/// A file being written as `.NAME.tmp-RANDOM` beside its final place. [`commit`](AtomicFile::commit) puts it there; dropping it
-/// removes it. Of several for one place, by whichever processes, the last to commit stays, whole. Into a pipe or a device it is written
-/// at once, and nothing can be taken back.
+/// A file being written as `.NAME.tmp-RANDOM` beside its final place. [`commit`](AtomicFile::commit) puts it there; dropping it removes it. If several
+/// processes write the same file, the last commit wins, whole. A pipe or a device is written to at once, and nothing can be taken back.
 #[derive(Debug)]
 pub struct AtomicFile {
     /// `None` once committed.
@@ -31,17 +31,17 @@ pub struct AtomicFile {
     temporary: Option<PathBuf>,
     /// Bytes written so far.
     len: u64,
-    /// Bytes that it will have, as far as its writer knows: for messages about a full disk.
+    /// Expected length in bytes, for messages about a full disk.
     expected: u64,
     /// A write has failed, so what the file holds is unknown.
     failed: bool,
 }
 
 impl AtomicFile {
-    /// Begins a file that will stand at `path`, or where the symbolic link there points to. What stands there stays until the commit.
+    /// Begins a file for `path`, or for the target of a symbolic link there. The old file stays until the commit.
     ///
     /// # Errors
-    /// A folder, a block device or a socket in its place; a pipe that nobody reads; what the system says to a new file.
+    /// A folder, a block device or a socket at `path`; a pipe that nobody reads; errors of the system.
     pub fn create(path: &Path) -> Result<AtomicFile, Error> {
         let path = match Destination::of(path)? {
             Destination::Stream(file) => {
@@ -112,7 +112,7 @@ impl AtomicFile {
         fs::rename(temporary, &self.path).map_err(Error::io(&self.path, "rename to"))?;
         self.file = None;
         let folder = folder_of(&self.path);
-        File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io(folder, "sync"))
+        open_folder(folder).and_then(|f| f.sync_all()).map_err(Error::io(folder, "sync"))
     }
 
     fn open(&mut self) -> &mut BufWriter<File> {
@@ -135,7 +135,7 @@ impl AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
-            // Into its parts, so that the buffer is not flushed into a file that goes.
+            // Taken apart, so that the buffer is not flushed into a file that is about to be deleted.
             drop(file.into_parts());
             if let Some(temporary) = &self.temporary {
                 let _ = fs::remove_file(temporary);
@@ -146,7 +146,7 @@ impl Drop for AtomicFile {
 
 /// What an output path stands for.
 enum Destination {
-    /// A file that is there or not: a rename puts the new one in its place.
+    /// A regular file, existing or not, which a rename replaces.
     File(PathBuf),
     /// A pipe, a character device or an open descriptor, ready to be written to.
     Stream(File),
@@ -159,8 +159,8 @@ impl Destination {
             if !fs::symlink_metadata(&place).is_ok_and(|m| m.is_symlink()) {
                 break;
             }
-            // `/dev/stdout` and the like lead here. Also a plain file behind a descriptor is written to, at its end: a new file of its name would be
-            // none of those who hold the descriptor.
+            // `/dev/stdout` and the like lead here. A regular file behind a descriptor is appended to: a new file of the same name would not be seen through
+            // the descriptor.
             if folder_of(&place).canonicalize().is_ok_and(|f| f.starts_with("/proc")) {
                 return stream(path).map(Destination::Stream);
             }
@@ -178,7 +178,7 @@ impl Destination {
     }
 }
 
-/// Opens what is no file for writing. A pipe without a reader is an error: waiting for one could not be told from hanging.
+/// Opens a pipe or a device for writing. A pipe without a reader is an error, since waiting for one would look like hanging.
 fn stream(path: &Path) -> Result<File, Error> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits();
     let file = OpenOptions::new().append(true).custom_flags(flags.cast_signed()).open(path);
@@ -201,8 +201,7 @@ fn create_temporary(path: &Path, name: &OsStr, random: impl Fn() -> u64) -> Resu
         temporary.push(name);
         temporary.push(format!(".tmp-{:016x}", random()));
         let temporary = path.with_file_name(temporary);
-        // `create_new` follows no symbolic link that somebody laid there, and takes no file that somebody else is writing: in another
-        // container, say, where processes have the same numbers as here.
+        // `create_new` follows no symbolic link, and takes no file that another process is writing, even one in another container with the same process number.
         match OpenOptions::new().write(true).create_new(true).open(&temporary) {
             Ok(file) => return Ok((file, temporary)),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {}

@@ -1,11 +1,10 @@
 //! A bundle: what `sluice pack` writes. A folder of ordinary safetensors files in which each expert is one run of bytes: `resident.safetensors`, and
-//! `experts-LL.safetensors` for each layer with experts, whose data section starts on a 4 KiB boundary and holds expert after expert at a fixed
-//! stride of whole 4 KiB pages, the parts of an expert in a fixed order, padding as a tensor of its own. The manifest, `bundle.json`, says so in
-//! a few kilobytes, that a reader may find an expert without parsing megabytes of headers; and it has each file's length and XXH3.
+//! `experts-LL.safetensors` for each layer with experts. The data section of the latter starts on a 4 KiB boundary. It holds one expert after the other at a
+//! fixed stride of whole 4 KiB pages, with the parts of an expert in a fixed order and padding as a tensor of its own. The manifest, `bundle.json`, says in a
+//! few kilobytes where each expert is, so that nobody has to parse megabytes of headers. It also has each file's length and XXH3.
 //!
-//! A manifest comes from strangers like any header: whoever holds a [`Manifest`] may read experts by it without another look. Opening a bundle
-//! compares it with the header of every file ([`Checkpoint::open`](crate::Checkpoint::open)); the sums are compared by [`Manifest::verify`]
-//! alone, since that reads everything.
+//! A manifest is untrusted, like any header. It is checked when it is read, so a [`Manifest`] can be relied on. Opening a bundle compares it with the header of
+//! every file ([`Checkpoint::open`](crate::Checkpoint::open)). Only [`Manifest::verify`] compares the sums, since that reads everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read};
@@ -25,7 +24,7 @@ use crate::small::{open_regular, read_small};
 pub const MANIFEST: &str = "bundle.json";
 /// The file of all tensors but the routed experts'.
 pub const RESIDENT: &str = "resident.safetensors";
-/// Data sections, experts and their strides are whole pages of so many bytes, as direct reads want them.
+/// Bytes of a page. Data sections, experts and strides are whole pages, as direct reads need them.
 pub const PAGE: u64 = 4096;
 /// Bytes that a manifest may have: thousands of layers.
 const MAX_MANIFEST: u64 = 16 << 20;
@@ -72,7 +71,7 @@ pub struct ExpertLayer {
     pub stride: u64,
     /// How many experts there are.
     pub count: usize,
-    /// In order of offset, without gaps; what is left of the stride is padding.
+    /// In order of offset, without gaps. The rest of the stride is padding.
     pub parts: Vec<BundlePart>,
 }
 
@@ -97,7 +96,7 @@ impl ExpertLayer {
         self.parts.last().map_or(0, |p| p.offset + p.bytes)
     }
 
-    /// Says in what way `header`, of this layer's file, is not that of experts that lie as this says.
+    /// Compares the header of this layer's file with the manifest. Returns what differs.
     fn compare(&self, layer: usize, header: &Header) -> Result<(), String> {
         let padded = self.used() < self.stride;
         let each = self.parts.len() + usize::from(padded);
@@ -105,7 +104,7 @@ impl ExpertLayer {
             let found = header.tensors.len();
             return Err(format!("{found} tensors in the file, of {} experts with {each} each", self.count));
         }
-        // A header's tensors are in the order of their bytes, as are the parts: one pass, without looking up a name.
+        // Both are in the order of their bytes, so one pass suffices and no name is looked up.
         let mut module = None;
         for (i, tensor) in header.tensors.iter().enumerate() {
             let (expert, part) = (i / each, self.parts.get(i % each));
@@ -135,7 +134,7 @@ impl ExpertLayer {
     }
 }
 
-/// What stands in front of the expert's number in a tensor's name, and the number: of `MODULE.NUMBER.LEAF`.
+/// Splits a tensor's name, `MODULE.NUMBER.LEAF`: what precedes the expert's number, and the number.
 fn expert_of<'a>(tensor: &'a Entry, leaf: &str) -> Option<(&'a str, usize)> {
     let (module, number) = tensor.name.strip_suffix(leaf)?.strip_suffix('.')?.rsplit_once('.')?;
     Some((module, number.parse().ok()?))
@@ -167,7 +166,7 @@ impl Manifest {
     /// # Errors
     /// What is wrong with it, in one clause.
     pub fn parse(text: &[u8]) -> Result<Manifest, String> {
-        // What the parser says of a wrong value has the value in it, however long.
+        // The parser's message contains the wrong value, which may be long.
         let malformed = |e: serde_json::Error| {
             format!("malformed manifest: {}", e.to_string().chars().take(200).collect::<String>())
         };
@@ -192,13 +191,13 @@ impl Manifest {
         }
     }
 
-    /// Says what is wrong with it, the files unseen.
+    /// What is wrong with it, as far as it tells without the files.
     fn check(&self) -> Result<(), String> {
         if self.version != 1 {
             return Err(format!("version {} is not known (1 is)", self.version));
         }
         for name in self.files.keys() {
-            // No way out of the folder, and nothing that a terminal would take for a command.
+            // No path out of the folder, and no control characters for a terminal.
             if !is_of_a_bundle(name) {
                 return Err(format!("{} is not the file name of a part of a bundle", quoted(name)));
             }

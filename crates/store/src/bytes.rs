@@ -1,4 +1,4 @@
-//! A shared, read-only run of bytes that keeps whatever owns it alive: a mapped file, or memory that it was copied to.
+//! A shared, read-only run of bytes. It keeps its owner alive: a mapped file, or memory that a file was copied to.
 
 use std::fmt;
 use std::io;
@@ -8,8 +8,7 @@ use std::sync::Arc;
 use crate::load::{LoadError, Source};
 use crate::map::{Buffer, Map};
 
-/// A view of bytes, cheap to clone and to slice, never copied. It may have any alignment: a tensor stays where its
-/// file has it.
+/// A view of bytes, cheap to clone and to slice, never copied. Its alignment is that of the tensor in its file, so it may be any.
 #[derive(Clone)]
 pub struct Bytes {
     owner: Arc<Owner>,
@@ -74,18 +73,18 @@ impl Bytes {
         self.source().is_none_or(|(source, range)| source.is_ready(&range))
     }
 
-    /// Waits until the view can be read; it is read before what nobody waits for. Reading an unready view does the
-    /// same. What can never be there reads as zeros: see [`crate::load::Loading::check`].
+    /// Waits until the view can be read, and moves it to the front of the queue. Dereferencing the view does the same. A part that cannot be read becomes
+    /// zeros: see [`crate::load::Loading::check`].
     pub fn wait(&self) {
         if let Some((source, range)) = self.source() {
             source.wait(&range);
         }
     }
 
-    /// Copies the view to `into`, which is as long, without waiting for the load: what is not there is read at once. For a few bytes.
+    /// Copies the view to `into`, which has the same length. Does not wait for the load: missing bytes are read at once. Meant for a few bytes.
     ///
     /// # Errors
-    /// The disk's; the load has failed with it, too.
+    /// Those of the disk, which also end the load.
     ///
     /// # Panics
     /// When the lengths differ.

@@ -1,5 +1,4 @@
-//! Panics of a library that follow from the bytes it was given are errors of a file, not faults of the program. A
-//! caller that has other things under way goes on.
+//! Turns a library's panics into errors. A panic that a file's bytes cause is that file's error, and the rest of the program goes on.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
@@ -11,13 +10,13 @@ thread_local! {
     static CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `call`. If it panics, nothing is printed, and the error is the panic's message. Whatever `call` was changing
-/// must be given up, or be such that a half-done change does no harm.
+/// Runs `call`. If it panics, nothing is printed, and the error is the panic's message. Values that `call` was changing must be dropped afterwards, or stay
+/// valid when half changed.
 ///
 /// # Errors
 /// A panic of `call`.
 pub fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    // The hook is the process's: the one that is there goes on for all other panics. It cannot be changed while this thread unwinds.
+    // The hook belongs to the whole process, so it passes all other panics to the one before it. It cannot be changed while this thread unwinds.
     static HOOK: Once = Once::new();
     if !thread::panicking() {
         HOOK.call_once(|| {

@@ -1,5 +1,5 @@
-//! A model's folder as its user has it: one safetensors file, or shards and their index. Files are mapped once, headers
-//! checked once; a tensor is a view of its file. Nothing is read here but headers.
+//! A model's folder: one safetensors file, or shards and their index. Files are mapped once, and headers checked once. A tensor is a view of its file. Only
+//! headers are read here.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -37,8 +37,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// The bytes at an address that is a multiple of the element's size: the view itself where it lies so, else a copy of this one tensor
-    /// (headers promise no alignment). For whoever needs it, as a typed slice or an upload to a device does; kernels here do not.
+    /// The bytes, aligned to the element's size: the view itself if it is aligned, else a copy of this one tensor. Files promise no alignment. Typed slices and
+    /// uploads to a device need it; our kernels do not.
     ///
     /// # Errors
     /// When there is no memory for the copy.
@@ -142,7 +142,7 @@ impl Checkpoint {
             }
         }
 
-        // 3. what the index promised and no file kept
+        // 3. tensors that the index names and no file has
         for (tensor, file) in index.iter().flat_map(|i| &i.tensors) {
             if !checkpoint.by_name.contains_key(tensor.as_str()) {
                 return Err(Error::MissingTensor { path: folder.join(&names[*file]), tensor: tensor.clone() });
@@ -206,7 +206,7 @@ impl Checkpoint {
         all
     }
 
-    /// Gives each tensor other bytes: `of(tensor, file, range in the file)`.
+    /// Replaces the bytes of each tensor by `of(tensor, file, range in the file)`.
     pub(crate) fn replace_bytes(&mut self, mut of: impl FnMut(&Tensor, usize, Range<usize>) -> Bytes) {
         for (tensor, &(file, offset)) in self.tensors.iter_mut().zip(&self.places) {
             let start = offset as usize;
@@ -214,7 +214,7 @@ impl Checkpoint {
         }
     }
 
-    /// Gives tensor `number`, in file order, other bytes of the same length.
+    /// Replaces the bytes of tensor `number`, in file order, by others of the same length.
     pub(crate) fn set_bytes(&mut self, number: usize, bytes: Bytes) {
         assert_eq!(bytes.len(), self.tensors[number].bytes.len());
         self.tensors[number].bytes = bytes;
@@ -235,7 +235,7 @@ impl Checkpoint {
         &self.files
     }
 
-    /// What the user should hear of files that were found and not read, a line each.
+    /// A line for the user about each file that was found and not read.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -316,7 +316,7 @@ fn is_there(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Whether a file of this name is (of) an adapter, such as LoRA: a difference from weights, and no weights.
+/// Whether a file of this name belongs to an adapter such as LoRA, which is no model by itself.
 fn is_adapter(name: &str) -> bool {
     let stem = name.strip_suffix(".safetensors").or_else(|| name.strip_suffix(".bin"));
     name == "adapter_config.json"
@@ -381,13 +381,13 @@ fn all_safetensors(folder: &Path) -> Result<Vec<String>, Error> {
     if names.is_empty() {
         return Err(Error::NoWeights { folder: folder.to_owned(), hint });
     }
-    // A set is followed once: from its first file in order of name.
+    // Each set is completed once, at its first file in order of name.
     names.sort();
     let count = names.len();
     let mut whole = BTreeSet::new();
     for name in names {
         if !whole.contains(&name) {
-            // Of a set with more members than there are files, one is missing, and is missed among the first so many.
+            // If a set has more members than there are files, one of the first members is missing, so no more names than that are looked at.
             whole.extend(siblings(&name).into_iter().flatten().take(count + 1));
             whole.insert(name);
         }
@@ -395,7 +395,7 @@ fn all_safetensors(folder: &Path) -> Result<Vec<String>, Error> {
     Ok(whole.into_iter().collect())
 }
 
-/// For the extension of another format of weights: what is said about it.
+/// A hint for a file of another weight format, by its extension.
 fn unsupported(extension: &str) -> Option<&'static str> {
     match extension {
         "bin" | "pt" | "pth" | "ckpt" => Some("PyTorch pickles are not supported; safetensors are"),
@@ -404,7 +404,7 @@ fn unsupported(extension: &str) -> Option<&'static str> {
     }
 }
 
-/// Maps a file and checks its header. The map stays as long as its bytes are used, whatever becomes of the descriptor.
+/// Maps a file and checks its header. The map stays as long as its bytes are used, even if the descriptor is closed.
 fn open_file(path: &Path, if_missing: &'static str) -> Result<(Header, Bytes, ReadFile), Error> {
     // Asked before opening, since opening a pipe would wait for a writer.
     match fs::metadata(path) {
@@ -417,9 +417,9 @@ fn open_file(path: &Path, if_missing: &'static str) -> Result<(Header, Bytes, Re
         }
         Err(e) => return Err(Error::io(path, "open")(e)),
     }
-    // Looked at once, before anything of it is read: what follows is checked against this length, and what changes later shows.
+    // The length and stamp are taken before anything is read, so that later changes show.
     let file = ReadFile::open(path)?;
-    // By reads, not through the map: one request instead of a page fault for every few pages of JSON.
+    // Read, not mapped: one request instead of a page fault for every few pages of JSON.
     let header = Header::read(&file.buffered, file.len, path)?;
     let too_long = |_| Error::io(path, "map")(ErrorKind::FileTooLarge.into());
     let len = usize::try_from(file.len).map_err(too_long)?;

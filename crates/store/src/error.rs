@@ -26,7 +26,7 @@ pub enum Error {
     /// A folder, a pipe or a device stands where a file should be.
     #[error("{}: not a regular file", .path.display())]
     NotAFile { path: PathBuf },
-    /// A file that is small in every honest model is not.
+    /// A file that should be small is not.
     #[error("{}: above the limit of {limit} bytes for such a file", .path.display())]
     TooLarge { path: PathBuf, limit: u64 },
     /// `model.safetensors.index.json` is not what it should be.

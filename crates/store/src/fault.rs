@@ -1,6 +1,5 @@
-//! Files that shrink while they are mapped. Touching a page behind a file's new end raises SIGBUS; for maps that are watched here the
-//! handler puts zeros in its place and marks the map, so that the computation can end with an error instead of the
-//! process. The owner of a watched map must check its mark before using what was computed from it.
+//! Files that shrink while they are mapped. Touching a page behind a file's new end raises SIGBUS; for watched maps, the handler maps zeros in its place and
+//! marks the map, so that the computation fails instead of the process. The owner of a watched map must check the mark before it trusts results.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -11,10 +10,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 /// No page of the map was missing.
 const WHOLE: u64 = u64::MAX;
 
-/// One watched map. Nodes are never freed, so the handler may walk them at any instant; those of dropped maps are used again.
+/// One watched map. Nodes are never freed, so the handler may walk them at any time; nodes of dropped maps are reused.
 struct Node {
-    /// Odd while base and length change. The handler takes a pair only where this was even and the same before and after it was read: the
-    /// base of one map with the length of another could claim addresses that belong to neither.
+    /// A sequence lock: odd while base and length change. The handler trusts the pair only if this was even and equal before and after. A mixed pair could
+    /// claim addresses of neither map.
     version: AtomicU64,
     /// 0: free.
     base: AtomicUsize,
@@ -27,12 +26,12 @@ struct Node {
 static NODES: AtomicPtr<Node> = AtomicPtr::new(ptr::null_mut());
 
 impl Node {
-    /// Changes base and length together. False, and nothing has changed, unless the version is still `version`.
+    /// Changes base and length together. Returns false, and changes nothing, if the version is no longer `version`.
     fn set(&self, version: u64, base: usize, len: usize) -> bool {
         if self.version.compare_exchange(version, version + 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
-        // What follows must not be seen before the odd version.
+        // No later write may become visible before the odd version.
         fence(Ordering::Release);
         self.missing.store(WHOLE, Ordering::Relaxed);
         self.base.store(base, Ordering::Relaxed);
@@ -41,11 +40,11 @@ impl Node {
         true
     }
 
-    /// Base and length, if they belong together. They do for a map that somebody is reading: nobody changes its node meanwhile.
+    /// Base and length, if they belong together. They do for a map in use, whose node does not change meanwhile.
     fn get(&self) -> Option<(usize, usize)> {
         let before = self.version.load(Ordering::Acquire);
         let found = (self.base.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed));
-        // What was read above must not be read after the second look.
+        // The reads above must not move behind the second read of the version.
         fence(Ordering::Acquire);
         let after = self.version.load(Ordering::Relaxed);
         (before == after && before.is_multiple_of(2) && found.0 != 0).then_some(found)
@@ -122,12 +121,12 @@ impl Drop for Watch {
 }
 
 fn install() {
-    // SAFETY: an all-zero sigaction is a valid one; the handler has the signature that SA_SIGINFO asks for and calls nothing but
-    // what is safe in a signal handler. On failure nothing has changed, and a missing page ends the process as without us.
+    // SAFETY: an all-zero sigaction is a valid one; the handler has the signature that SA_SIGINFO asks for and calls nothing but what is safe in a signal
+    // handler. On failure nothing changes, and a missing page ends the process as it would without a handler.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handle as *const () as usize;
-        // On the alternate stack, as Rust's own handler for overflowing stacks, to which we pass on what is not ours.
+        // On the alternate stack, like Rust's own handler for stack overflows, to which other signals are passed on.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         libc::sigemptyset(&raw mut action.sa_mask);
         libc::sigaction(libc::SIGBUS, ptr::null(), (*PREVIOUS.0.get()).as_mut_ptr());
@@ -145,9 +144,8 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
         {
             let page = rustix::param::page_size();
             let offset = ((*info).si_addr() as usize - base) / page * page;
-            // The pages belong to a read-only file map that is alive, since somebody is reading it. Zeros take their place, to the
-            // end of the map at once: what lies behind a missing page is missing too, and each part is a mapping of its own,
-            // of which a process can only have so many.
+            // The pages belong to a read-only file map that is alive, since somebody is reading it. Zeros replace everything to the end of the map at once: all
+            // pages behind a missing one are missing too, and each replaced part would be a mapping of its own, whose number is limited.
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
             let at = (base + offset) as *mut libc::c_void;
             if libc::mmap(at, len - offset, libc::PROT_READ, flags, -1, 0) != libc::MAP_FAILED {
@@ -161,13 +159,13 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     }
 }
 
-/// Whether an instruction of this thread raised the signal, and will again when the handler returns: not one that somebody sent, nor the kernel's
-/// advance notice of broken memory that no access has touched.
+/// Whether an instruction of this thread raised the signal, and will raise it again when the handler returns. False for a signal that was sent, and for the
+/// kernel's early warning of broken memory.
 fn is_access(info: &libc::siginfo_t) -> bool {
     [libc::BUS_ADRALN, libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR].contains(&info.si_code)
 }
 
-/// Does what would have been done without us.
+/// Does what would happen without this handler.
 ///
 /// # Safety
 /// As for a signal handler, with its own arguments.
@@ -178,8 +176,8 @@ unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
         match previous.sa_sigaction {
             libc::SIG_IGN if !is_access(&*info) => {}
             libc::SIG_DFL | libc::SIG_IGN => {
-                // The faulting instruction runs again and ends the process, where the signal is ignored too: the kernel lets nobody
-                // ignore a fault, and to return to it for ever is no better. A signal that was sent is sent again.
+                // The faulting instruction runs again and ends the process. That holds for ignored signals too: a fault cannot be ignored. A signal that was
+                // sent is sent again.
                 let mut default: libc::sigaction = std::mem::zeroed();
                 default.sa_sigaction = libc::SIG_DFL;
                 libc::sigaction(signal, &raw const default, ptr::null_mut());

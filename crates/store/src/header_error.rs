@@ -16,7 +16,7 @@ pub enum HeaderError {
     /// Not even the length of the header is there.
     #[error("truncated: {len} bytes, too short for a safetensors file")]
     TooShort { len: u64 },
-    /// A clone without `git lfs`: the file stands for the weights and says where they are.
+    /// A pointer file of `git lfs`, in the place of the weights.
     #[error("a Git LFS pointer, not the weights themselves; fetch them with `git lfs pull`")]
     LfsPointer,
     /// The first 8 bytes give a length above [`MAX_HEADER`]; most often this is another format.

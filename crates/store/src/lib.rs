@@ -1,6 +1,6 @@
-//! Files to bytes. A checkpoint is opened, its headers are checked once, and its tensors are handed out as views of the
-//! mapped files, or of memory that one of the readers in `load` fills; new files are written under temporary names and renamed. Knows nothing of what the bytes mean: no model,
-//! no quantisation, no arithmetic.
+//! Files to bytes. A checkpoint is opened, its headers are checked once, and its tensors are handed out as views of the mapped files, or of memory that one of
+//! the readers in `load` fills; new files are written under temporary names and renamed. This crate does not know what the bytes mean: no model, no
+//! quantisation, no arithmetic.
 #![warn(missing_docs)]
 
 mod atomic;
@@ -39,7 +39,7 @@ pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loadi
 pub use map::Buffer;
 pub use memory::{Memory, ReusedMemory, Turn, host_memory, return_freed};
 pub use page_cache::{drop_cached, resident_bytes};
-pub use small::{MAX_SETTINGS, open_regular, open_small, read_small};
+pub use small::{MAX_SETTINGS, open_folder, open_regular, open_small, read_named, read_small};
 pub use stamp::Stamp;
 pub use sums::{lower_priority, sum_file};
 pub use write::{TensorPlan, Writer};

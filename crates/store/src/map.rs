@@ -12,8 +12,8 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::fault::Watch;
 
-/// What a large page holds on x86-64. Weights are read from end to end for every token, and with small pages a core spends a third of its time
-/// on translating addresses (`docs/experiments.md`), so what is to lie in large pages begins at a multiple of this.
+/// Bytes of a large page on x86-64. Weights are read from end to end for every token, and with small pages a core spends a third of its time on translating
+/// addresses (`docs/experiments.md`). Memory for large pages begins at a multiple of this.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// One mapping, unmapped on drop. Page-aligned.
@@ -66,7 +66,7 @@ impl Map {
         let whole = unsafe { mm::mmap_anonymous(ptr::null_mut(), total, ProtFlags::empty(), flags) }?.cast::<u8>();
         let mut map = Map::of(NonNull::new(whole).expect("mmap never returns null"), total);
         if aligned {
-            // What is left over on both sides is given back.
+            // The rest on both sides is unmapped.
             let before = whole.align_offset(LARGE_PAGE);
             let after = total - before - len;
             // SAFETY: both parts are whole pages of the mapping just made, outside of what stays.
@@ -122,7 +122,7 @@ impl Map {
         self.len
     }
 
-    /// From here on a page that is gone from the file reads as zeros, and [`Map::missing`] tells: whoever asks for this must look.
+    /// From now on a page that the file has lost reads as zeros. The caller must check [`Map::missing`].
     pub fn watch(&self) {
         if self.len > 0 {
             self.watch.get_or_init(|| Watch::new(self.base.as_ptr() as usize, self.len));
@@ -134,7 +134,7 @@ impl Map {
         self.watch.get()?.missing()
     }
 
-    /// Has what is not there yet of an anonymous map taken from a node of memory, as long as that has any: whoever touches it first.
+    /// Takes pages of an anonymous map that are not committed yet from this node, whichever thread touches them first, while the node has free memory.
     ///
     /// # Errors
     /// When the kernel knows no such node, or forbids it (containers do).
@@ -175,13 +175,13 @@ impl Map {
     /// Reads `range` in and enters it into the page table, and returns when that is done.
     pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
         match self.advise(range.clone(), Advice::LinuxPopulateRead) {
-            // Kernels before 5.14 do not know populate-read: read-ahead is what is left there.
+            // Kernels before 5.14 lack populate-read and only read ahead.
             Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => self.will_need(range),
             other => other,
         }
     }
 
-    /// Takes `range`, of a file's map, out of the page table: nothing of it counts as this process's any more.
+    /// Takes a range of a file's map out of the page table, so that it no longer counts as this process's memory.
     pub fn leave(&self, range: Range<usize>) -> io::Result<()> {
         self.advise(range, Advice::LinuxDontNeed)
     }
@@ -231,7 +231,7 @@ impl Buffer {
         Map::image(len, true).map(Buffer)
     }
 
-    /// Has it taken from a node of memory where it is not touched yet, as long as that has any.
+    /// Takes pages that are not touched yet from this node, while the node has free memory.
     ///
     /// # Errors
     /// When the kernel knows no such node, or forbids it.

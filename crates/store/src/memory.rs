@@ -1,5 +1,4 @@
-//! Memory that bytes are read to, lent by the code that will use them: ordinary memory, or memory that a device's
-//! driver has pinned.
+//! Memory that files are read to, lent by the code that will use the bytes: ordinary memory, or memory that a device's driver has pinned.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,8 +10,8 @@ use crate::map::Map;
 /// A run of memory that begins at a page and lives as long as this.
 ///
 /// # Safety
-/// `start..start + len` stays valid for reads and writes, by any thread and by the kernel, and where it is, until this is dropped; nobody but who has been
-/// given this touches it.
+/// `start..start + len` stays valid and in place, for reads and writes by any thread and by the kernel, until this is dropped. Only the owner of this value
+/// touches it.
 pub unsafe trait Memory: Send + Sync {
     /// The first byte.
     fn start(&self) -> *mut u8;
@@ -44,7 +43,7 @@ unsafe impl Memory for Map {
     }
 }
 
-/// Ordinary memory, in large pages where there are some, and resident: nothing that is read into it waits for pages to be found and cleared.
+/// Ordinary memory, in large pages if there are any. It is resident, so reads into it do not wait for pages to be cleared.
 ///
 /// # Errors
 /// When there is none.
@@ -57,7 +56,7 @@ pub fn host_memory(bytes: usize) -> io::Result<Box<dyn Memory>> {
     Ok(Box::new(map))
 }
 
-/// Gives back to the system what this process has freed and its allocator keeps, where the allocator can be told to.
+/// Asks the allocator to return freed memory to the system, if it can.
 pub fn return_freed() {
     #[cfg(target_env = "gnu")]
     // SAFETY: glibc's own call, which any thread may make at any time.
@@ -66,8 +65,7 @@ pub fn return_freed() {
     }
 }
 
-/// Memory that is lent again and again, to one at a time, so that its pages are allocated and cleared once. Clones
-/// lend the same memory.
+/// Memory that is reused by one borrower after the other, so that its pages are allocated and cleared once. Clones lend the same memory.
 #[derive(Clone, Default)]
 pub struct ReusedMemory(Arc<Kept>);
 
@@ -94,7 +92,7 @@ impl ReusedMemory {
         self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the turn. Those who lend only in their turn never take more together than the largest of them.
+    /// Waits for the turn. Borrowers that wait for their turn never need more memory together than the largest of them.
     pub fn turn(&self) -> Turn {
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         while *taken {
@@ -104,7 +102,7 @@ impl ReusedMemory {
         Turn(self.clone())
     }
 
-    /// Lends at least so many bytes, whose contents mean nothing. They come back when they are dropped.
+    /// Lends at least so many bytes, with undefined contents. Dropping them gives them back.
     ///
     /// # Errors
     /// When there is no memory.

@@ -1,5 +1,5 @@
-//! What of a file the page cache holds already, and taking pages out of it again. Asked before a way of reading is chosen, around
-//! buffered reads that should leave no trace, and by measurements that want a file cold.
+//! How much of a file is in the page cache, and dropping it from there. Used to choose a way of reading, around buffered reads that should leave no trace, and
+//! by measurements of cold files.
 
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ struct Stat {
 /// older kernels.
 ///
 /// # Errors
-/// The system's; `PermissionDenied` where it tells only those who may write the file.
+/// Those of the system; `PermissionDenied` where only a user who may write the file may know.
 pub fn resident_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     if len == 0 {
         return Ok(0);
@@ -75,8 +75,7 @@ fn mincore(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     Ok(pages.iter().filter(|p| **p & 1 != 0).count() as u64 * page as u64)
 }
 
-/// Asks the kernel to drop the clean pages of a part of `file`. Pages that somebody has mapped stay, and so may others: whoever must
-/// know asks [`resident_bytes`] afterwards.
+/// Asks the kernel to drop the clean pages of a part of `file`. Mapped pages stay, and others may: [`resident_bytes`] tells.
 pub fn drop_cached(file: &File, offset: u64, len: u64) -> io::Result<()> {
     advise(file, offset, len, libc::POSIX_FADV_DONTNEED)
 }

@@ -1,5 +1,5 @@
-//! The header of a safetensors file: 8 bytes of length, JSON, then the tensors' bytes. A header comes from strangers, so it is
-//! checked here once and completely; whoever holds a [`Header`] may slice the file by it without another look.
+//! The header of a safetensors file: 8 bytes of length, JSON, then the tensors' bytes. A header is untrusted, so it is checked here once and completely. The
+//! ranges of a [`Header`] can be relied on.
 //!
 //! The rules are those of the reference implementation (<https://github.com/huggingface/safetensors>): a header of at most
 //! 100 MB, no duplicate names, every tensor as long as its shape and dtype say, and the tensors covering the data section
@@ -134,7 +134,7 @@ fn json_len(prefix: &[u8], file_len: u64) -> Result<u64, HeaderError> {
     Ok(header)
 }
 
-/// Reads the whole header in one pass. A refusal with a type of its own goes to `problem`, since JSON errors carry text only.
+/// Reads the whole header in one pass. Typed errors go to `problem`, since JSON errors carry text only.
 struct HeaderSeed<'a> {
     problem: &'a mut Option<HeaderError>,
 }
@@ -193,14 +193,14 @@ struct RawEntry {
 }
 
 impl RawEntry {
-    /// Everything that can be said about one entry without the others. The range still counts from the data section.
+    /// Checks that need one entry only. The range still counts from the data section.
     fn check(self, tensor: String) -> Result<Entry, HeaderError> {
         let [start, end] = self.offsets;
         let Some(dtype) = Dtype::from_name(&self.dtype) else {
             return Err(HeaderError::UnknownDtype { tensor, dtype: self.dtype });
         };
         let Some(raw) = self.shape else { return Err(HeaderError::TooManyDims { tensor }) };
-        // The reference multiplies dimension by dimension, so an overflow before a zero is one too.
+        // The reference multiplies dimension by dimension, so an overflow before a zero dimension is an error too.
         let size =
             raw.iter().try_fold(1, |n: u64, &d| n.checked_mul(d)).and_then(|n| n.checked_mul(dtype.size() as u64));
         let shape = raw.iter().map(|&d| usize::try_from(d).ok()).collect();
@@ -262,7 +262,7 @@ impl<'de> Visitor<'de> for EntrySeed {
     }
 }
 
-/// Reads a shape; keeps nothing beyond [`MAX_DIMS`], so that a header of commas cannot take eight times its size.
+/// Reads a shape. Keeps at most [`MAX_DIMS`] sizes, so that a hostile header cannot take eight times its length.
 struct ShapeSeed;
 
 impl<'de> DeserializeSeed<'de> for ShapeSeed {

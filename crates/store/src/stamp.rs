@@ -1,14 +1,14 @@
-//! What tells a file that was looked at once from one that has changed since.
+//! Tells whether a file has changed since it was looked at.
 
 use std::fmt;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Times of files may be as coarse as this, in seconds (two on FAT): a second change within it need not show.
+/// The coarsest file times, in seconds (two on FAT). Two changes within this time may have the same stamp.
 const COARSE: i64 = 3;
 
-/// What of a file's metadata changes whenever its bytes do. No program can set the time of its last change.
+/// Metadata that change whenever a file's bytes do. No program can set the time of the last change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stamp {
     device: u64,
@@ -40,8 +40,8 @@ impl Stamp {
         self.len == 0
     }
 
-    /// Whether the file was changed so shortly before `now` that another change at `now` could leave the same stamp. A sum that was begun then is right for as
-    /// long as somebody keeps the file open and looks at it, but must not be remembered. A clock that was set back makes files fresh, too.
+    /// Whether the file was changed so shortly before `now` that another change at `now` could leave the same stamp. A sum of a fresh file may be used while
+    /// the file is open and watched, but must not be remembered. A clock that was set back makes files fresh, too.
     pub fn is_fresh(&self, now: SystemTime) -> bool {
         let now = now.duration_since(UNIX_EPOCH).map_or(0, |n| n.as_secs() as i64);
         let ago = |(seconds, _): (i64, i64)| now.saturating_sub(seconds);

@@ -10,15 +10,14 @@ use crate::stamp::Stamp;
 
 /// Bytes that are read at once.
 const PORTION: usize = 2 << 20;
-/// XXH3 (128 bits) of all bytes of the file at `path`, which had this stamp and must still have it at the end. What was not in the page cache is not there
-/// afterwards either, and no more than a few megabytes are on their way at any time. `goes_on` hears of the bytes of each portion; where it says no, there is no
-/// sum.
+/// XXH3 (128 bits) of all bytes of the file at `path`. The file must have this stamp before and after. Pages that were not cached are dropped again, and at
+/// most a few megabytes are in flight. `goes_on` is called with the bytes of each portion; if it returns false, there is no sum.
 ///
 /// # Errors
 /// [`Error::Replaced`] for a file that has another stamp; what the system says.
 pub fn sum_file(path: &Path, stamp: &Stamp, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Option<u128>, Error> {
     let file = ReadFile::open(path)?;
-    // Who writes to a file through a map changes its times only with the first write after its pages are clean.
+    // Writes through a map change the file's times only if the page was clean before, so pages are cleaned first.
     let _ = rustix::fs::fdatasync(&file.buffered);
     let is_same = || {
         let found = file.buffered.metadata().map_err(Error::io(path, "look at"))?;

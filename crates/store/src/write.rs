@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::quote::quoted;
 use crate::safetensors::{Header, HeaderError, MAX_HEADER};
 
-/// What a tensor of a file to be written will be.
+/// A tensor of a file to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorPlan {
     /// Name of the tensor.
@@ -34,13 +34,13 @@ pub struct Writer {
     file: AtomicFile,
     /// Name and size in bytes, in file order.
     tensors: Vec<(String, u64)>,
-    /// The tensor whose bytes are due, and how many of them have come.
+    /// The tensor whose bytes come next, and how many of them have come.
     current: usize,
     written: u64,
     /// Bytes before the data section.
     data_start: u64,
     data_len: u64,
-    /// Bytes of the data section that were written at their places.
+    /// Bytes of the data section that were written by offset.
     placed: u64,
 }
 
@@ -56,7 +56,7 @@ impl Writer {
         Writer::aligned(path, plan, metadata, 8)
     }
 
-    /// Bytes that the whole file will have that [`aligned`](Writer::aligned) makes of the same.
+    /// The length of the file that [`aligned`](Writer::aligned) makes from the same arguments.
     ///
     /// # Errors
     /// A plan whose size overflows, or whose header is larger than a reader would accept.
@@ -80,7 +80,7 @@ impl Writer {
         let refuse = |problem| Error::Header { path: path.to_owned(), problem };
         let (json, data_len) = header(plan, metadata, align).map_err(refuse)?;
         let file_len = whole_len(&json, data_len).map_err(refuse)?;
-        // Our own reader is the judge of names and shapes.
+        // Names and shapes are checked by our own reader.
         Header::parse(&json, file_len).map_err(refuse)?;
         check_space(path, file_len)?;
 
@@ -123,8 +123,8 @@ impl Writer {
         self.data_start
     }
 
-    /// Writes bytes at `offset` of the data section, in any order. Whoever does so writes every byte once, and none by
-    /// [`append`](Writer::append): [`finish`](Writer::finish) counts them.
+    /// Writes bytes at `offset` of the data section, in any order. Every byte must be written once, and none by [`append`](Writer::append):
+    /// [`finish`](Writer::finish) counts them.
     ///
     /// # Errors
     /// Bytes beyond the last tensor, and what writing may meet; after the latter the file cannot be finished.

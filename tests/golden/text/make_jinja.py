@@ -9,7 +9,7 @@ import pathlib
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 HERE = pathlib.Path(__file__).parent
-CONTEXT = {"n": 7, "x": 3.14159, "text": "The quick brown fox jumps over the lazy dog", "items": ["a", "b", "c"], "pair": {"k": "v", "w": 5}, "none": None, "minus": -42, "big": 12345678901234567890}
+CONTEXT = {"n": 7, "x": 3.14159, "text": "The quick brown fox jumps over the lazy dog", "items": ["a", "b", "c"], "pair": {"k": "v", "w": 5}, "none": None, "minus": -42, "big": 12345678901234567890, "fmt": "<%03d>", "fmts": ["%d", "%s;%.1f", "%s"], "hyphens": "A well-known re-re-edit -- of state-of-the-art, x-y and 1-2 --flags a---b ---- end--start over-\tlong 'q'-word supercalifragilistic-expialidocious"}
 
 CASES = r"""
 '%05d' % n
@@ -396,6 +396,61 @@ joiner(', ')() ~ 'x'
 '%s' % [1, 'a']
 '%s' % pair
 'a' if '%d' % n == '7' else 'b'
+fmt % n
+(fmt ~ '!') % n
+fmts[1] % (n, x)
+fmts | first % n
+fmts | join(' ') % (1, n, 2.5)
+pair.k ~ '%d' % n
+('%s' ~ 'x') % none
+'%d'.upper() % n
+n * 3 % 4
+n % 4 * 3
+-n % 4
+n % -4
+minus % 5
+minus % -5
+x % 2
+-x % 2
+7 % x
+n % 2 == 1
+not n % 2
+n % 2 if n % 3 else 'none'
+[n % 2, n % 3, (n + 1) % 3]
+{'a': n % 5}['a']
+big % 97
+true % 2
+n % 0
+items % 2
+none % 2
+2 ** n % 5
+2 + n % 5
+n // 2 % 2
+n / 2 % 2
+text | wordwrap(10)
+text | wordwrap(width=3)
+text | wordwrap(3, false)
+text | wordwrap(16, true, '|')
+text | wordwrap(20, wrapstring='<br>')
+hyphens | wordwrap(10)
+hyphens | wordwrap(10, break_on_hyphens=false)
+hyphens | wordwrap(4)
+hyphens | wordwrap(5, false)
+hyphens | wordwrap(1)
+hyphens | wordwrap
+hyphens | wordwrap(12, false, '|', false)
+('  two  blanks   here ' * 3) | wordwrap(9)
+('a\n\nb c d e f\n' ~ ' x') | wordwrap(3)
+('Größe über-groß straße-nweit ' * 2) | wordwrap(8)
+'' | wordwrap
+'   ' | wordwrap(2)
+n | wordwrap
+text | wordwrap(0)
+'a b/c?d=é&~_.-' | urlencode
+pair | urlencode
+[('a b', 1), ('ü/', '+&')] | urlencode
+n | urlencode
+none | urlencode
 """.strip("\n").split("\n")
 
 

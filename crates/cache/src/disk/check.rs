@@ -182,7 +182,7 @@ impl DiskCache {
         Ok((removed, before - self.bytes()))
     }
 
-    /// Where bitmaps, entries and files contradict each other, in words. Reads nothing of the slabs.
+    /// Describes contradictions between bitmaps, entries and files. Does not read slabs.
     ///
     /// # Errors
     /// Those of the files.

@@ -133,8 +133,7 @@ impl Cipher {
         Arc::clone(key.or_insert_with(|| Arc::new(key_of(blake3::keyed_hash(&self.root, session).as_bytes()))))
     }
 
-    /// Encrypts all of a slot but its last [`TAIL`] bytes, which then say with what:
-    /// magic, count (8 bytes each), session, tag (16 each), zeros.
+    /// Encrypts all of a slot but its last [`TAIL`] bytes. These get magic and count (8 bytes each), session and tag (16 each), and zeros.
     pub fn seal(&self, slot: &mut [u8]) {
         let count = self.sealed.fetch_add(1, Ordering::Relaxed);
         let (body, tail) = slot.split_at_mut(slot.len() - TAIL);
@@ -147,7 +146,7 @@ impl Cipher {
         tail[32..48].copy_from_slice(tag.expect("a slot is no longer than what AES-GCM takes").as_ref());
     }
 
-    /// Decrypts a slot in place; its end is zeros again. False, and its contents are nothing, where it was not sealed with this key or has changed since.
+    /// Decrypts a slot in place; its end is zeros again. Returns false, and leaves undefined contents, if it was not sealed with this key or has changed since.
     pub fn open(&self, slot: &mut [u8]) -> bool {
         let Some(body) = slot.len().checked_sub(TAIL) else { return false };
         let mut tail = [0; TAIL];

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
+use sluice_store::open_folder;
 
 use super::Error;
 use super::slot::PAGE;
@@ -51,14 +52,14 @@ impl Folder {
 }
 
 fn open(path: &Path, create: bool, flags: OFlags) -> io::Result<File> {
-    // A pipe or a terminal may have taken a file's place: it must neither be waited for nor become this process's own.
+    // A pipe or a terminal may have taken a file's place. It must not be waited for, nor become the controlling terminal.
     let flags = (flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
     let mut how = OpenOptions::new();
     let file = how.read(true).write(true).create(create).truncate(false).mode(0o600).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: not a regular file", path.display())));
     }
-    // io_uring takes the flag to mean that a read may not wait for the disk.
+    // With the flag, io_uring would refuse reads that wait for the disk.
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     Ok(file)
 }
@@ -92,7 +93,7 @@ impl Storage for Folder {
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        open_folder(&self.path)?.sync_all()
     }
 
     fn path(&self, name: &str) -> Option<PathBuf> {

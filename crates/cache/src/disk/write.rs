@@ -54,7 +54,7 @@ impl DiskCache {
     fn store_batch(&mut self, model: u64, batch: &[NewEntry]) -> Result<Stored, Error> {
         self.remove_doomed()?;
         let Some(first) = batch.first() else { return Ok(Stored::default()) };
-        // 1. The entries that the batch goes on from are used now, too: no entry stays without those before it
+        // 1. The entries before the batch are used now, too, so that no entry stays without its predecessors
         self.clock += 1;
         let mut held = self.mark_path_used(model, first.before)?;
         if first.position > 0 && held.is_empty() {
@@ -201,7 +201,7 @@ impl DiskCache {
         })
     }
 
-    /// An entry and all before it are used now. Which those are.
+    /// Marks an entry and all before it as used now, and returns them.
     fn mark_path_used(&mut self, model: u64, last: BlockHash) -> Result<HashSet<Key>, Error> {
         let mut path = HashSet::new();
         let mut key = (model, last);

@@ -2,10 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use sluice_store::{Buffer, drop_cached, resident_bytes};
+use sluice_store::{Buffer, drop_cached, open_regular, resident_bytes};
 
 /// Whether files are in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
@@ -71,8 +71,8 @@ fn touch_memory(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-fn open(path: &PathBuf) -> Result<File> {
-    File::open(path).with_context(|| path.display().to_string())
+fn open(path: &Path) -> Result<File> {
+    Ok(open_regular(path)?)
 }
 
 /// The fraction of all bytes that is in the page cache.

@@ -180,7 +180,7 @@ pub fn peak(isa: Isa, threads: usize, arithmetic: Arithmetic) -> f64 {
     fastest(threads, |macs| roofline::multiply_add(isa, arithmetic, macs))
 }
 
-/// The same of bytes in AMX's tiles, where `isa` [has](has_tiles) them.
+/// The same for bytes in AMX's tiles, if `isa` [has](has_tiles) them.
 pub fn peak_of_tiles(isa: Isa, threads: usize) -> f64 {
     fastest(threads, |macs| roofline::multiply_add_in_tiles(isa, macs).expect("this machine has tiles"))
 }

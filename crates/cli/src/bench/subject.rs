@@ -85,7 +85,7 @@ fn arithmetic(folder: &Path, options: &Options) -> Result<Arithmetic> {
     Ok(match form.activation_format(options.activations) {
         ActivationFormat::F32 => Arithmetic::F32,
         ActivationFormat::Bf16 => Arithmetic::Bf16,
-        ActivationFormat::Int8 => Arithmetic::Int8,
+        ActivationFormat::Int8 | ActivationFormat::Int11 => Arithmetic::Int8,
     })
 }
 

@@ -1,13 +1,16 @@
 //! The model that is evaluated, and the text that it reads.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use sluice_store::read_named;
 
 use crate::engine_args::model_or_demo;
 use crate::load;
+
+/// Bytes that a text may have.
+const MAX_TEXT: u64 = 1 << 30;
 
 #[derive(Args)]
 pub struct TextArgs {
@@ -41,7 +44,7 @@ impl TextArgs {
     pub fn tokens_and_beginning(&self, folder: &Path) -> Result<(Vec<u32>, Vec<u32>)> {
         let tokenizer = load::tokenizer(folder)?;
         let name = || self.name();
-        let text = fs::read(&self.text).with_context(name)?;
+        let text = read_named(&self.text, MAX_TEXT)?;
         let tokens = tokenizer.encode(std::str::from_utf8(&text).with_context(name)?, false)?;
         Ok((tokens, tokenizer.encode("", true)?))
     }

@@ -159,13 +159,7 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
     })
 }
 
-fn to_text(
-    model: &str,
-    checkpoint: &Checkpoint,
-    a: &Anatomy,
-    fit: Option<&Fit>,
-    tokenizer: Option<String>,
-) -> String {
+fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>, tokenizer: Option<String>) -> String {
     let files = checkpoint.file_sizes();
     let all: u64 = files.iter().map(|(_, n)| n).sum();
     let mut lines = vec![("model", model.to_owned())];

@@ -4,12 +4,12 @@ use super::shape::Shape;
 
 /// How weights are stored: affine groups with a 16-bit scale and bias each, or plain floats (`bits` 16 or 32).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Form {
+pub struct Precision {
     pub bits: u64,
     pub group: u64,
 }
 
-impl Form {
+impl Precision {
     /// Bytes of this many weights.
     pub fn bytes(self, weights: u64) -> u64 {
         let groups = if self.is_float() { 0 } else { weights / self.group };
@@ -39,8 +39,8 @@ pub struct Weights {
 }
 
 impl Weights {
-    pub fn new(s: &Shape, resident: Form, experts: Form, k: usize) -> Weights {
-        let routers = if resident.is_float() { resident } else { Form { bits: 8, group: 64 } };
+    pub fn new(s: &Shape, resident: Precision, experts: Precision, k: usize) -> Weights {
+        let routers = if resident.is_float() { resident } else { Precision { bits: 8, group: 64 } };
         let vectors = if resident.bits == 32 { 4 } else { 2 } * s.vectors;
         let rest = resident.bytes(s.head) + resident.bytes(s.dense) + routers.bytes(s.routers) + vectors;
         let embedding = resident.bytes(s.embedding);
@@ -168,8 +168,8 @@ mod tests {
     use crate::presets;
     use std::path::Path;
 
-    const Q2: Form = Form { bits: 2, group: 64 };
-    const Q4: Form = Form { bits: 4, group: 64 };
+    const Q2: Precision = Precision { bits: 2, group: 64 };
+    const Q4: Precision = Precision { bits: 4, group: 64 };
 
     fn at(bandwidth: f64) -> Disk {
         Disk { bandwidth, latency: 0.0 }

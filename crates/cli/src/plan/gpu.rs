@@ -83,15 +83,15 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::estimate::Form;
+    use crate::plan::estimate::Precision;
     use crate::presets;
     use std::path::Path;
 
     #[test]
     fn a_gpu_holds_what_every_token_reads_before_experts() {
         let shape = Shape::read(presets::find(Path::new("qwen3-30b-a3b")).unwrap().config()).unwrap();
-        let form = Form { bits: 4, group: 64 };
-        let weights = Weights::new(&shape, form, form, 8);
+        let precision = Precision { bits: 4, group: 64 };
+        let weights = Weights::new(&shape, precision, precision, 8);
         let layer = 128 * weights.per_expert;
         for gigabytes in [1u64, 4, 8, 12, 24] {
             let gpu = Gpu::new(&shape, &weights, (1, gigabytes * 1_000_000_000), 8192);

@@ -15,7 +15,7 @@ use sluice_kernels::roofline;
 use sluice_kernels::scratch::Scratch;
 use sluice_store::Buffer;
 
-use super::estimate::{Form, Products};
+use super::estimate::{Precision, Products};
 
 /// Larger than any cache.
 const BYTES: usize = 256 << 20;
@@ -46,7 +46,7 @@ impl Measured {
 ///
 /// # Errors
 /// When there is no memory for it, or `SLUICE_ISA` asks for what this machine lacks.
-pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
+pub fn measure(resident: Precision, experts: Precision) -> Result<Measured> {
     let isa = Isa::from_env()?;
     let threads = default_threads(Numa::Off);
     // In large pages, as weights are; not zero, as pages of zeros may be one page.
@@ -72,11 +72,11 @@ pub fn measure(resident: Form, experts: Form) -> Result<Measured> {
     Ok(found)
 }
 
-fn product(isa: Isa, buffer: &[u8], form: Form, threads: usize) -> Result<f64> {
-    let stored = match form.bits {
+fn product(isa: Isa, buffer: &[u8], precision: Precision, threads: usize) -> Result<f64> {
+    let stored = match precision.bits {
         16 => WeightFormat::Float(Float::Bf16),
         32 => WeightFormat::Float(Float::F32),
-        bits => WeightFormat::Affine { bits: bits as u8, group: form.group as u16, scale: Float::Bf16 },
+        bits => WeightFormat::Affine { bits: bits as u8, group: precision.group as u16, scale: Float::Bf16 },
     };
     let parts = stored.planes(COLS)?;
     let rows = BYTES / parts.row_bytes() / (threads * ROWS) * (threads * ROWS);
@@ -95,6 +95,7 @@ fn product(isa: Isa, buffer: &[u8], form: Form, threads: usize) -> Result<f64> {
             ActivationFormat::F32 => Input::F32(&x),
             ActivationFormat::Bf16 => Input::Bf16(&bf16),
             ActivationFormat::Int8 => Input::Int8 { q: &q, scales: &x_scales, sums: &sums },
+            ActivationFormat::Int11 => unreachable!("the mode is int8"),
         };
         let (mut tile, mut scratch) = ([0.0; ROWS], Scratch::with_bytes(scratch));
         let part = rows / threads;
@@ -124,8 +125,8 @@ mod tests {
     #[test]
     fn products_of_every_form_are_measured_and_scale_with_the_bandwidth() {
         for (bits, group) in [(2, 64), (4, 32), (8, 128), (16, 64), (32, 64)] {
-            let form = Form { bits, group };
-            let found = measure(form, form).unwrap();
+            let precision = Precision { bits, group };
+            let found = measure(precision, precision).unwrap();
             let Products { resident, experts } = found.products;
             assert!(resident > 0.0 && resident == experts && found.read > 0.0, "{bits} bits: {found:?}");
             let twice = found.products_at(2.0 * found.read);

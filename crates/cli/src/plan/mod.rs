@@ -23,7 +23,7 @@ use sluice_store::{Checkpoint, Dtype, Tensor};
 
 use crate::disk::{self, Case, Order, PAGE};
 use crate::{machine, presets, terminal, units};
-use estimate::{Disk, Form, Products, Split, Token, Weights, hit_rate};
+use estimate::{Disk, Precision, Products, Split, Token, Weights, hit_rate};
 use gpu::Gpu;
 use memory::Measured;
 use residency::Residency;
@@ -138,16 +138,16 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let bits = args.bits.or(bits_of(all)).or(plain).unwrap_or(4);
     let experts_bits = args.experts_bits.or(args.bits).or(bits_of(of_experts)).unwrap_or(bits);
     let group = u64::from(args.group_size.or(all.map(|(_, group)| group)).unwrap_or(64));
-    let form = |bits| Form { bits, group };
+    let precision = |bits| Precision { bits, group };
     let k = args.experts_per_token.unwrap_or(shape.k);
     ensure!(k <= shape.experts, "--experts-per-token {k}: the model has {} experts", shape.experts);
-    let weights = Weights::new(&shape, form(bits), form(experts_bits), k);
+    let weights = Weights::new(&shape, precision(bits), precision(experts_bits), k);
     let recording = args.trace.as_deref().map(|path| residency::read(path, &shape, k)).transpose()?;
 
     // 2. the machine
     let room = machine::available().into_iter().chain(machine::cgroup().map(|l| l.left)).min();
     let memory = args.memory.or(room).context("this machine's memory is not known: give --memory")?;
-    let measured = memory::measure(form(bits), form(experts_bits))?;
+    let measured = memory::measure(precision(bits), precision(experts_bits))?;
     // On another machine, products are assumed to reach the same fraction of its bandwidth as here.
     let memory_bandwidth = args.memory_bandwidth.map_or(measured.read, |b| b as f64);
     let products = measured.products_at(memory_bandwidth);
@@ -232,7 +232,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     );
     let widths =
         if experts_bits == bits { format!("{bits} bits") } else { format!("{bits} bits, experts {experts_bits}") };
-    let are_floats = form(bits).is_float() && form(experts_bits).is_float();
+    let are_floats = precision(bits).is_float() && precision(experts_bits).is_float();
     let widths = if are_floats { widths } else { format!("{widths}, groups of {group}") };
     text += &line(
         "weights",
@@ -308,7 +308,8 @@ pub fn run(args: PlanArgs) -> Result<()> {
 fn block_bits(tensors: &ModelTensors) -> Option<u64> {
     let (checkpoint, layout) = (tensors.checkpoint(), tensors.layout());
     let is_blocks = |t: &&Tensor| matches!(layout.format(checkpoint, t), Ok(WeightFormat::Blocks(_)));
-    let all: Vec<(u64, u64)> = checkpoint.tensors().iter().filter(is_blocks).map(|t| (t.bytes.len() as u64, layout.stored(t).1)).collect();
+    let all: Vec<(u64, u64)> =
+        checkpoint.tensors().iter().filter(is_blocks).map(|t| (t.bytes.len() as u64, layout.stored(t).1)).collect();
     let (bytes, elements) = all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     let average = 8.0 * bytes as f64 / elements.max(1) as f64;
     // Groups of 64 with a scale and a bias of 16 bits take half a bit more.

@@ -173,9 +173,9 @@ impl Backend for Checker {
         });
     }
 
-    fn drawing(&mut self) -> Option<&mut dyn DeviceSampling> {
-        self.outside("drawing");
-        if self.not_numbers.is_empty() { self.inner.drawing() } else { None }
+    fn device_sampling(&mut self) -> Option<&mut dyn DeviceSampling> {
+        self.outside("device_sampling");
+        if self.not_numbers.is_empty() { self.inner.device_sampling() } else { None }
     }
 
     fn threads(&self) -> usize {

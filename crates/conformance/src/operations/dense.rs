@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sluice_backend::{
-    Backend, BlockFormat, DRAWN_TOGETHER, Float, Isa, Linear, Logits, MOST_RANKS, Mlp, Projection, Ranked, Scaled, Top,
+    Backend, BlockFormat, DRAWN_TOGETHER, Float, Isa, Linear, Logits, MAX_RANKS, Mlp, Projection, Ranked, Scaled, Top,
     WeightFormat, sample,
 };
 
@@ -305,7 +305,7 @@ fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, Strin
     };
     // A few, as many as may be, and how many of a row that is: what is likelier comes first, and of equals the first.
     let ranked: Vec<Ranked> = (0..2 * scaled.len())
-        .map(|i| Ranked { row: scaled[i / 2].row, rank: [1 + 4 * (i / 2) % 50, MOST_RANKS][i % 2] })
+        .map(|i| Ranked { row: scaled[i / 2].row, rank: [1 + 4 * (i / 2) % 50, MAX_RANKS][i % 2] })
         .collect();
     let in_order = |mut tops: Vec<Top>, rank: usize| {
         tops.sort_by(|a, b| b.logit.partial_cmp(&a.logit).expect("numbers").then(a.token.cmp(&b.token)));
@@ -314,10 +314,10 @@ fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, Strin
     let likeliest = |row: &[f32], rank: usize| {
         in_order((0..).zip(row).map(|(token, logit)| Top { logit: *logit, token }).collect(), rank)
     };
-    match backend.drawing() {
-        Some(drawing) => {
-            let tops = text(drawing.tops(left));
-            let best = drawing.best(left, &ranked).iter().zip(&ranked).map(|(best, of)| {
+    match backend.device_sampling() {
+        Some(device) => {
+            let tops = text(device.tops(left));
+            let best = device.best(left, &ranked).iter().zip(&ranked).map(|(best, of)| {
                 let row = &all[of.row * vocabulary..(of.row + 1) * vocabulary];
                 let reach = row.iter().filter(|logit| **logit >= best.bar).count();
                 assert!(
@@ -326,14 +326,14 @@ fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, Strin
                     of.rank
                 );
                 assert!(
-                    best.found.len() == reach || best.found.is_empty() && reach > 2 * MOST_RANKS,
+                    best.found.len() == reach || best.found.is_empty() && reach > 2 * MAX_RANKS,
                     "{reach} reach it"
                 );
                 if best.found.is_empty() { likeliest(row, of.rank) } else { in_order(best.found.clone(), of.rank) }
             });
             let best = format!("{:?}", best.collect::<Vec<_>>());
-            let sums = format!("{:?}", drawing.sums(left, &scaled));
-            (tops, best, sums, drawing.blocks(left, &blocks).chunks_exact(DRAWN_TOGETHER).flat_map(whole).collect())
+            let sums = format!("{:?}", device.sums(left, &scaled));
+            (tops, best, sums, device.blocks(left, &blocks).chunks_exact(DRAWN_TOGETHER).flat_map(whole).collect())
         }
         None => {
             let weighed = |of: &Scaled| {

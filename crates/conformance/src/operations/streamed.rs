@@ -87,7 +87,7 @@ fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDis
         let bytes: Bytes = checkpoint.tensor(&name(*blob)).expect("as written").bytes;
         let arrays = form.planes(cols).expect("a form that there is").len();
         let parts = ranges.iter().take(arrays).map(|range| bytes.slice(range.clone())).collect();
-        let source = MatrixSource { form, rows, cols, parts };
+        let source = MatrixSource { format: form, rows, cols, planes: parts };
         assert_eq!(matrices[layer].len(), number);
         matrices[layer].push(c.backend.matrix(source).expect("a matrix of a known form"));
     }
@@ -143,7 +143,8 @@ fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
 }
 
 pub fn streamed(c: &mut Case) {
-    // Every other time as checkpoints have it, which backends may be quicker with: matrices of one form whose groups are 64, and mostly a token or a few at a time.
+    // Half of the cases are like real checkpoints, for which backends may have faster kernels: matrices of one format with groups of 64, and mostly one or a
+    // few tokens.
     let usual = c.coin();
     if usual {
         let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));

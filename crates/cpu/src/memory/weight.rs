@@ -25,10 +25,10 @@ impl Weight {
     /// Checks shape and lengths; reads no byte.
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
-        let planes = source.form.planes(cols)?;
-        let (got, wanted) = (source.parts.len(), planes.len());
+        let planes = source.format.planes(cols)?;
+        let (got, wanted) = (source.planes.len(), planes.len());
         ensure!(got == wanted, MatrixError::Parts { got, wanted });
-        for (plane, bytes) in planes.iter().zip(&source.parts) {
+        for (plane, bytes) in planes.iter().zip(&source.planes) {
             let wanted = rows.checked_mul(plane.row_bytes).ok_or(MatrixError::TooBig { rows, cols })?;
             ensure!(bytes.len() == wanted, MatrixError::Length { part: plane.name, got: bytes.len(), wanted });
         }
@@ -38,18 +38,18 @@ impl Weight {
     /// The matrix for a thread of node `node` (an index into the nodes that have copies). Waits until it has been read.
     pub fn matrix(&self, node: usize) -> Matrix<'_> {
         let s = &self.source;
-        Matrix::new(s.form, s.rows, s.cols, self.planes_on(node).iter().map(|b| &b[..]))
+        Matrix::new(s.format, s.rows, s.cols, self.planes_on(node).iter().map(|b| &b[..]))
             .expect("checked when it was made")
     }
 
     /// Its planes for a thread of this node.
     pub fn planes_on(&self, node: usize) -> &[Bytes] {
-        self.copies.get(node).unwrap_or(&self.source.parts)
+        self.copies.get(node).unwrap_or(&self.source.planes)
     }
 
     /// Its planes where they were loaded.
     pub fn source(&self) -> &[Bytes] {
-        &self.source.parts
+        &self.source.planes
     }
 
     /// From here on threads read the copy of their node. `copies`: `[nodes, planes]`, of the same lengths as the source.
@@ -67,14 +67,14 @@ impl Weight {
     /// Waits until all of it has been read, or reading has failed.
     pub fn wait(&self) {
         if !self.is_ready() {
-            self.source.parts.iter().for_each(Bytes::wait);
+            self.source.planes.iter().for_each(Bytes::wait);
         }
     }
 
     /// Whether all of it has been read.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed) || {
-            let ready = self.source.parts.iter().all(Bytes::is_ready);
+            let ready = self.source.planes.iter().all(Bytes::is_ready);
             self.ready.store(ready, Ordering::Relaxed);
             ready
         }
@@ -87,16 +87,16 @@ impl Weight {
             let mut copy = vec![0; len];
             bytes.slice(row * len..(row + 1) * len).read_now(&mut copy).map(|()| copy)
         };
-        let Ok(planes) = self.source.parts.iter().map(read).collect::<Result<Vec<_>, _>>() else {
+        let Ok(planes) = self.source.planes.iter().map(read).collect::<Result<Vec<_>, _>>() else {
             return out.fill(0.0);
         };
-        let matrix = Matrix::new(self.source.form, 1, self.source.cols, planes.iter().map(|p| &p[..]));
+        let matrix = Matrix::new(self.source.format, 1, self.source.cols, planes.iter().map(|p| &p[..]));
         affine::dequantize_row(isa, &matrix.expect("the planes of a row"), 0, out);
     }
 
     /// The planes of some rows, read or not. Planes that the format does not have are empty.
     pub fn rows_bytes(&self, rows: Range<usize>) -> [Bytes; MAX_PLANES] {
-        std::array::from_fn(|i| match self.source.parts.get(i) {
+        std::array::from_fn(|i| match self.source.planes.get(i) {
             None => Bytes::from(Vec::new()),
             Some(bytes) => {
                 let row = bytes.len() / self.rows();
@@ -107,11 +107,11 @@ impl Weight {
 
     /// The number of its planes.
     pub fn arrays(&self) -> usize {
-        self.source.parts.len()
+        self.source.planes.len()
     }
 
     pub fn format(&self) -> WeightFormat {
-        self.source.form
+        self.source.format
     }
 
     pub fn rows(&self) -> usize {
@@ -124,7 +124,7 @@ impl Weight {
 
     /// Bytes of the whole matrix.
     pub fn bytes(&self) -> usize {
-        self.source.parts.iter().map(|b| b.len()).sum()
+        self.source.planes.iter().map(|b| b.len()).sum()
     }
 
     /// Kernel scratch for `rows` of it times `tokens`.
@@ -137,6 +137,6 @@ impl Weight {
     }
 
     pub fn is_mapped(&self) -> bool {
-        self.source.parts[0].is_mapped()
+        self.source.planes[0].is_mapped()
     }
 }

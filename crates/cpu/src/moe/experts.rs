@@ -241,7 +241,7 @@ pub fn gate_up(
     context.reserve(most * block.min(intermediate), 0, 0, kernel);
     let ExecContext { isa, mode, weights, pool, workers, .. } = context;
     let (units, workers) = (&*units, &*workers);
-    let writer = into.writer(needs);
+    let writer = into.writer(needs.by_parts());
     pool.run(tasks, &|task, thread| {
         let unit = &units[units.partition_point(|u| u.first_task <= task) - 1];
         let from = (task - unit.first_task) * block;
@@ -263,6 +263,10 @@ pub fn gate_up(
             unsafe { writer.write(isa, unit.from + i, from, row) };
         }
     });
+    if needs.int11 {
+        // SAFETY: a task has a row of its own.
+        pool.run(order.len(), &|row, _| unsafe { writer.encode_row(isa, row) });
+    }
 }
 
 /// An expert that every token takes, after its first round: its down projection, activations and each token's weight.

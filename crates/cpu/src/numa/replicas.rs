@@ -226,7 +226,7 @@ mod tests {
             let form = WeightFormat::Float(Float::F32);
             for seed in 0..2 {
                 let parts = vec![Bytes::from(weight(seed))];
-                cpu.matrix(MatrixSource { form, rows: ROWS, cols: COLS, parts }).unwrap();
+                cpu.matrix(MatrixSource { format: form, rows: ROWS, cols: COLS, planes: parts }).unwrap();
             }
             let [x, out] = [COLS, ROWS].map(|cols| cpu.alloc(MemoryClass::Scratch, 1, cols).unwrap());
             cpu.upload(&(0..COLS).map(|i| i as f32).collect::<Vec<_>>(), x);

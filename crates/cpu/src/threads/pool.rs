@@ -293,9 +293,9 @@ fn next_job(s: &Shared, index: usize, seen: u64) -> Option<(u64, usize)> {
     }
 }
 
-/// Parks unless there is something to do. Whoever publishes a job first writes the call's state, and then looks who sleeps; here it is the other way
-/// round. With a fence between the two on each side, one of the sides sees the other, so that no wakeup is lost.
-/// `stop` needs none of this: whoever sets it unparks without looking.
+/// Parks unless there is something to do. The owner first publishes a job, and then looks which helpers sleep. A helper first marks itself as asleep, and then
+/// looks for a job. With a fence between the two on each side, one sees the other, so no wakeup is lost. `stop` needs no fence: its setter unparks all helpers
+/// without looking.
 fn sleep(s: &Shared, index: usize, seen: u64) {
     s.sleeping[index].store(true, Ordering::Relaxed);
     fence(Ordering::SeqCst);

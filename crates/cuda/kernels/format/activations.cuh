@@ -13,6 +13,15 @@ struct Encoded {
     // For each 32 columns: scale, and scale times the sum of their q.
     float* sx;
     float* mx;
+    // For integers of 11 bits (int11.cuh): f16 in tiles of 128 rows and 64 columns.
+    u16* n;
+    // [groups of 64 columns, `padded`]: sums of n.
+    float* sn;
+    // [rows]: what a result is multiplied with.
+    float* tn;
+    // Rows of whole tiles.
+    u32 padded;
+    u32 unused;
 };
 
 struct Quantize {

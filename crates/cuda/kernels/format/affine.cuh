@@ -192,3 +192,6 @@ template <int BITS_> struct Affine {
         t = fma(sx.y, second, mul(sx.x, first));
     }
 };
+
+// The same weights where activations are integers of 11 bits.
+template <int BITS> struct Int11 : Affine<BITS> {};

@@ -33,14 +33,27 @@
     X(q4_int8, Affine<4>)       \
     X(q8_int8, Affine<8>)
 
-// `Matrix::kind`: the number of a format in the order of the first three lists.
+// Weights as integers, activations as integers of 11 bits.
+#define INT11_FORMATS(X)        \
+    X(q2_int11, Int11<2>)       \
+    X(q3_int11, Int11<3>)       \
+    X(q4_int11, Int11<4>)       \
+    X(q5_int11, Int11<5>)       \
+    X(q6_int11, Int11<6>)       \
+    X(q8_int11, Int11<8>)
+
+// Those of them that tensor cores take.
+#define INT11_TENSOR_FORMATS(X) \
+    X(q4_int11, Int11<4>)
+
+// `Matrix::kind`: the number of a format in the order of the lists.
 enum : u32 {
 #define KIND(name, F) KIND_##name,
-    F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND)
+    F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND)
 #undef KIND
 };
 
 template <class F> constexpr u32 KIND_OF = 0;
 #define KIND(name, F) template <> constexpr u32 KIND_OF<F> = KIND_##name;
-F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND)
+F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND)
 #undef KIND

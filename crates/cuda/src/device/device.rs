@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::device::sys::{DriverError, checked, count, sys};
-use crate::kernels::{Kernels, Variant, chosen, ensure_built};
+use crate::kernels::{Exact, Kernel, Kernels, Variant, chosen, ensure_built};
 
 /// The lowest compute capability that kernels are made for.
 const MIN_CAPABILITY: (i32, i32) = (7, 5);
@@ -39,6 +39,8 @@ pub struct Device {
     pub shared: usize,
     /// The [`Variant`]s that are on, a bit each.
     variants: u32,
+    /// What was asked of it in the mode of integers of 11 bits.
+    exact: OnceLock<Exact>,
 }
 
 // SAFETY: a context may be used by any thread on which it is current, and `bind` makes it so; the driver locks what threads share.
@@ -157,12 +159,38 @@ impl Device {
         let is_on = |variant: &Variant| chosen(*variant) && (*variant != Variant::Tiles || capability >= 80);
         let variants =
             VARIANTS.iter().filter(|variant| is_on(variant)).fold(0, |bits, variant| bits | 1 << *variant as u32);
-        Ok(Device { ordinal, name, context, handle, kernels, reserves, multiprocessors, shared, variants })
+        Ok(Device {
+            ordinal,
+            name,
+            context,
+            handle,
+            kernels,
+            reserves,
+            multiprocessors,
+            shared,
+            variants,
+            exact: OnceLock::new(),
+        })
     }
 
     /// Whether kernels of this variant are used.
     pub fn has(&self, variant: Variant) -> bool {
         self.variants & 1 << variant as u32 != 0
+    }
+
+    /// Whether a kernel is there: some have instructions that only one generation has.
+    pub fn has_kernel(&self, kernel: Kernel) -> bool {
+        !self.kernels.function(kernel).is_null()
+    }
+
+    /// Which kernels of integers of 11 bits were seen to be exact on it; `None` until [`Device::set_exact`] was called.
+    pub fn exact(&self) -> Option<Exact> {
+        self.exact.get().copied()
+    }
+
+    /// Remembers it, the first time.
+    pub fn set_exact(&self, exact: Exact) {
+        let _ = self.exact.set(exact);
     }
 
     /// Makes the context current on this thread.

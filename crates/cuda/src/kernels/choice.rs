@@ -63,6 +63,16 @@ impl KernelFormat {
         shapes.find(|shape| shape.shared + STATIC_SHARED <= most)
     }
 
+    /// The kernels of integers of 11 bits on tensor cores, for 1, 2, 4 and 8 tokens.
+    pub fn gemm_few(self, tile: usize) -> Option<Kernel> {
+        Kernel::of(Family::GemmFew, self, tile)
+    }
+
+    /// The same for prompts.
+    pub fn gemm_wide(self) -> Option<Kernel> {
+        Kernel::of(Family::GemmWide, self, 0)
+    }
+
     /// The kernel for so many tokens together with all that comes before the product.
     pub fn gemv_batched(self, tokens: usize) -> Option<Kernel> {
         let tile = [1, 2, 4, 8].iter().position(|most| tokens <= *most)?;
@@ -100,6 +110,10 @@ impl KernelFormat {
             let sums = (cols / 32).next_multiple_of(4) * size_of::<f32>();
             let shared = sums + rows * SLOTS * 4 * size_of::<f32>();
             return LaunchShape { kernel: kernel(Family::Gemv, usize::from(wide)), rows, threads: 128, shared };
+        }
+        if needs.int11 {
+            let family = if many { Family::Gemm8 } else { Family::Gemv };
+            return LaunchShape { kernel: kernel(family, 0), rows: 8, threads: 256, shared: 0 };
         }
         // Few rows, a router's say, are spread over the device.
         let rows = match many {

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use super::format::{BF16_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, KernelFormat};
+use super::format::{
+    BF16_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, INT11_FORMATS, INT11_TENSOR_FORMATS, KernelFormat,
+};
 use crate::parameters as p;
 
 /// A kernel, by its number.
@@ -61,6 +63,7 @@ macro_rules! kernels {
 kernels! {
     singles {
         QUANTIZE "quantize" in "elementwise/quantize" takes Quantize;
+        ENCODE_INT11 "encode_int11" in "elementwise/int11" takes Quantize;
         EMBED "embed" in "elementwise/embed" takes Embed;
         COPY_ROWS "copy_rows" in "elementwise/embed" takes CopyRows;
         BETWEEN_SCALE "between_scale" in "elementwise/between" takes Between;
@@ -116,12 +119,14 @@ kernels! {
             in "gemv/f32" of F32_FORMATS by [""] takes Products;
             in "gemv/bf16" of BF16_FORMATS by [""] takes Products;
             in "gemv/int8" of INT8_FORMATS by ["", "_wide"] takes Products;
+            in "gemv/int11" of INT11_FORMATS by [""] takes Products;
         }
         /// Tiles of eight tokens, without tensor cores.
         Gemm8 "gemm_8" {
             in "gemm/f32" of F32_FORMATS by [""] takes Products;
             in "gemm/bf16" of BF16_FORMATS by [""] takes Products;
             in "gemm/int8" of INT8_FORMATS by [""] takes Products;
+            in "gemm/int11" of INT11_FORMATS by [""] takes Products;
         }
         /// Lane sums by tiles of 32 rows and 32 tokens.
         Gemm32 "gemm_32" {
@@ -155,6 +160,14 @@ kernels! {
         /// Some tens of tokens on tensor cores, by blocks that are an even share.
         GemmBalanced "gemm_balanced" {
             in "gemm/balanced" of BYTE_FORMATS by [""] takes Products;
+        }
+        /// Integers of 11 bits for up to eight tokens on tensor cores.
+        GemmFew "gemm_few" {
+            in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_1", "_2", "_4", "_8"] takes Products;
+        }
+        /// The same for prompts, by wgmma.
+        GemmWide "gemm_wide" {
+            in "gemm/int11_wide" of INT11_TENSOR_FORMATS by [""] takes Products;
         }
         /// Experts that have a few tokens each: one product, or gate and up.
         GroupedGemm "grouped_gemm" {
@@ -285,6 +298,12 @@ impl Kernel {
     /// The unit that it is in: a `.cu` file of `kernels`, without that ending.
     pub fn unit(self) -> &'static str {
         self.instance().map_or_else(|| SINGLES[self.index()].1, |(of, ..)| of.unit)
+    }
+
+    /// The only compute capability that has its instructions (90 for 9.0); `None`: it is for all.
+    pub fn only(self) -> Option<i32> {
+        // `specific` of `kernels/nvrtc.json`.
+        (self.unit() == "gemm/int11_wide").then_some(90)
     }
 
     fn instance(self) -> Option<(&'static Instances, KernelFormat, usize)> {

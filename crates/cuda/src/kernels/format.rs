@@ -8,15 +8,23 @@ pub struct Needs {
     pub f32: bool,
     pub bf16: bool,
     pub int8: bool,
+    pub int11: bool,
 }
 
 impl Needs {
-    pub const F32: Needs = Needs { f32: true, bf16: false, int8: false };
-    pub const BF16: Needs = Needs { f32: false, bf16: true, int8: false };
-    pub const INT8: Needs = Needs { f32: false, bf16: false, int8: true };
+    const NONE: Needs = Needs { f32: false, bf16: false, int8: false, int11: false };
+    pub const F32: Needs = Needs { f32: true, ..Needs::NONE };
+    pub const BF16: Needs = Needs { bf16: true, ..Needs::NONE };
+    pub const INT8: Needs = Needs { int8: true, ..Needs::NONE };
+    pub const INT11: Needs = Needs { int11: true, ..Needs::NONE };
 
     pub fn and(self, other: Needs) -> Needs {
-        Needs { f32: self.f32 || other.f32, bf16: self.bf16 || other.bf16, int8: self.int8 || other.int8 }
+        Needs {
+            f32: self.f32 || other.f32,
+            bf16: self.bf16 || other.bf16,
+            int8: self.int8 || other.int8,
+            int11: self.int11 || other.int11,
+        }
     }
 }
 
@@ -53,6 +61,8 @@ macro_rules! format_lists {
     (F32 $($variant:ident)*) => { pub const F32_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (BF16 $($variant:ident)*) => { pub const BF16_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (INT8 $($variant:ident)*) => { pub const INT8_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
+    (INT11 $($variant:ident)*) => { pub const INT11_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
+    (INT11_TENSOR $($variant:ident)*) => { pub const INT11_TENSOR_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (BYTE $($variant:ident)*) => { pub const BYTE_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
 }
 
@@ -72,9 +82,10 @@ impl KernelFormat {
             (WeightFormat::Blocks(_), _) => unreachable!("refused when a weight is made"),
             (WeightFormat::Affine { .. }, Activations::F32) => KernelFormat::AffineF32,
             (WeightFormat::Affine { .. }, Activations::Bf16) => KernelFormat::AffineBf16,
-            (WeightFormat::Affine { bits, .. }, Activations::Int8) => {
+            (WeightFormat::Affine { bits, .. }, Activations::Int8 | Activations::Int11) => {
+                let formats = if mode == Activations::Int8 { INT8_FORMATS } else { INT11_FORMATS };
                 let wanted = |format: &&KernelFormat| format.bits() == Some(usize::from(bits));
-                *INT8_FORMATS.iter().find(wanted).expect("integers of these bits have kernels")
+                *formats.iter().find(wanted).expect("integers of these bits have kernels")
             }
         }
     }
@@ -92,6 +103,7 @@ impl KernelFormat {
         match () {
             () if F32_FORMATS.contains(&self) => Needs::F32,
             () if BF16_FORMATS.contains(&self) => Needs::BF16,
+            () if INT11_FORMATS.contains(&self) => Needs::INT11,
             () => Needs::INT8,
         }
     }
@@ -107,8 +119,9 @@ mod tests {
             assert_eq!(*format as usize, i);
             assert_eq!(KernelFormat::from_number(i as u32), *format);
         }
-        let lists = [F32_FORMATS, BF16_FORMATS, INT8_FORMATS].concat();
+        let lists = [F32_FORMATS, BF16_FORMATS, INT8_FORMATS, INT11_FORMATS].concat();
         assert_eq!(lists, KernelFormat::ALL);
         assert!(BYTE_FORMATS.iter().all(|format| INT8_FORMATS.contains(format)));
+        assert!(INT11_TENSOR_FORMATS.iter().all(|format| INT11_FORMATS.contains(format)));
     }
 }

@@ -212,7 +212,7 @@ impl BufferPool {
         self.class(layer).set(buffer, if is_latest { BufferState::Transient } else { BufferState::Free });
     }
 
-    /// The present step uses an expert that was used before and is still in its buffer. Whether it is.
+    /// Uses an expert in this step again, if its buffer still has it. Returns whether it has.
     pub fn reuse(&mut self, layer: usize, expert: u32) -> bool {
         let Some((buffer, BufferState::Retiring | BufferState::Cached)) = self.find(layer, expert) else {
             return false;

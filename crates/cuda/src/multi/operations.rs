@@ -399,8 +399,8 @@ impl Backend for Pipeline {
         self.devices[self.head].each_logits(logits, each);
     }
 
-    fn drawing(&mut self) -> Option<&mut dyn DeviceSampling> {
-        self.devices[self.head].drawing()
+    fn device_sampling(&mut self) -> Option<&mut dyn DeviceSampling> {
+        self.devices[self.head].device_sampling()
     }
 
     fn threads(&self) -> usize {

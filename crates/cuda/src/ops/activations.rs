@@ -11,6 +11,11 @@ use crate::weights::Needs;
 
 /// Elements per scale of int8 activations.
 pub const GROUP: usize = 32;
+/// Columns that share an exponent of integers of 11 bits, and rows of a tile of them: `TILE_ROWS` of `kernels/format/int11.cuh`.
+pub const INT11_GROUP: usize = 64;
+const INT11_TILE_ROWS: usize = 128;
+/// The most bytes of a row that a block keeps while it encodes integers of 11 bits.
+const KEPT: usize = 64 << 10;
 /// Fewer rows than these do not keep the device busy.
 const FEW_ROWS: usize = 64;
 
@@ -23,6 +28,10 @@ pub struct EncodedActivations {
     /// `[rows, cols / GROUP]` f32 each
     scales: Scratch,
     means: Scratch,
+    /// As `kernels/format/int11.cuh` has them.
+    int11: Scratch,
+    int11_sums: Scratch,
+    int11_scales: Scratch,
     pub rows: usize,
     pub cols: usize,
     /// Addresses of the encodings, for kernels.
@@ -48,6 +57,14 @@ impl EncodedActivations {
             self.view.sx = self.scales.reserve(gpu, 4 * n / GROUP)?;
             self.view.mx = self.means.reserve(gpu, 4 * n / GROUP)?;
         }
+        if needs.int11 {
+            assert!(cols.is_multiple_of(GROUP), "integers of 11 bits come in halves of groups, of {GROUP}");
+            let [n, sums, scales] = int11_bytes(rows, cols);
+            self.view.n = self.int11.reserve(gpu, n)?;
+            self.view.sn = self.int11_sums.reserve(gpu, sums)?;
+            self.view.tn = self.int11_scales.reserve(gpu, scales)?;
+            self.view.padded = number(rows.next_multiple_of(INT11_TILE_ROWS));
+        }
         Ok(self.view)
     }
 
@@ -62,8 +79,15 @@ impl EncodedActivations {
     }
 
     pub fn bytes(&self) -> usize {
-        [&self.f32, &self.bf16, &self.int8, &self.scales, &self.means].iter().map(|s| s.bytes()).sum()
+        let int11 = [&self.int11, &self.int11_sums, &self.int11_scales];
+        [&self.f32, &self.bf16, &self.int8, &self.scales, &self.means].iter().chain(&int11).map(|s| s.bytes()).sum()
     }
+}
+
+/// Bytes of integers of 11 bits, of their sums and of their scales.
+pub fn int11_bytes(rows: usize, cols: usize) -> [usize; 3] {
+    let (padded, groups) = (rows.next_multiple_of(INT11_TILE_ROWS), cols.div_ceil(INT11_GROUP));
+    [2 * padded * groups * INT11_GROUP, 4 * padded * groups, 4 * padded]
 }
 
 /// What [`encode`] reads: rows of `x`, all of them or those listed in `taken`, either normed or as `silu(x) * up`.
@@ -83,6 +107,22 @@ pub struct EncodeInput {
 pub fn encode(gpu: &Gpu, from: EncodeInput, needs: Needs, to: &mut EncodedActivations) -> Result<()> {
     let EncodeInput { x, up, norm, taken, rows, cols } = from;
     let to = to.reserve(gpu, rows, cols, needs)?;
+    if needs.int11 {
+        let keeps = 4 * cols <= KEPT;
+        let to = p::Encoded { unused: keeps.into(), ..to };
+        let parameters = p::Quantize { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
+        // A few rows have one large block each.
+        let most = if rows < FEW_ROWS { 1024 } else { 256 };
+        let threads = cols.div_ceil(8).next_multiple_of(32).min(most);
+        let shared = if keeps { 4 * cols } else { 0 };
+        // SAFETY: tensors were checked against their buffers, and the scratch was just reserved.
+        unsafe {
+            gpu.launch(Kernel::ENCODE_INT11, [number(rows), 1, 1], number(threads), number(shared), &parameters)?
+        };
+        if needs == Needs::INT11 {
+            return Ok(());
+        }
+    }
     let parameters = p::Quantize { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
     // A few rows that are normed have one large block each. Otherwise a row has several blocks, whose threads take four columns at a time.
     let threads =

@@ -10,6 +10,7 @@ use crate::ops::gemm::{gemm_balanced, gemm_m16, gemm_tiles, max_rows};
 use crate::ops::gemv::gemv_interleaved;
 use crate::ops::gemv_fused::gemv_fused;
 use crate::ops::grouped_gemm::long_gemm;
+use crate::ops::int11;
 use crate::ops::product::{MAX_GRID_Y, MatmulInput, Product};
 use crate::parameters::{self as p, number};
 use crate::weights::{self, LaunchShape, Needs};
@@ -47,6 +48,9 @@ fn matmul_alike(gpu: &Gpu, products: &[Product], x: &EncodedActivations) -> Resu
     if let [product] = products
         && long_gemm(gpu, product, x)?
     {
+        return Ok(());
+    }
+    if first.kinds()[0].needs().int11 && int11::multiply(gpu, products, &parameters)? {
         return Ok(());
     }
     let is_sorted = first.table.is_some_and(|t| t.tiles.is_some());

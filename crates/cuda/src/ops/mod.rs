@@ -9,6 +9,7 @@ pub mod gemm;
 pub mod gemv;
 pub mod gemv_fused;
 pub mod grouped_gemm;
+pub mod int11;
 pub mod logits;
 pub mod matmul;
 pub mod mlp;

@@ -2,7 +2,7 @@
 //! to the host.
 
 use anyhow::Result;
-use sluice_backend::{Best, DRAWN_TOGETHER, Logits, MOST_RANKS, Ranked, Scaled, Top};
+use sluice_backend::{Best, DRAWN_TOGETHER, Logits, MAX_RANKS, Ranked, Scaled, Top};
 
 use crate::device::memory::Scratch;
 use crate::device::pinned::PinnedBuffer;
@@ -21,7 +21,7 @@ const MAX_BEST: usize = 512;
 const BEST_THREADS: u32 = 1024;
 /// Bytes of a row's likeliest tokens: the threshold and how many reach it, then logit and token of each.
 const BEST_BYTES: usize = 8 * (1 + MAX_BEST);
-const _: () = assert!(MOST_RANKS <= GROUPS);
+const _: () = assert!(MAX_RANKS <= GROUPS);
 /// A step with more rows of logits samples none on the device: it scores a prompt.
 const MAX_ROWS: usize = 256;
 const SUM_THREADS: u32 = 256;
@@ -121,7 +121,7 @@ impl SamplingScratch {
     /// The tokens of rows whose logits are at least the row's `rank`-th group maximum; none for a row that has too many.
     pub fn best(&mut self, gpu: &Gpu, logits: (Address, Logits), of: &[Ranked]) -> Result<&[Best]> {
         let (at, logits) = logits;
-        assert!(of.iter().all(|r| r.row < self.rows && (1..=MOST_RANKS).contains(&r.rank)), "rows of this step");
+        assert!(of.iter().all(|r| r.row < self.rows && (1..=MAX_RANKS).contains(&r.rank)), "rows of this step");
         self.candidates.resize_with(self.candidates.len().max(of.len()), Best::default);
         let (out, groups) = (self.best.reserve(gpu, BEST_BYTES * of.len())?, self.groups.at());
         for (n, some) in of.chunks(MOST_DRAWN).enumerate() {

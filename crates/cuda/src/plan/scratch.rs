@@ -2,25 +2,30 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection,
-    StepInputs, StepScratch, Tensor,
+    Activations, AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
+    Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
 use crate::moe::experts::operands;
 use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
-use crate::ops::activations::GROUP;
+use crate::ops::activations::{GROUP, int11_bytes};
 use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
 use crate::ops::sampling;
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
 #[derive(Default)]
-struct EncodedSize([usize; 3]);
+struct EncodedSize([usize; 4]);
 
 impl EncodedSize {
     fn grow(&mut self, rows: usize, cols: usize, needs: Needs) {
         let n = rows * cols;
-        let sizes = [(needs.f32, 4 * n), (needs.bf16, 2 * n), (needs.int8, n + 8 * (n / GROUP))];
+        let sizes = [
+            (needs.f32, 4 * n),
+            (needs.bf16, 2 * n),
+            (needs.int8, n + 8 * (n / GROUP)),
+            (needs.int11, int11_bytes(rows, cols).iter().sum()),
+        ];
         for (size, (needed, bytes)) in self.0.iter_mut().zip(sizes) {
             *size = (*size).max(if needed { bytes } else { 0 });
         }
@@ -202,6 +207,11 @@ impl Operations for ScratchPlanner<'_> {
         if let Elementwise::AddNormed { residual, .. } = operation {
             self.note(OperationKey::AddNormed, &[], Some(*residual));
         }
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
+        self.mixture(x, moe, residual);
+        Routing::default()
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {

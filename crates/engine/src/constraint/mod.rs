@@ -24,9 +24,9 @@ use crate::text::{ModelText, Opened, Tokenizer};
 
 /// What an answer has to be.
 #[derive(Clone, Debug, Default)]
-pub struct Demand {
+pub struct ConstraintSpec {
     /// The form of its text. Thoughts before it are not restricted.
-    pub form: GrammarFormat,
+    pub format: GrammarFormat,
     /// Tools that may or must be called instead.
     pub called: Option<ToolCallRules>,
     /// Tokens of thoughts, at most. Then the thought is ended.
@@ -38,13 +38,13 @@ pub struct Demand {
 /// ```
 /// use serde_json::json;
 /// use sluice_engine::text::{ModelText, Opened};
-/// use sluice_engine::{Constraint, Demand, GrammarFormat};
+/// use sluice_engine::{Constraint, ConstraintSpec, GrammarFormat};
 /// # let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo"));
 ///
 /// let text = ModelText::load(folder, None)?;
 /// let schema = json!({"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]});
-/// let demand = Demand { form: GrammarFormat::Schema(schema), ..Demand::default() };
-/// let constraint = Constraint::new(&text, &demand, Opened::No)?.expect("the answer is restricted");
+/// let spec = ConstraintSpec { format: GrammarFormat::Schema(schema), ..ConstraintSpec::default() };
+/// let constraint = Constraint::new(&text, &spec, Opened::No)?.expect("the answer is restricted");
 /// assert!(constraint.allows(&text, r#"{"age": 7}"#)?);
 /// assert!(!constraint.allows(&text, r#"{"age": "seven"}"#)?);
 /// # anyhow::Ok(())
@@ -82,25 +82,25 @@ impl fmt::Debug for Constraint {
 }
 
 impl Constraint {
-    /// Compiles a demand. `opened`: whether the prompt ends inside a thought. `None`: nothing is restricted.
+    /// Compiles a specification. `opened`: whether the prompt ends inside a thought. `None`: nothing is restricted.
     ///
     /// # Errors
     /// A schema or grammar that is too large or cannot be compiled, with the reason; a model whose format of thoughts or calls is unknown.
-    pub fn new(text: &ModelText, demand: &Demand, opened: Opened) -> Result<Option<Constraint>> {
+    pub fn new(text: &ModelText, spec: &ConstraintSpec, opened: Opened) -> Result<Option<Constraint>> {
         let style = text.template.as_ref().map(|template| template.style());
-        let is_free = demand.called.is_none() && matches!(demand.form, GrammarFormat::Text);
-        if is_free && demand.thinking_budget.is_none() {
+        let is_free = spec.called.is_none() && matches!(spec.format, GrammarFormat::Text);
+        if is_free && spec.thinking_budget.is_none() {
             return Ok(None);
         }
         let grammar = if is_free {
             None
         } else {
             let calls = style.and_then(|style| style.calls);
-            Some(text.grammars()?.compile(&demand.form, demand.called.as_ref(), calls)?)
+            Some(text.grammars()?.compile(&spec.format, spec.called.as_ref(), calls)?)
         };
         let thought = match (style.filter(|style| style.thoughts), opened) {
             (None, _) | (_, Opened::Closed) => None,
-            (Some(_), opened) => Thought::new(text, opened, demand.thinking_budget, grammar.is_some())?,
+            (Some(_), opened) => Thought::new(text, opened, spec.thinking_budget, grammar.is_some())?,
         };
         Ok((grammar.is_some() || thought.is_some()).then_some(Constraint { grammar, thought }))
     }

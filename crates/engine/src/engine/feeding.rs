@@ -69,8 +69,8 @@ impl Engine {
             }
             let from = self.sequences.list[at].computed - logits.rows;
             if each.is_none()
-                && let Some(drawing) = self.runner.backend.drawing()
-                && let Some(tops) = drawing.tops(logits)
+                && let Some(device) = self.runner.backend.device_sampling()
+                && let Some(tops) = device.tops(logits)
                 && tops.iter().all(|top| top.logit.is_finite())
             {
                 continue;

@@ -27,7 +27,7 @@ use crate::schedule::plan::Plan;
 use crate::schedule::scheduler::Scheduler;
 use crate::schedule::sequence::Event;
 use crate::setup::device_share::DeviceUse;
-use crate::setup::placement::Placed;
+use crate::setup::placement::PlacementChoice;
 use crate::step::runner::Runner;
 use crate::tiers::Tiers;
 use sequence_table::SequenceTable;
@@ -84,7 +84,7 @@ pub struct Engine {
 
 /// What was decided when the engine was opened.
 struct Setup {
-    placed: Placed,
+    placed: PlacementChoice,
     max_context: usize,
     /// Bytes reserved for the scratch memory of steps.
     scratch: u64,

@@ -26,7 +26,7 @@ use crate::setup::budget::{self, Need, Refusal, refused_by_device};
 use crate::setup::device_share::DeviceShare;
 use crate::setup::limits::{divide_with_retries, hard_limits, machine_limit};
 use crate::setup::needs::{held, held_on, snapshots, step_scratch, streamed_need, weights_in_memory};
-use crate::setup::placement::{self, Placed};
+use crate::setup::placement::{self, PlacementChoice};
 use crate::step::runner::Runner;
 use crate::tiers::Tiers;
 use crate::tiers::disk::fingerprint::{BitOptions, ModelIdentity};
@@ -101,7 +101,7 @@ impl Engine {
             load =
                 LoadOptions { copy_budget: None, threads: load.threads.max(options.threads.min(MAX_READERS)), ..load };
         }
-        let mut open = |placed: Placed| {
+        let mut open = |placed: PlacementChoice| {
             let streamed = (placed.placement != Placement::Mapped).then_some(&model);
             let (tensors, loading) = source.load(&load, streamed)?;
             let backend = first.take().map_or_else(|| make(&options), Ok)?;
@@ -132,7 +132,7 @@ impl Engine {
     /// # Errors
     /// A model that is not supported, or does not fit the limits.
     pub fn load(tensors: &ModelTensors, options: Options) -> Result<Engine> {
-        let placed = Placed { placement: Placement::Mapped, reason: "opened elsewhere".into() };
+        let placed = PlacementChoice { placement: Placement::Mapped, reason: "opened elsewhere".into() };
         let backend = cpu(&options)?;
         Engine::build(tensors, None, options, placed, backend)
     }
@@ -141,7 +141,7 @@ impl Engine {
         tensors: &ModelTensors,
         from: Option<(Loading, &dyn ModelSource)>,
         options: Options,
-        placed: Placed,
+        placed: PlacementChoice,
         mut backend: Box<dyn Backend>,
     ) -> Result<Engine> {
         let (loading, source) = from.map_or((None, None), |(loading, source)| (Some(loading), Some(source)));

@@ -9,7 +9,7 @@ use super::Engine;
 use crate::options::Options;
 use crate::setup::budget;
 use crate::setup::device_share::DeviceUse;
-use crate::setup::placement::Placed;
+use crate::setup::placement::PlacementChoice;
 
 /// Settings.
 impl Engine {
@@ -39,7 +39,7 @@ impl Engine {
     }
 
     /// Where experts are stored, and why.
-    pub fn placed(&self) -> &Placed {
+    pub fn placement(&self) -> &PlacementChoice {
         &self.setup.placed
     }
 

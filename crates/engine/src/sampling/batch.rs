@@ -5,7 +5,7 @@
 
 use std::sync::Mutex;
 
-use sluice_backend::{Backend, DRAWN_TOGETHER, DeviceSampling, Isa, Logits, MOST_RANKS, Ranked, Scaled};
+use sluice_backend::{Backend, DRAWN_TOGETHER, DeviceSampling, Isa, Logits, MAX_RANKS, Ranked, Scaled};
 
 use super::candidates::Needs;
 use super::sampler::{Hit, Logprobs, SampleError, Sampler, block_hit, token_hit};
@@ -101,8 +101,8 @@ impl BatchSampler {
         self.drawn.resize(draws.len(), UNDECIDED);
         self.decided.clear();
         self.decided.resize(draws.len(), false);
-        if let Some(drawing) = backend.drawing() {
-            self.draw_on_device(drawing, logits, sequences, draws);
+        if let Some(device) = backend.device_sampling() {
+            self.draw_on_device(device, logits, sequences, draws);
         }
         if self.decided.iter().all(|decided| *decided) {
             return &mut self.drawn;
@@ -131,13 +131,13 @@ impl BatchSampler {
     /// Chooses the same tokens by questions to the device that has the logits, as far as these decide them.
     fn draw_on_device(
         &mut self,
-        drawing: &mut dyn DeviceSampling,
+        device: &mut dyn DeviceSampling,
         logits: Logits,
         sequences: &[Sequence],
         draws: &[Draw],
     ) {
         let questions = &mut self.questions;
-        let Some(tops) = drawing.tops(logits) else { return };
+        let Some(tops) = device.tops(logits) else { return };
         questions.rows.clear();
         questions.scaled.clear();
         questions.ranked.clear();
@@ -152,7 +152,7 @@ impl BatchSampler {
         }
         // 2. Ask for sums of weights, and draw blocks by them
         if !questions.scaled.is_empty() {
-            let sums = drawing.sums(logits, &questions.scaled);
+            let sums = device.sums(logits, &questions.scaled);
             let sums_of = |place: usize| {
                 let blocks = logits.vocabulary.div_ceil(DRAWN_TOGETHER);
                 &sums[place * blocks..(place + 1) * blocks]
@@ -173,7 +173,7 @@ impl BatchSampler {
             }
         }
         if !questions.blocks.is_empty() {
-            let found = drawing.blocks(logits, &questions.blocks);
+            let found = device.blocks(logits, &questions.blocks);
             for question in &mut questions.rows {
                 let Some((place, hit)) = question.hit else { continue };
                 let from = hit.block * DRAWN_TOGETHER;
@@ -185,7 +185,7 @@ impl BatchSampler {
             }
         }
         // 3. Ask for the likeliest tokens, and draw from them
-        let best = if questions.ranked.is_empty() { &[] } else { drawing.best(logits, &questions.ranked) };
+        let best = if questions.ranked.is_empty() { &[] } else { device.best(logits, &questions.ranked) };
         for question in &questions.rows {
             let sequence = &sequences[draws[question.draw].sequence];
             let (drawn, Some(running)) = (&mut self.drawn[question.draw], &sequence.running) else { continue };
@@ -217,7 +217,7 @@ impl DeviceQuestions {
         let Generation { sampling, logprobs, .. } = &running.generation;
         let needs = Needs::new(sampling, vocabulary, mask_of(running).is_some());
         let listed = logprobs.unwrap_or(0);
-        if needs == Needs::All || listed > MOST_RANKS {
+        if needs == Needs::All || listed > MAX_RANKS {
             return;
         }
         let (ranks, sums) = match needs {

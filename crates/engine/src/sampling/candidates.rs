@@ -4,7 +4,7 @@
 //! from all of them.
 
 use sluice_backend::sample::ONE;
-use sluice_backend::{Best, MOST_RANKS};
+use sluice_backend::{Best, MAX_RANKS};
 
 use super::filters::{Candidate, by_rank, keep_nucleus, needed};
 use super::params::{History, SamplingParams};
@@ -38,8 +38,8 @@ impl Needs {
             return if changed { best(USUAL_RANKS, false) } else { Needs::Top };
         }
         match params.top_k_of(vocabulary) {
-            Some(k) if k > MOST_RANKS => Needs::All,
-            Some(k) if changed => best((k + USUAL_RANKS).min(MOST_RANKS), false),
+            Some(k) if k > MAX_RANKS => Needs::All,
+            Some(k) if changed => best((k + USUAL_RANKS).min(MAX_RANKS), false),
             Some(k) => best(k, false),
             None if params.top_p < 1.0 && changed => Needs::All,
             None if params.top_p < 1.0 => best(USUAL_RANKS, true),

@@ -36,7 +36,7 @@ pub struct AdmittedMemory {
     pub group: Option<(u64, u64)>,
 }
 
-/// An allowance for memory that is not counted: stacks of threads, queued output. Not a measurement: `cli/tests/budget.rs` checks that it is enough for the
+/// An allowance for memory that is not counted: stacks of threads, queued output. Not a measurement: `cli/tests/program/budget.rs` checks that it is enough for the
 /// demo and golden models.
 const GROWTH: u64 = 2 << 20;
 /// File pages, of the program and of mapped weights, that a control group must have room for. With less, pages that one thread reads push out pages that another

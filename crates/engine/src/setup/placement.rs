@@ -8,7 +8,7 @@ use crate::options::{Options, Placement};
 
 /// Where experts are stored, and why.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct PlacementChoice {
     /// Never [`Placement::Auto`].
     pub placement: Placement,
     /// The reason, as a clause.
@@ -26,9 +26,14 @@ const SLOW: f64 = 0.5;
 ///
 /// # Errors
 /// When streaming was asked for and the model has no experts.
-pub(crate) fn decide(source: &dyn ModelSource, model: &Description, options: &Options, device: bool) -> Result<Placed> {
+pub(crate) fn decide(
+    source: &dyn ModelSource,
+    model: &Description,
+    options: &Options,
+    device: bool,
+) -> Result<PlacementChoice> {
     let has_experts = model.experts().is_some();
-    let placed = |placement, reason: String| Ok(Placed { placement, reason });
+    let placed = |placement, reason: String| Ok(PlacementChoice { placement, reason });
     match options.experts {
         Placement::Auto => {}
         Placement::Mapped => return placed(Placement::Mapped, "asked for".into()),
@@ -64,14 +69,14 @@ pub(crate) fn decide(source: &dyn ModelSource, model: &Description, options: &Op
 }
 
 /// The placement for a model that was to be mapped and did not fit.
-pub(crate) fn instead_of_mapped(source: &dyn ModelSource, options: &Options, device: bool) -> Placed {
+pub(crate) fn instead_of_mapped(source: &dyn ModelSource, options: &Options, device: bool) -> PlacementChoice {
     if device {
         // However slow the disk is: as long as memory has room, each expert is read once.
         let reason = "the device's memory is too little for all experts".to_owned();
-        return Placed { placement: Placement::Slots, reason };
+        return PlacementChoice { placement: Placement::Slots, reason };
     }
     let (placement, why) = streamed(source, options);
-    Placed { placement, reason: format!("with all experts mapped the memory is too little; {why}") }
+    PlacementChoice { placement, reason: format!("with all experts mapped the memory is too little; {why}") }
 }
 
 /// Slots or the page cache, by the measured speeds of the disk, and why.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use sluice_cache::{BlockOp, KvCache, SequenceBlocks};
 
 use super::block_io::BlockIo;
 use super::disk::options::PromptCacheStatus;
 use super::disk::restorer;
-use super::disk::sessions::{ReadAhead, Saved, Sessions};
+use super::disk::sessions::{ReadAhead, Saved, SessionError, Sessions};
 use super::disk::tier::DiskTier;
 use super::host::tier::{HostTier, HostTierStatus};
 use super::restore::Restore;
@@ -198,7 +198,7 @@ impl Tiers {
     pub fn save_session(&mut self, name: String, cache: &mut KvCache, salt: &[u8], tokens: &[u32], done: Saved) {
         match &mut self.disk {
             Some(disk) => disk.save_session(name, cache, salt, tokens, done),
-            None => done(Err(anyhow!("there is no prompt cache"))),
+            None => done(Err(SessionError::NotInUse("there is no prompt cache".to_owned()))),
         }
     }
 

@@ -1,5 +1,5 @@
-//! The pool as one of two tiers: above its own slots may be a device's memory, of which the pool knows which expert is where, and nothing else. Whoever has that
-//! memory copies.
+//! The pool as one of two tiers. Above its own slots there may be a device's memory. The pool only knows which expert is where in it; the device's backend
+//! copies.
 //!
 //! Experts are in one tier alone. Those of a layer that are not in the faster one are handed over from slots here. Once they are released, those whose scores
 //! earn it are promoted, and each takes the slot of one that is demoted to the slot here.

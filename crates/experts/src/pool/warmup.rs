@@ -7,8 +7,8 @@ use crate::options::Keep;
 const AT_ONCE: usize = 16;
 
 impl ExpertPool {
-    /// Reads some experts that are not in memory into free slots, and waits for them. Returns whether there may be more to read. An expert that cannot be read is left
-    /// to whoever wants it.
+    /// Reads some experts that are not in memory into free slots, and waits for them. Returns whether there may be more to read. An expert that cannot be read
+    /// is left for the layer that wants it.
     pub fn warm_up(&mut self) -> bool {
         let begun = (0..AT_ONCE).filter(|_| self.begin_next()).count();
         self.submit();

@@ -52,7 +52,7 @@ impl Trace {
         self.wanted.len() as u64
     }
 
-    /// The most experts that one visit wants: fewer slots do not hold them together.
+    /// The most experts that one visit wants, and so the fewest slots that hold a visit.
     pub fn widest(&self) -> usize {
         self.visits().map(|(_, wanted, _)| wanted.len()).max().unwrap_or(0)
     }

@@ -82,7 +82,7 @@ impl<'a> PrefillScratch<'a> {
     /// Cuts `scratch` for `rows` query rows.
     pub fn new(shape: &KvShape, rows: usize, scratch: &'a mut [f32]) -> PrefillScratch<'a> {
         let (q_stride, v_stride) = (padded_k(shape), padded_v(shape));
-        // Every part is whole lines, so that they all begin with one if the first does.
+        // Every part is a whole number of cache lines, so all are aligned if the first is.
         let skip = scratch.as_ptr().align_offset(4 * LINE).min(LINE);
         let (widened, rest) = scratch[skip..].split_at_mut(widened_len(shape));
         let (q, rest) = rest.split_at_mut(rows * q_stride);

@@ -77,7 +77,7 @@ impl Tiles {
         unsafe { Tiles::cut(&WHOLE) }
     }
 
-    /// Shaped for [`Tiles::group`].
+    /// Tiles with the shape that [`Tiles::group`] takes.
     ///
     /// # Safety
     /// [`is_supported`].

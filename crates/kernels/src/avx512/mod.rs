@@ -8,6 +8,7 @@ mod block_rows;
 mod bytes;
 mod encode;
 mod f32_dot;
+mod int11_dot;
 pub mod int8_amx;
 pub mod int8_batch;
 mod int8_decode;

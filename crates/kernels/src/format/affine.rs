@@ -56,6 +56,7 @@ impl Format for Affine {
             Activations::F32 => ActivationFormat::F32,
             Activations::Bf16 => ActivationFormat::Bf16,
             Activations::Int8 => ActivationFormat::Int8,
+            Activations::Int11 => ActivationFormat::Int11,
         }
     }
 }

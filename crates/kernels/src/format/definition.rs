@@ -13,6 +13,8 @@ pub enum Activations {
     Bf16,
     /// Quantised to integers in groups of 32 columns, where weights are integers in groups too.
     Int8,
+    /// Rounded to integers of 11 significant bits under an exponent for 64 columns, where weights are integers in groups.
+    Int11,
 }
 
 /// The encoding of activations that a matrix takes.
@@ -24,6 +26,8 @@ pub enum ActivationFormat {
     Bf16,
     /// Signed bytes in groups of 32 columns.
     Int8,
+    /// Integers of 11 significant bits under an exponent for 64 columns.
+    Int11,
 }
 
 /// What a format is, written down once, in its own file.

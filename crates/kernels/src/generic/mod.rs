@@ -4,6 +4,7 @@ mod bf16_dot;
 mod bytes;
 mod encode;
 mod f32_dot;
+mod int11_dot;
 mod int8_dot;
 mod peak;
 mod unpack;

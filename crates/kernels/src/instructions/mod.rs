@@ -6,6 +6,7 @@ pub mod bytes;
 pub(crate) mod dot;
 pub(crate) mod encode;
 pub mod f32_dot;
+pub(crate) mod int11_dot;
 pub(crate) mod int8_dot;
 pub(crate) mod peak;
 #[cfg(test)]

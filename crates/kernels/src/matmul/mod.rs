@@ -1,12 +1,13 @@
 //! Matrix products: `y = W x` for every weight format, one token or many, straight from the checkpoint's own bytes.
 //!
-//! Weights are unpacked and go through one of three dot products, which [`WeightFormat::activation_format`] chooses: f32 lanes (`f32_dot`), bf16
-//! pairs (`bf16_dot`) or integer groups (`int8_dot`). `docs/numerics.md` defines each output to the bit. A result must not depend on the range
+//! Weights are unpacked and go through one of four dot products, which [`WeightFormat::activation_format`] chooses: f32 lanes (`f32_dot`), bf16
+//! pairs (`bf16_dot`), integer groups (`int8_dot`) or integers of 11 bits (`int11_dot`). `docs/numerics.md` defines each output to the bit. A result must not depend on the range
 //! of rows, the number or order of tokens, the blocking or the instruction set. [`matmul`] allocates nothing
 //! when its [`Scratch`] was sized ahead, and never reads past the end of a matrix (which may be the end of a mapped file).
 
 mod bf16_dot;
 mod f32_dot;
+mod int11_dot;
 mod int8_dot;
 #[cfg(test)]
 mod tests;
@@ -58,6 +59,7 @@ pub fn matmul(
             assert!(scales.len() == q.len() / 32 && sums.len() == q.len() / 32, "one scale and one sum per 32");
             int8_dot::grouped(isa, w, Groups { q, scales, sums }, tokens, tile, scratch)
         }
+        (_, Input::Int11(x)) => int11_dot::grouped(isa, w, x, tokens, tile, scratch),
     }
 }
 
@@ -71,5 +73,6 @@ pub fn scratch_bytes(format: WeightFormat, cols: usize, rows: usize, tokens: usi
         (_, ActivationFormat::Int8) => {
             int8_dot::scratch_bytes(format.grouped().expect("integers have groups"), cols, tokens)
         }
+        (_, ActivationFormat::Int11) => int11_dot::scratch_bytes(tokens),
     }
 }

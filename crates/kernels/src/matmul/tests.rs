@@ -5,8 +5,9 @@ use crate::activations::{encode_bf16, encode_int8};
 use crate::affine;
 use crate::format::{BlockFormat, MatrixError};
 use crate::generic::Generic16;
-use crate::input::ORDER;
+use crate::input::{Int11, ORDER};
 use crate::instructions::unpack::Unpack;
+use crate::int11::encode_int11;
 use fastrand::Rng;
 use proptest::prelude::*;
 
@@ -105,13 +106,37 @@ impl Weights {
     }
 }
 
-/// Tokens in all three encodings.
+/// Tokens as integers of 11 bits.
+#[derive(Default, PartialEq, Debug)]
+struct Integers {
+    n: Vec<i16>,
+    steps: Vec<f32>,
+    sums: Vec<f32>,
+    scales: Vec<f32>,
+}
+
+impl Integers {
+    /// Nothing where the columns are no whole halves of groups.
+    fn of(isa: Isa, x: &[f32], cols: usize) -> Integers {
+        if !cols.is_multiple_of(32) {
+            return Integers::default();
+        }
+        let tokens = x.len() / cols;
+        let (n, steps) = (vec![0; x.len()], vec![0.0; tokens * cols.div_ceil(64)]);
+        let mut all = Integers { n, steps, sums: vec![0.0; x.len() / 32], scales: vec![0.0; tokens] };
+        encode_int11(isa, x, cols, &mut all.n, &mut all.steps, &mut all.sums, &mut all.scales);
+        all
+    }
+}
+
+/// Tokens in all encodings.
 struct Tokens {
     f32: Vec<f32>,
     bf16: Vec<u16>,
     q: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<f32>,
+    int11: Integers,
 }
 
 impl Tokens {
@@ -122,7 +147,8 @@ impl Tokens {
         let groups = if cols.is_multiple_of(32) { f32.len() / 32 } else { 0 };
         let (mut q, mut scales, mut sums) = (vec![0; groups * 32], vec![0.0; groups], vec![0.0; groups]);
         encode_int8(Isa::GENERIC, &f32[..groups * 32], &mut q, &mut scales, &mut sums);
-        Tokens { f32, bf16, q, scales, sums }
+        let int11 = Integers::of(Isa::GENERIC, &f32, cols);
+        Tokens { f32, bf16, q, scales, sums, int11 }
     }
 
     fn input(&self, encoding: ActivationFormat) -> Input<'_> {
@@ -130,6 +156,10 @@ impl Tokens {
             ActivationFormat::F32 => Input::F32(&self.f32),
             ActivationFormat::Bf16 => Input::Bf16(&self.bf16),
             ActivationFormat::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
+            ActivationFormat::Int11 => {
+                let Integers { n, steps, sums, scales } = &self.int11;
+                Input::Int11(Int11 { n, steps, sums, scales })
+            }
         }
     }
 }
@@ -229,6 +259,23 @@ fn defined(w: &Matrix, r: usize, x: &Tokens, token: usize, encoding: ActivationF
             }
             ((lanes[0] + lanes[2]) + (lanes[1] + lanes[3]), exact)
         }
+        ActivationFormat::Int11 => {
+            let (group, x) = (group_of(w.format()), &x.int11);
+            let (q, scale_and_bias) = grouped_row(w, r);
+            let (mut acc, mut exact) = (0f32, 0f64);
+            for from in (0..cols).step_by(group.min(64)) {
+                let (s, b) = scale_and_bias[from / group];
+                let step = x.steps[token * cols.div_ceil(64) + from / 64];
+                let n = |k: usize| x.n[token * cols + k] as i32;
+                let piece = from..from + group.min(64);
+                let products: i32 = piece.clone().map(|k| q[k] as i32 * n(k)).sum();
+                let sum: i32 = piece.map(n).sum();
+                acc = s.mul_add(products as f32 * step, acc);
+                acc = b.mul_add(sum as f32 * step, acc);
+                exact += (s as f64 * products as f64 + b as f64 * sum as f64) * step as f64;
+            }
+            (acc * x.scales[token], exact * x.scales[token] as f64)
+        }
     }
 }
 
@@ -246,7 +293,7 @@ fn format() -> impl Strategy<Value = WeightFormat> {
 }
 
 fn mode() -> impl Strategy<Value = Activations> {
-    prop::sample::select(vec![Activations::F32, Activations::Bf16, Activations::Int8])
+    prop::sample::select(vec![Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11])
 }
 
 /// Columns of a format: any number for floats, whole groups for the others.
@@ -336,6 +383,7 @@ proptest! {
                 q: vec![0; groups * 32],
                 scales: vec![0.0; groups],
                 sums: vec![0.0; groups],
+                int11: Integers::of(isa, &values, cols),
                 f32: values.clone(),
             };
             encode_bf16(isa, &values, &mut x.bf16);
@@ -351,6 +399,10 @@ proptest! {
                     prop_assert_eq!(&x.q, &oracle.q);
                     prop_assert_eq!(numbers(&x.scales), numbers(&oracle.scales));
                     prop_assert_eq!(numbers(&x.sums), numbers(&oracle.sums));
+                    prop_assert_eq!(&x.int11.n, &oracle.int11.n);
+                    prop_assert_eq!(numbers(&x.int11.steps), numbers(&oracle.int11.steps));
+                    prop_assert_eq!(numbers(&x.int11.sums), numbers(&oracle.int11.sums));
+                    prop_assert_eq!(numbers(&x.int11.scales), numbers(&oracle.int11.scales));
                     prop_assert_eq!(&bits, wanted, "{} {:?} {:?}", isa, format, encoding);
                 }
             }
@@ -405,19 +457,21 @@ fn integer_products_are_the_same_beside_any_number_of_tokens() {
         for (rows, cols) in [(53, 544usize.next_multiple_of(group)), (7, 2 * group), (32, 1024)] {
             let weights = Weights::random(format, rows, cols, &mut rng);
             let (w, x) = (weights.matrix(), Tokens::random(33, cols, &mut rng));
-            let product = |isa: Isa, tokens: &[u32]| {
-                let mut tile = vec![f32::NAN; tokens.len() * rows];
-                let mut scratch =
-                    Scratch::with_bytes(scratch_bytes(format, cols, rows, tokens.len(), Activations::Int8));
-                matmul(isa, &w, 0..rows, x.input(ActivationFormat::Int8), tokens, &mut tile, &mut scratch);
-                tile.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
-            };
-            let all: Vec<u32> = (0..33).rev().collect();
-            let wanted = product(Isa::GENERIC, &all);
-            for isa in Isa::supported() {
-                for n in 1..=33 {
-                    let got = product(isa, &all[..n]);
-                    assert_eq!(got, wanted[..n * rows], "{isa} {format:?}, {rows} x {cols}, {n} tokens");
+            for mode in [Activations::Int8, Activations::Int11] {
+                let product = |isa: Isa, tokens: &[u32]| {
+                    let mut tile = vec![f32::NAN; tokens.len() * rows];
+                    let mut scratch = Scratch::with_bytes(scratch_bytes(format, cols, rows, tokens.len(), mode));
+                    let x = x.input(format.activation_format(mode));
+                    matmul(isa, &w, 0..rows, x, tokens, &mut tile, &mut scratch);
+                    tile.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+                };
+                let all: Vec<u32> = (0..33).rev().collect();
+                let wanted = product(Isa::GENERIC, &all);
+                for isa in Isa::supported() {
+                    for n in 1..=33 {
+                        let got = product(isa, &all[..n]);
+                        assert_eq!(got, wanted[..n * rows], "{isa} {mode:?} {format:?}, {rows} x {cols}, {n} tokens");
+                    }
                 }
             }
         }

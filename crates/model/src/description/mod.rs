@@ -254,7 +254,7 @@ impl Description {
     }
 }
 
-/// `name` with the first of these names in front of it replaced by the other.
+/// `name` with its beginning replaced, by the first (old, new) of `names` that matches.
 fn renamed<'a>(name: &'a str, names: impl Iterator<Item = (&'static str, &'static str)>) -> Cow<'a, str> {
     for (from, to) in names {
         if let Some(rest) = name.strip_prefix(from).filter(|rest| rest.is_empty() || rest.starts_with('.')) {

@@ -401,7 +401,7 @@ impl Leaf {
 pub struct Meaning {
     /// The weight that it is a part of.
     pub weight: WeightDescription,
-    /// The second weight, whose rows follow for each expert, in a tensor that holds two.
+    /// If a tensor holds two weights: the second one, whose rows follow those of the first for each expert.
     pub with: Option<WeightDescription>,
     /// Its expert, if each has tensors of its own.
     pub expert: Option<usize>,

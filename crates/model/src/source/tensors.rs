@@ -114,7 +114,7 @@ impl ModelTensors {
             ensure!(t.shape == wanted, "tensor {:?} has shape {:?}, the config asks for {wanted:?}", t.name, t.shape);
             parts.push(t.bytes.clone());
         }
-        Ok(MatrixSource { form, rows: leading.iter().product::<usize>() * rows, cols, parts })
+        Ok(MatrixSource { format: form, rows: leading.iter().product::<usize>() * rows, cols, planes: parts })
     }
 
     /// What the tensor `name` is to the model that `description` describes.

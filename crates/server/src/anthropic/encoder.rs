@@ -271,12 +271,12 @@ impl StreamEncoder for MessageEncoder {
         self.blocks.apply(&delta);
     }
 
-    fn complete(&mut self, usage: Usage, stopped_by: Option<&str>) -> Value {
+    fn complete(&mut self, usage: Usage, stopped_by: Option<&str>) -> String {
         let content = self.blocks.all.iter().enumerate().map(|block| self.whole_block(block)).collect();
         let mut message = self.message(content, usage);
         message["stop_reason"] = self.stop_reason(stopped_by).into();
         message["stop_sequence"] = stopped_by.into();
-        message
+        message.to_string()
     }
 
     fn error(&self, error: &ApiError) -> Value {
@@ -361,7 +361,7 @@ mod tests {
     fn a_whole_answer_has_what_the_stream_says() {
         let mut encoder = answer();
         rich().into_iter().for_each(|d| encoder.collect_delta(d));
-        let whole = encoder.complete(USAGE, None);
+        let whole: Value = serde_json::from_str(&encoder.complete(USAGE, None)).unwrap();
         let thinking = json!({"type": "thinking", "thinking": "Let me look.", "signature": signature("Let me look.")});
         assert_eq!(
             whole["content"],
@@ -381,7 +381,7 @@ mod tests {
         let after = |deltas: Vec<Delta>, stopped_by: Option<&str>| {
             let mut encoder = answer();
             deltas.into_iter().for_each(|d| encoder.collect_delta(d));
-            let whole = encoder.complete(USAGE, stopped_by);
+            let whole: Value = serde_json::from_str(&encoder.complete(USAGE, stopped_by)).unwrap();
             (whole["stop_reason"].as_str().unwrap().to_owned(), whole["stop_sequence"].clone())
         };
         let said = || delta(&[Piece::Text("a".into())]);

@@ -341,9 +341,9 @@ mod tests {
         let function =
             json!({"name": "read", "description": "Reads.", "parameters": {"type": "object", "z": 1, "a": 2}});
         assert_eq!(chat.output.tools, Some(json!([{"type": "function", "function": function}])));
-        let demand = &chat.output.demand;
-        assert!(demand.called.as_ref().is_some_and(|called| called.must && !called.several));
-        assert_eq!((chat.thinking, demand.thinking_budget), (Thinking::On, Some(1024)));
+        let spec = &chat.output.constraint;
+        assert!(spec.called.as_ref().is_some_and(|called| called.must && !called.several));
+        assert_eq!((chat.thinking, spec.thinking_budget), (Thinking::On, Some(1024)));
         assert_eq!((chat.sampling.max_tokens, chat.sampling.top_k, chat.sampling.stream), (Some(5), Some(3), true));
         assert_eq!(chat.sampling.stops().unwrap(), ["x"]);
     }
@@ -417,7 +417,7 @@ mod tests {
         let format = json!({"type": "json_schema", "schema": {"type": "object"}});
         let output = asked(with("output_config", json!({"effort": "low", "format": format}))).unwrap().output;
         assert_eq!(
-            (output.demand.form, output.blamed_field),
+            (output.constraint.format, output.blamed_field),
             (GrammarFormat::Schema(json!({"type": "object"})), "output_config.format")
         );
         // Fields without effect are accepted.

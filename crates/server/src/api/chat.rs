@@ -115,7 +115,7 @@ fn prepare(
     prompt: Vec<u32>,
 ) -> Result<(Vec<u32>, Reading, Option<Constraint>), ApiError> {
     let reading = Reading::new(text, output.tools.as_ref().filter(|_| output.parses_calls), &prompt);
-    let constraint = Constraint::new(text, &output.demand, reading.opened());
+    let constraint = Constraint::new(text, &output.constraint, reading.opened());
     let wrong = |e: anyhow::Error| ApiError::invalid(output.blamed_field, format!("{}: {e:#}", output.blamed_field));
     Ok((prompt, reading, constraint.map_err(wrong)?))
 }

@@ -1,7 +1,7 @@
 //! What a request demands of its answer, in any dialect: which tools may or must be called, and the format of the text.
 
 use serde_json::{Value, json};
-use sluice_engine::{Demand, GrammarFormat, ToolCallRules, unknown_formats};
+use sluice_engine::{ConstraintSpec, GrammarFormat, ToolCallRules, unknown_formats};
 
 use crate::http::context::note_ignored;
 use crate::http::error::ApiError;
@@ -50,7 +50,7 @@ pub struct OutputSpec {
     /// Whether tool calls in the answer are parsed.
     pub parses_calls: bool,
     /// What the grammar is made from.
-    pub demand: Demand,
+    pub constraint: ConstraintSpec,
     /// The request's field to name if the grammar cannot be compiled.
     pub blamed_field: &'static str,
     /// Calls are constrained only because tools are strict.
@@ -118,21 +118,21 @@ impl OutputSpec {
             let function = &tool["function"];
             note(&format!("tools.{}", function["name"].as_str().unwrap_or_default()), &function["parameters"]);
         }
-        let demand = Demand { form, called, thinking_budget };
-        Ok(OutputSpec { tools, unlisted: 0, parses_calls, demand, blamed_field, only_strict: false })
+        let constraint = ConstraintSpec { format: form, called, thinking_budget };
+        Ok(OutputSpec { tools, unlisted: 0, parses_calls, constraint, blamed_field, only_strict: false })
     }
 
     /// Makes calls of these tools follow their schemas even if the model is free to call none. With a required call, or a text format, all calls do anyway.
     pub fn with_strict_tools(mut self, names: Vec<String>, several: bool) -> OutputSpec {
-        match &mut self.demand {
+        match &mut self.constraint {
             _ if names.is_empty() || !self.parses_calls => {}
-            Demand { called: Some(called), .. } => called.strict = names,
-            Demand { called: called @ None, form: GrammarFormat::Text, .. } => {
+            ConstraintSpec { called: Some(called), .. } => called.strict = names,
+            ConstraintSpec { called: called @ None, format: GrammarFormat::Text, .. } => {
                 let tools = self.tools.clone().unwrap_or_default();
                 *called = Some(ToolCallRules { tools, several, must: false, strict: names });
                 (self.blamed_field, self.only_strict) = ("tools", true);
             }
-            Demand { called: None, .. } => {}
+            ConstraintSpec { called: None, .. } => {}
         }
         self
     }
@@ -140,7 +140,7 @@ impl OutputSpec {
     /// Drops strictness, and records it as ignored, unless the model's calls can be constrained.
     pub fn drop_strictness_unless(&mut self, can_constrain: bool) {
         if self.only_strict && !can_constrain {
-            self.demand.called = None;
+            self.constraint.called = None;
             note_ignored("tools.strict");
         }
     }

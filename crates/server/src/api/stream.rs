@@ -7,7 +7,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -20,7 +19,7 @@ use tokio::time::timeout;
 use crate::api::answer::Delta;
 use crate::api::pending::{Pending, Step, Usage};
 use crate::http::error::ApiError;
-use crate::http::outbox::{self, Outbox, OutboxReader};
+use crate::http::outbox::{self, KeptBytes, Outbox, OutboxReader};
 
 /// An answer that has been silent for this long sends a keep-alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -50,8 +49,12 @@ pub trait StreamEncoder: Send + 'static {
     fn failed(&mut self, error: &ApiError) -> String;
     /// Keeps a delta for [`StreamEncoder::complete`].
     fn collect_delta(&mut self, delta: Delta);
-    /// The whole answer as one object.
-    fn complete(&mut self, usage: Usage, stopped_by: Option<&str>) -> Value;
+    /// Bytes of log-probabilities that are kept until the answer is complete.
+    fn kept_bytes(&self) -> usize {
+        0
+    }
+    /// The whole answer as one object: its JSON.
+    fn complete(&mut self, usage: Usage, stopped_by: Option<&str>) -> String;
     /// The error as an object, for when status 200 has already been sent.
     fn error(&self, error: &ApiError) -> Value;
 }
@@ -70,14 +73,41 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// A whole answer; or an error, with its object for when status 200 has already been sent.
-type CollectedAnswer = Result<Value, Box<(Value, ApiError)>>;
+/// Counts what an encoder keeps.
+///
+/// # Errors
+/// When it, or all encoders together, keep more than there is room for.
+fn count_kept(kept: &mut KeptBytes, encoder: &impl StreamEncoder) -> Result<(), ApiError> {
+    // In the end there is a copy in the answer, and one more while a text grows.
+    if kept.grow_to(3 * encoder.kept_bytes()) {
+        return Ok(());
+    }
+    Err(if kept.is_too_much() {
+        let message = "the log-probabilities of this answer take too much memory: ask for fewer, or for a shorter answer, or stream a completion";
+        ApiError::invalid("logprobs", message)
+    } else {
+        let message = "the log-probabilities of all answers take too much memory; try again later";
+        ApiError { retry_after: Some(5), ..ApiError::unavailable(message) }
+    })
+}
+
+/// A whole answer as JSON; or an error, with its object for when status 200 has already been sent.
+type CollectedAnswer = Result<String, Box<(Value, ApiError)>>;
 
 async fn collect<W: StreamEncoder>(mut pending: Pending, mut encoder: W) -> CollectedAnswer {
+    let mut kept = KeptBytes::new(&pending.model().send_budget);
     loop {
-        match pending.next().await {
-            Ok(Some(delta)) => encoder.collect_delta(delta),
-            Ok(None) => return Ok(encoder.complete(pending.usage(), pending.answer.stopped_by(0))),
+        let next = match pending.next().await {
+            Ok(Some(delta)) => {
+                encoder.collect_delta(delta);
+                count_kept(&mut kept, &encoder).map(|()| true)
+            }
+            Ok(None) => Ok(false),
+            Err(error) => Err(error),
+        };
+        match next {
+            Ok(true) => {}
+            Ok(false) => return Ok(encoder.complete(pending.usage(), pending.answer.stopped_by(0))),
             Err(error) => return Err(Box::new((encoder.error(&error), error))),
         }
     }
@@ -96,15 +126,15 @@ impl AbortOnDrop<CollectedAnswer> {
 async fn whole(pending: Pending, encoder: impl StreamEncoder) -> Response {
     let mut task = AbortOnDrop(tokio::spawn(collect(pending, encoder)));
     match timeout(KEEP_ALIVE, task.done()).await {
-        Ok(Ok(value)) => Json(value).into_response(),
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Ok(Err(failed)) => failed.1.into_response(),
         Err(_) => {
             let body = unfold(Some(task), |task| async move {
                 let mut task = task?;
                 match timeout(KEEP_ALIVE, task.done()).await {
                     Ok(result) => {
-                        let value = result.unwrap_or_else(|failed| failed.0);
-                        Some((Ok::<_, Infallible>(value.to_string()), None))
+                        let text = result.unwrap_or_else(|failed| failed.0.to_string());
+                        Some((Ok::<_, Infallible>(text), None))
                     }
                     Err(_) => Some((Ok(" ".to_owned()), Some(task))),
                 }
@@ -143,12 +173,18 @@ pub fn data(value: &Value) -> String {
 
 /// A server-sent event named by the value's `type`.
 pub fn event(value: &Value) -> String {
-    format!("event: {}\ndata: {value}\n\n", value["type"].as_str().unwrap_or("message"))
+    named_event(value, &value.to_string())
+}
+
+/// The same, of a value that was written already.
+pub fn named_event(value: &Value, text: &str) -> String {
+    format!("event: {}\ndata: {text}\n\n", value["type"].as_str().unwrap_or("message"))
 }
 
 /// Fills the outbox until the answer is complete or the client is too far behind.
 async fn fill<W: StreamEncoder>(mut pending: Pending, mut encoder: W, outbox: Outbox) {
     let mut text = encoder.opening();
+    let mut kept = KeptBytes::new(&pending.model().send_budget);
     let mut has_started = false;
     loop {
         if !text.is_empty() && !outbox.push(&text) {
@@ -166,7 +202,13 @@ async fn fill<W: StreamEncoder>(mut pending: Pending, mut encoder: W, outbox: Ou
         match next {
             Err(_) => text += &encoder.keep_alive(),
             Ok(Ok(Step::Started)) => {}
-            Ok(Ok(Step::Delta(delta))) => text += &encoder.delta(&delta),
+            Ok(Ok(Step::Delta(delta))) => {
+                text += &encoder.delta(&delta);
+                if let Err(error) = count_kept(&mut kept, &encoder) {
+                    drop(pending);
+                    return outbox.finish(&(text + &encoder.failed(&error)));
+                }
+            }
             Ok(Ok(Step::Over)) => {
                 text += &encoder.end(pending.usage(), pending.answer.stopped_by(0));
                 drop(pending);

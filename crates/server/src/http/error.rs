@@ -99,6 +99,12 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
+    /// The disk has no room for what the request wants to keep.
+    pub fn no_storage(message: impl Into<String>) -> ApiError {
+        let code = Some("insufficient_storage");
+        ApiError { code, ..ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", message) }
+    }
+
     /// The model is still loading.
     pub fn loading() -> ApiError {
         ApiError { retry_after: Some(1), ..ApiError::unavailable("Loading model") }
@@ -129,7 +135,7 @@ impl ApiError {
 }
 
 /// Cuts each path in a message to its file name.
-fn without_folders(message: &str) -> String {
+pub fn without_folders(message: &str) -> String {
     let one = |word: &str| {
         let path = word.trim_matches(|c: char| c.is_ascii_punctuation() && !"/.~_-".contains(c));
         let path = path.trim_end_matches(['/', '.']);

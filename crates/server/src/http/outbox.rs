@@ -15,17 +15,51 @@ const MAX_PER_CLIENT: usize = 256 << 10;
 /// Bytes that may wait for one client even when the budget for all is used up.
 const MIN_PER_CLIENT: usize = 8 << 10;
 
-/// The budget for bytes that wait for all clients together.
+/// The budget for bytes that wait for all clients together, and for those that are kept until an answer is complete.
 #[derive(Debug)]
 pub struct SendBudget {
     bytes: AtomicUsize,
     max: usize,
+    kept: AtomicUsize,
+    max_kept: usize,
 }
 
 impl SendBudget {
-    /// `max`: bytes for all clients together.
-    pub fn new(max: usize) -> SendBudget {
-        SendBudget { bytes: AtomicUsize::new(0), max }
+    /// `max`: bytes that may wait for all clients together. `max_kept`: bytes that may be kept for all answers together.
+    pub fn new(max: usize, max_kept: usize) -> SendBudget {
+        SendBudget { bytes: AtomicUsize::new(0), max, kept: AtomicUsize::new(0), max_kept }
+    }
+}
+
+/// What one answer keeps until it is complete, as far as it grows with the number of its tokens and is not its text.
+pub struct KeptBytes {
+    send_budget: Arc<SendBudget>,
+    bytes: usize,
+}
+
+impl KeptBytes {
+    /// Nothing yet.
+    pub fn new(send_budget: &Arc<SendBudget>) -> KeptBytes {
+        KeptBytes { send_budget: Arc::clone(send_budget), bytes: 0 }
+    }
+
+    /// Counts so many bytes from now on. Returns whether all answers together are within the budget.
+    #[must_use]
+    pub fn grow_to(&mut self, bytes: usize) -> bool {
+        let more = bytes.saturating_sub(self.bytes);
+        self.bytes += more;
+        more == 0 || self.send_budget.kept.fetch_add(more, Ordering::Relaxed) + more <= self.send_budget.max_kept
+    }
+
+    /// Whether this answer alone is above the budget.
+    pub fn is_too_much(&self) -> bool {
+        self.bytes > self.send_budget.max_kept
+    }
+}
+
+impl Drop for KeptBytes {
+    fn drop(&mut self) {
+        self.send_budget.kept.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -151,7 +185,7 @@ mod tests {
 
     #[test]
     fn what_was_put_there_comes_out_whole() {
-        let send_budget = Arc::new(SendBudget::new(1 << 20));
+        let send_budget = Arc::new(SendBudget::new(1 << 20, 0));
         let (outbox, mut reader) = outbox(&send_budget);
         assert!(next(&mut reader).is_pending());
         assert!(outbox.push("one, ") && outbox.push("two"));
@@ -165,7 +199,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_was_cut_off_does_not_end_like_a_whole_one() {
-        let (outbox, mut reader) = outbox(&Arc::new(SendBudget::new(1 << 20)));
+        let (outbox, mut reader) = outbox(&Arc::new(SendBudget::new(1 << 20, 0)));
         assert!(outbox.push("one"));
         drop(outbox);
         assert_eq!(text(&mut reader), b"one");
@@ -180,7 +214,7 @@ mod tests {
 
     #[test]
     fn nobody_is_further_behind_than_the_limit_and_reading_makes_room() {
-        let send_budget = Arc::new(SendBudget::new(1 << 30));
+        let send_budget = Arc::new(SendBudget::new(1 << 30, 0));
         let (outbox, mut reader) = outbox(&send_budget);
         let first = filled(&outbox);
         assert!((MAX_PER_CLIENT..=MAX_PER_CLIENT + 1000).contains(&first), "{first}");
@@ -193,8 +227,20 @@ mod tests {
     }
 
     #[test]
+    fn what_all_answers_keep_is_bounded_and_given_back() {
+        let send_budget = Arc::new(SendBudget::new(0, 100));
+        let [mut one, mut other] = [KeptBytes::new(&send_budget), KeptBytes::new(&send_budget)];
+        assert!(one.grow_to(50) && other.grow_to(50) && one.grow_to(50));
+        assert!(!one.grow_to(51) && !one.is_too_much());
+        drop(one);
+        assert!(other.grow_to(100) && !other.grow_to(101) && other.is_too_much());
+        drop(other);
+        assert_eq!(send_budget.kept.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
     fn all_clients_together_are_no_further_behind_than_their_limit() {
-        let send_budget = Arc::new(SendBudget::new(100_000));
+        let send_budget = Arc::new(SendBudget::new(100_000, 0));
         let pairs: Vec<_> = (0..10).map(|_| outbox(&send_budget)).collect();
         let all: usize = pairs.iter().map(|(outbox, _)| filled(outbox)).sum();
         assert!((100_000..=100_000 + 10 * (MIN_PER_CLIENT + 1000)).contains(&all), "{all}");

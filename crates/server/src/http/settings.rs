@@ -11,7 +11,7 @@ const BODY_PER_TOKEN: usize = 64;
 const MAX_BODIES: usize = 64 << 20;
 /// Bytes that one permit for body memory stands for.
 const BYTES_PER_PERMIT: usize = 1 << 10;
-/// Memory allowances in bytes: for the idle server, for each request that runs or waits, and for each connection. `cli/tests/serve_crowd.rs` checks that
+/// Memory allowances in bytes: for the idle server, for each request that runs or waits, and for each connection. `cli/tests/program/serve_crowd.rs` checks that
 /// they suffice for 64 connections.
 const IDLE: u64 = 8 << 20;
 const REQUEST: u64 = 32 << 10;
@@ -19,6 +19,9 @@ const CONNECTION: u64 = 16 << 10;
 /// Bytes of answers that may wait to be sent: a base, and more for each request that may wait.
 const ANSWERS: usize = 1 << 20;
 const ANSWERS_PER_REQUEST: usize = 16 << 10;
+/// Bytes of log-probabilities that may be kept until answers are complete, likewise.
+const KEPT: usize = 1 << 20;
+const KEPT_PER_REQUEST: usize = 64 << 10;
 
 /// Upper bounds for what clients may occupy, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +64,11 @@ impl Limits {
     pub(crate) fn send_budget(&self) -> usize {
         ANSWERS + ANSWERS_PER_REQUEST * self.queue
     }
+
+    /// Bytes that may be kept until answers are complete, for all of them together.
+    pub(crate) fn kept_budget(&self) -> usize {
+        KEPT + KEPT_PER_REQUEST * self.queue
+    }
 }
 
 /// How a server is set up.
@@ -93,5 +101,5 @@ pub fn memory(parallel: usize, limits: &Limits, context: usize) -> u64 {
     // A body, and as much again for what is parsed from it.
     let bodies = 2 * limits.body_memory(context) as u64;
     let each = REQUEST * (parallel + limits.queue) as u64 + CONNECTION * limits.connections as u64;
-    IDLE + each + bodies + limits.send_budget() as u64
+    IDLE + each + bodies + (limits.send_budget() + limits.kept_budget()) as u64
 }

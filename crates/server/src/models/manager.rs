@@ -113,7 +113,7 @@ impl ModelManager {
             engines: Arc::default(),
             last_use: Mutex::new(Instant::now()),
             metrics,
-            send_budget: Arc::new(SendBudget::new(settings.limits.send_budget())),
+            send_budget: Arc::new(SendBudget::new(settings.limits.send_budget(), settings.limits.kept_budget())),
             settings,
             on_loaded,
         }

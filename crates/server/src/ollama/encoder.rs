@@ -221,13 +221,13 @@ impl StreamEncoder for OllamaEncoder {
         self.blocks.apply(&delta);
     }
 
-    fn complete(&mut self, usage: Usage, _: Option<&str>) -> Value {
+    fn complete(&mut self, usage: Usage, _: Option<&str>) -> String {
         let of = |thought: bool| -> String {
             let of_kind = |i: &usize| self.blocks.call(*i).is_none() && self.blocks.is_thought(*i) == thought;
             (0..self.blocks.all.len()).filter(of_kind).map(|i| self.blocks.all[i].text.as_str()).collect()
         };
         let calls = (0..self.blocks.all.len()).filter_map(|i| self.call(i)).collect();
-        self.final_object(LineContent { text: &of(false), thought: &of(true), calls }, usage)
+        self.final_object(LineContent { text: &of(false), thought: &of(true), calls }, usage).to_string()
     }
 
     fn error(&self, error: &ApiError) -> Value {
@@ -284,12 +284,12 @@ mod tests {
     fn a_whole_answer_says_the_same() {
         let mut encoder = new_encoder(ReplyKind::Chat);
         rich().into_iter().for_each(|delta| encoder.collect_delta(delta));
-        let whole = encoder.complete(USAGE, None);
+        let whole: Value = serde_json::from_str(&encoder.complete(USAGE, None)).unwrap();
         assert_eq!(said(&whole), "Let me look.|I'll look.|read({\"path\":\"b\",\"a\":1})ls({})");
         assert_eq!((&whole["done"], &whole["model"]), (&json!(true), &json!("demo:latest")));
         let mut encoder = new_encoder(ReplyKind::Generate);
         rich().into_iter().take(4).for_each(|delta| encoder.collect_delta(delta));
-        let whole = encoder.complete(USAGE, None);
+        let whole: Value = serde_json::from_str(&encoder.complete(USAGE, None)).unwrap();
         assert_eq!((&whole["response"], &whole["thinking"]), (&json!("I'll look."), &json!("Let me look.")));
         assert_eq!(new_encoder(ReplyKind::Generate).loaded()["done_reason"], "load");
     }

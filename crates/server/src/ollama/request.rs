@@ -167,7 +167,7 @@ impl OllamaGenerate {
         let is_raw = self.raw.unwrap_or(false);
         if is_raw || !has_template {
             let chat = self.shared.into_chat(Vec::new(), Vec::new(), can_think)?;
-            if chat.output.demand.form != GrammarFormat::Text {
+            if chat.output.constraint.format != GrammarFormat::Text {
                 return Err(ApiError::invalid("format", "format needs the chat template: leave out raw"));
             }
             if is_raw && !system.is_empty() {
@@ -341,11 +341,11 @@ mod tests {
         assert_eq!((chat.thinking, &chat.extra["reasoning_effort"]), (Thinking::On, &json!("low")));
         assert!(chat.output.parses_calls && chat.sampling.stream);
         assert_eq!(
-            (chat.output.demand.form, chat.sampling.max_tokens),
+            (chat.output.constraint.format, chat.sampling.max_tokens),
             (GrammarFormat::Schema(json!({"type": "object"})), Some(5))
         );
         assert_eq!(
-            parse_chat(json!({"messages": [], "format": "json"})).unwrap().output.demand.form,
+            parse_chat(json!({"messages": [], "format": "json"})).unwrap().output.constraint.format,
             GrammarFormat::Object
         );
     }

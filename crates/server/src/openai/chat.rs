@@ -21,7 +21,7 @@ use crate::http::extract::JsonBody;
 use crate::http::openapi::{ComputeErrors, json_schema};
 use crate::http::state::AppState;
 use crate::openai::chunks::{self, ChatUsage, ChunkEncoder, finish_reason};
-use crate::openai::logprobs::{MAX_TOP_LOGPROBS, TokenLogprob, entries};
+use crate::openai::logprobs::{LogprobLists, MAX_TOP_LOGPROBS, TokenLogprob, entries};
 use crate::openai::messages::chat_messages;
 use crate::openai::output_fields::{ChatMessage, OutputFields};
 
@@ -198,6 +198,7 @@ pub async fn chat(
         started: vec![false; choices],
         has_calls: vec![false; choices],
         collected: (0..choices).map(|_| CollectedChat::default()).collect(),
+        logprobs: LogprobLists::new(choices),
     };
     Ok(chunks::send(pending, encoder, streamed, with_usage).await)
 }
@@ -213,7 +214,6 @@ struct CollectedChat {
     thought: String,
     /// Objects as they are sent, with arguments as strings.
     calls: Vec<Value>,
-    logprobs: Vec<Value>,
     finish: Option<&'static str>,
 }
 
@@ -228,6 +228,8 @@ struct ChatEncoder {
     /// By choice: it has called a tool.
     has_calls: Vec<bool>,
     collected: Vec<CollectedChat>,
+    /// By choice, for a whole answer.
+    logprobs: LogprobLists,
 }
 
 fn has_calls(pieces: &[Piece]) -> bool {
@@ -301,9 +303,10 @@ impl ChunkEncoder for ChatEncoder {
     }
 
     fn collect_delta(&mut self, delta: Delta) {
-        let entries = entries(&self.tokenizer, &delta.tokens);
+        for entry in entries(&self.tokenizer, &delta.tokens) {
+            self.logprobs.push(delta.choice, &entry);
+        }
         let collected = &mut self.collected[delta.choice];
-        collected.logprobs.extend(entries);
         for piece in delta.pieces {
             match piece {
                 Piece::Thought(text) => collected.thought += &text,
@@ -325,9 +328,14 @@ impl ChunkEncoder for ChatEncoder {
         collected.finish = delta.finish.map(|finish| chat_finish_reason(finish, has_calls)).or(collected.finish);
     }
 
-    fn complete(&mut self, usage: Value) -> Value {
+    fn kept_bytes(&self) -> usize {
+        self.logprobs.bytes()
+    }
+
+    fn complete(&mut self, usage: Value) -> String {
         let choice = |(index, g): (usize, &CollectedChat)| {
-            let logprobs = if self.with_logprobs { json!({"content": g.logprobs}) } else { Value::Null };
+            let logprobs =
+                if self.with_logprobs { json!({"content": self.logprobs.placeholder(index)}) } else { Value::Null };
             let content = if g.text.is_empty() && !g.calls.is_empty() { Value::Null } else { g.text.as_str().into() };
             let mut message = json!({"role": "assistant", "content": content});
             if !g.thought.is_empty() {
@@ -340,9 +348,9 @@ impl ChunkEncoder for ChatEncoder {
             json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": g.finish})
         };
         let choices: Vec<Value> = self.collected.iter().enumerate().map(choice).collect();
-        json!({
+        self.logprobs.write(&json!({
             "id": self.id, "object": "chat.completion", "created": self.created, "model": self.model,
             "choices": choices, "usage": usage,
-        })
+        }))
     }
 }

@@ -20,8 +20,10 @@ pub trait ChunkEncoder: Send + 'static {
     fn usage_event(&self, usage: Value) -> Value;
     /// Keeps a delta for [`ChunkEncoder::complete`].
     fn collect_delta(&mut self, delta: Delta);
-    /// The whole answer as one object.
-    fn complete(&mut self, usage: Value) -> Value;
+    /// Bytes of log-probabilities that are kept until the answer is complete.
+    fn kept_bytes(&self) -> usize;
+    /// The whole answer as one object: its JSON.
+    fn complete(&mut self, usage: Value) -> String;
 }
 
 struct ChunkStream<E> {
@@ -82,7 +84,11 @@ impl<E: ChunkEncoder> StreamEncoder for ChunkStream<E> {
         self.encoder.collect_delta(delta);
     }
 
-    fn complete(&mut self, usage: Usage, _: Option<&str>) -> Value {
+    fn kept_bytes(&self) -> usize {
+        self.encoder.kept_bytes()
+    }
+
+    fn complete(&mut self, usage: Usage, _: Option<&str>) -> String {
         self.encoder.complete(usage_json(usage))
     }
 

@@ -22,6 +22,7 @@ use crate::http::extract::JsonBody;
 use crate::http::openapi::{ComputeErrors, json_schema};
 use crate::http::state::AppState;
 use crate::openai::chunks::{self, ChatUsage, ChunkEncoder, finish_reason};
+use crate::openai::logprobs::LogprobLists;
 use crate::openai::prompt::{MAX_PROMPTS, PromptField, encode_one};
 
 /// The request.
@@ -169,17 +170,20 @@ pub async fn completions(
         tokenizer: Arc::clone(&model.text.tokenizer),
         with_logprobs: logprobs.is_some(),
         collected: (0..choices).map(|_| CollectedCompletion::default()).collect(),
+        lists: LogprobLists::new(choices * LOGPROB_FIELDS.len()),
         offsets: vec![0; choices],
         echoed,
     };
     Ok(chunks::send(pending, encoder, sampling.stream, sampling.wants_usage()).await)
 }
 
+/// Fields of a choice's log-probabilities: each is a list with an element for each token.
+const LOGPROB_FIELDS: [&str; 4] = ["tokens", "token_logprobs", "top_logprobs", "text_offset"];
+
 /// A choice, for a whole answer.
 #[derive(Default)]
 struct CollectedCompletion {
     text: String,
-    logprobs: Vec<(u32, Logprobs)>,
     finish: Option<&'static str>,
 }
 
@@ -190,6 +194,8 @@ struct CompletionEncoder {
     tokenizer: Arc<Tokenizer>,
     with_logprobs: bool,
     collected: Vec<CollectedCompletion>,
+    /// By choice and field, for a whole answer.
+    lists: LogprobLists,
     /// By choice: number of characters so far.
     offsets: Vec<usize>,
     /// By choice: the prompt to begin its text with; empty without `echo`.
@@ -256,18 +262,33 @@ impl ChunkEncoder for CompletionEncoder {
         let echo = self.take_echo(delta.choice);
         let collected = &mut self.collected[delta.choice];
         collected.text += &(echo + &delta.text);
-        collected.logprobs.extend(delta.tokens.into_iter().filter_map(|(id, p)| Some((id, p?))));
         collected.finish = delta.finish.map(finish_reason).or(collected.finish);
+        let tokens = delta.tokens.iter().filter_map(|(id, p)| Some((*id, p.as_ref()?)));
+        let logprobs = self.logprobs(tokens, self.offsets[delta.choice]);
+        for (number, field) in LOGPROB_FIELDS.iter().enumerate() {
+            for element in logprobs[*field].as_array().into_iter().flatten() {
+                self.lists.push(delta.choice * LOGPROB_FIELDS.len() + number, element);
+            }
+        }
+        let characters = |name: &Value| name.as_str().map_or(0, |name| name.chars().count());
+        self.offsets[delta.choice] +=
+            logprobs["tokens"].as_array().into_iter().flatten().map(characters).sum::<usize>();
     }
 
-    fn complete(&mut self, usage: Value) -> Value {
+    fn kept_bytes(&self) -> usize {
+        self.lists.bytes()
+    }
+
+    fn complete(&mut self, usage: Value) -> String {
         let choice = |(index, g): (usize, &CollectedCompletion)| {
-            let logprobs = self.logprobs(g.logprobs.iter().map(|(id, p)| (*id, p)), 0);
+            let list = |number: usize| self.lists.placeholder(index * LOGPROB_FIELDS.len() + number);
+            let lists = LOGPROB_FIELDS.iter().enumerate().map(|(number, field)| ((*field).to_owned(), list(number)));
+            let logprobs = if self.with_logprobs { Value::Object(lists.collect()) } else { Value::Null };
             json!({"index": index, "text": g.text, "logprobs": logprobs, "finish_reason": g.finish})
         };
         let choices: Vec<Value> = self.collected.iter().enumerate().map(choice).collect();
         let mut object = self.object(json!(choices));
         object["usage"] = usage;
-        object
+        self.lists.write(&object)
     }
 }

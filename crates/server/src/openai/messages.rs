@@ -33,7 +33,7 @@ pub fn chat_messages(all: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiErro
             }
             message.insert("content".into(), Value::String(text));
             if marked {
-                // A part asks for it, but it applies to the whole message.
+                // A part has the mark, but it applies to the whole message.
                 message.insert("cache_control".into(), json!({}));
             }
         }

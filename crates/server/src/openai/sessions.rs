@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
 use axum::Json;
 use axum::extract::{FromRequestParts, Query, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sluice_engine::{Generation, Session, Sessions};
+use sluice_engine::{Generation, Session, SessionError, Sessions};
 use tokio::sync::oneshot;
 use utoipa::{IntoParams, ToSchema};
 
@@ -19,7 +18,7 @@ use crate::api::fields;
 use crate::api::output_spec::{OutputSpec, ToolChoice};
 use crate::api::pending::Pending;
 use crate::api::sampling::SamplingFields;
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, without_folders};
 use crate::http::extract::{JsonBody, PathName};
 use crate::http::openapi::{ComputeErrors, Error, QueryErrors, json_schema};
 use crate::http::state::AppState;
@@ -148,10 +147,27 @@ fn sessions(model: &LoadedModel) -> Result<Sessions, ApiError> {
     model.sessions.clone().ok_or_else(without)
 }
 
-/// Runs work that waits for the disk on a blocking thread.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await.map_err(|e| ApiError::internal(e.to_string()))?;
-    done.map_err(|e| ApiError::internal(format!("{e:#}")))
+/// The model that is meant, and the result of `work` on its sessions and the salt. The work waits for the disk, so it has a blocking thread.
+async fn with_sessions<T: Send + 'static>(
+    app: &AppState,
+    query: SessionQuery,
+    work: impl FnOnce(&Sessions, &[u8]) -> Result<T, SessionError> + Send + 'static,
+) -> Result<(Arc<LoadedModel>, T), ApiError> {
+    let model = app.model(query.model.as_deref()).await?;
+    let sessions = sessions(&model)?;
+    let done = tokio::task::spawn_blocking(move || work(&sessions, query.cache_salt.as_bytes())).await;
+    let done = done.map_err(|e| ApiError::internal(e.to_string()))?.map_err(refused)?;
+    Ok((model, done))
+}
+
+fn refused(error: SessionError) -> ApiError {
+    match error {
+        SessionError::BadName => ApiError::invalid("name", error.to_string()),
+        SessionError::TooShort { .. } => ApiError::invalid("", error.to_string()),
+        SessionError::NoRoom => ApiError::no_storage(error.to_string()),
+        SessionError::NotInUse(why) => ApiError::unavailable(without_folders(&why)),
+        SessionError::Failed(e) => ApiError::internal(format!("{:#}", anyhow::Error::new(e))),
+    }
 }
 
 /// Lists saved sessions.
@@ -160,14 +176,14 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
     (status = 400, description = "The server has no prompt cache, or a parameter is unknown.", body = Error), QueryErrors,
 ))]
 pub async fn list(State(app): State<Arc<AppState>>, query: SessionQuery) -> Result<Json<Value>, ApiError> {
-    let sessions = sessions(&*app.model(query.model.as_deref()).await?)?;
-    let all = blocking(move || sessions.list(query.cache_salt.as_bytes())).await?;
+    let (_, all) = with_sessions(&app, query, |sessions, salt| sessions.list(salt)).await?;
     Ok(Json(json!({"object": "list", "data": all.iter().map(to_json).collect::<Vec<_>>()})))
 }
 
 /// Saves a session: computes what is not cached yet, and writes it.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = SessionRequest, responses(
-    (status = 200, description = "The session is saved.", body = SessionFacts), ComputeErrors,
+    (status = 200, description = "The session is saved.", body = SessionFacts),
+    (status = 507, description = "The prompt cache has no room for the session (`insufficient_storage`).", body = Error), ComputeErrors,
 ))]
 pub async fn save(
     State(app): State<Arc<AppState>>,
@@ -208,8 +224,7 @@ pub async fn save(
     let (sender, receiver) = oneshot::channel();
     let saved = Box::new(|session| _ = sender.send(session));
     model.engine.save_session(name, sampling.cache_salt.unwrap_or_default().into_bytes(), tokens, saved);
-    let session = receiver.await.map_err(|_| ApiError::internal("the prompt cache is no longer in use"))?;
-    let session = session.map_err(|e| ApiError::invalid("name", format!("{e:#}")))?;
+    let session = receiver.await.map_err(|_| ApiError::unavailable("the engine has ended"))?.map_err(refused)?;
     Ok(Json(to_json(&session)))
 }
 
@@ -228,11 +243,9 @@ pub async fn load(
     PathName(name): PathName,
     query: SessionQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.model(query.model.as_deref()).await?;
-    let (sessions, own) = (sessions(&model)?, name.clone());
-    let loaded = blocking(move || sessions.load(query.cache_salt.as_bytes(), &own))
-        .await?
-        .ok_or_else(|| no_such_session(&name))?;
+    let own = name.clone();
+    let (model, loaded) = with_sessions(&app, query, move |sessions, salt| sessions.load(salt, &own)).await?;
+    let loaded = loaded.ok_or_else(|| no_such_session(&name))?;
     model.engine.read_ahead(loaded.ahead);
     Ok(Json(json!({"object": "session", "name": name, "tokens": loaded.tokens.len(), "prompt": loaded.tokens})))
 }
@@ -248,8 +261,9 @@ pub async fn delete(
     PathName(name): PathName,
     query: SessionQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let (sessions, own) = (sessions(&*app.model(query.model.as_deref()).await?)?, name.clone());
-    if !blocking(move || sessions.delete(query.cache_salt.as_bytes(), &own)).await? {
+    let own = name.clone();
+    let (_, was_there) = with_sessions(&app, query, move |sessions, salt| sessions.delete(salt, &own)).await?;
+    if !was_there {
         return Err(no_such_session(&name));
     }
     Ok(Json(json!({"object": "session.deleted", "name": name, "deleted": true})))

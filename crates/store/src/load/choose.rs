@@ -1,5 +1,5 @@
-//! Which way each file is read, where the user did not say: by what of it is in the page cache, what fits beside the rest, and what the disk can
-//! do. Every choice comes with its reason.
+//! Chooses how each file is read if the user did not: by how much of it is cached, by free memory, and by the disk's speeds. Every choice comes with its
+//! reason.
 
 use std::os::fd::AsRawFd;
 
@@ -9,12 +9,12 @@ use super::read::ReadFile;
 use crate::error::Error;
 use crate::page_cache::resident_bytes;
 
-/// Files below this many bytes are mapped: no way of reading them takes long enough to matter.
+/// Files below this many bytes are mapped: for them the choice does not matter.
 pub(crate) const SMALL: u64 = 64 << 20;
-/// A map must not be more than this much slower to be taken: it leaves the file in the page cache, and the next start is at once.
+/// A map is preferred unless it is slower by more than this factor: it leaves the file in the page cache, so the next start is immediate.
 const TIE: f64 = 1.03;
 
-/// The same of a map that is read ahead of a device's start: it begins sooner.
+/// The same if the map is read ahead while a device starts: it begins sooner.
 const TIE_AHEAD: f64 = 1.1;
 
 pub(crate) struct Chooser<'a> {
@@ -38,7 +38,7 @@ impl<'a> Chooser<'a> {
             return Ok((self.options.mode, "asked for".into(), all));
         }
         if wanted < file.len / 2 {
-            // An image's addresses would be mostly empty, and its large pages mostly bytes of other parts.
+            // An image would be mostly unused addresses, and its large pages mostly unwanted bytes.
             return Ok((LoadMode::Mmap, "most of it stays on disk".into(), all));
         }
         let (mode, reason) = self.by_facts(file, cached);
@@ -100,7 +100,7 @@ impl<'a> Chooser<'a> {
     }
 }
 
-/// Whether a file is brought into the page cache before it is known what of it is wanted: where it will be mapped for what is known without measuring.
+/// Whether a file is brought into the page cache before its use is known. True if it will be mapped, as far as that is known without measuring.
 pub(crate) fn is_read_ahead(file: &ReadFile, options: &LoadOptions) -> bool {
     let is_slower = |speeds: Speeds| speeds.direct.is_some_and(|direct| direct > TIE_AHEAD * speeds.mapped);
     let speeds = || options.disk_speeds_file.as_deref().and_then(|memory| probe::recall(file, memory));
@@ -114,7 +114,7 @@ fn gigabytes(n: u64) -> String {
     format!("{:.2} GB", n as f64 / 1e9)
 }
 
-/// The name of a file system whose files lie elsewhere.
+/// The name of a network file system.
 fn remote(file: &ReadFile) -> Option<&'static str> {
     const KINDS: [(i64, &str); 7] = [
         (0x6969, "NFS"),

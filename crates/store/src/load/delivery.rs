@@ -1,5 +1,4 @@
-//! A load whose bytes are delivered to a consumer, such as an upload to a device's memory. What was read is in one of
-//! a few buffers until the consumer has taken it.
+//! A load whose bytes go to a consumer, such as an upload to a device. Chunks stay in one of a few buffers until the consumer has taken them.
 
 use std::fmt;
 use std::io;
@@ -32,7 +31,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// A delivery of these views; also returns which of them are of none of the sources.
+    /// A delivery of these views. Also returns the views that belong to none of the sources.
     pub fn new(sources: &[Arc<Source>], views: &[&Bytes], take: Take) -> (Delivery, Vec<usize>) {
         let chunks = |s: &Arc<Source>| s.chunks(&(0..s.file.len as usize)).len();
         let mut delivery = Delivery {

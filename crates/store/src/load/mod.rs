@@ -1,10 +1,9 @@
-//! From files to weights that can be computed with. A checkpoint that is loaded (rather than merely opened) decides
-//! for each file how it is read, starts reading in the order in which its weights will be used, and lets a caller wait
-//! for just the part that it needs.
+//! From files to weights that can be computed with. Loading decides for each file how it is read, reads in the order in which weights will be used, and lets a
+//! caller wait for just the part that it needs.
 //!
-//! Three readers fill the same views: a map whose pages are brought in ahead of use, buffered positional reads, and direct reads past
-//! the page cache. What they read goes through [`ChunkSink`], so that the same engine can feed memory of another kind. Never: bytes
-//! that are not the file's without an error that names file, tensor and offset.
+//! Three readers fill the same views: a map whose pages are brought in ahead of use, buffered positional reads, and direct reads past the page cache. They
+//! write through [`ChunkSink`], so that the same code can feed other memory. Bytes that are not the file's never pass without an error that names file, tensor
+//! and offset.
 
 mod bring;
 mod choose;
@@ -48,12 +47,12 @@ pub use sink::Chunk;
 pub(crate) use source::Source;
 pub use staging::{Filled, Staging, measure_disk};
 
-/// What the disk can do that a file is on: measured on parts of it that are not in the page cache, or remembered. `None` where there is too little to
-/// measure with, or the file cannot be read.
+/// The speeds of the disk that a file is on, remembered or measured on parts of the file that are not cached. `None` if there is too little to measure with, or
+/// the file cannot be read.
 pub fn disk_speeds(file: &Path, options: &LoadOptions) -> Option<Speeds> {
     let file = ReadFile::open(file).ok()?;
     let (speeds, _) = probe::speeds(&file, options)?;
-    // What is remembered is the device's: this file may refuse all the same.
+    // Speeds are remembered per device; this file may still refuse direct reads.
     let direct = speeds.direct.filter(|_| file.open_direct().is_none());
     Some(Speeds { direct, ..speeds })
 }
@@ -89,7 +88,7 @@ pub struct Loading {
 pub struct LoadProgress(Arc<ChunkQueue>);
 
 impl LoadProgress {
-    /// Bytes that are there, of those that were asked for.
+    /// Bytes that have been read, of those that were asked for.
     pub fn bytes(&self) -> (u64, u64) {
         self.0.progress()
     }
@@ -99,7 +98,7 @@ impl LoadProgress {
         self.0.finish();
     }
 
-    /// Whether nothing more will come: all is there, or the load has failed.
+    /// Whether the load is complete or has failed.
     pub fn is_over(&self) -> bool {
         self.0.is_over()
     }
@@ -113,7 +112,7 @@ pub fn open(folder: &Path, options: &LoadOptions) -> Result<(Checkpoint, Loading
     open_except(folder, options, |_| HashSet::new())
 }
 
-/// As [`open`], where the tensors that `left` names, of a checkpoint of which only headers are read, stay on disk: others read them, a part at a time.
+/// As [`open`], but leaves some tensors on disk for others to read in parts: those that `left` names, given the checkpoint with its headers.
 ///
 /// # Errors
 /// Those of [`open`].
@@ -170,8 +169,8 @@ impl Loading {
         count as u64 * size as u64
     }
 
-    /// Prefers this node for the memory that files are copied to, as long as the node has any; mapped files stay where
-    /// the page cache has them. To be called before [`Loading::start`].
+    /// Prefers this node for the memory that files are copied to, while the node has free memory. Mapped files stay where the page cache put them. To be called
+    /// before [`Loading::start`].
     ///
     /// # Errors
     /// When the kernel knows no such node, or forbids it.
@@ -179,16 +178,14 @@ impl Loading {
         self.queue.sources().iter().filter(|s| !s.is_mapped()).try_for_each(|s| s.memory().prefer_node(node))
     }
 
-    /// Starts reading what these views hold, in their order. Everything else is read only when somebody waits for it.
-    /// Call it once.
+    /// Starts reading these views, in this order. Everything else is read only when somebody waits for it. Call it once.
     pub fn start<'a>(&self, order: impl IntoIterator<Item = &'a Bytes>) {
         self.queue.start(order);
     }
 
-    /// Instead of [`Loading::start`]: reads what these views hold, in about their order, into a few buffers in memory
-    /// that `lend` gives, and hands it to `take`, which is called from several threads at once; nothing of it stays
-    /// here. Errors of `take` are the load's. A view that is read all the same is read once more. Returns which of the
-    /// views are not of this load's files. Call it once.
+    /// Instead of [`Loading::start`]: reads these views, in about this order, into a few buffers of memory that `lend` gives, and hands each chunk to `take`.
+    /// Several threads call `take` at once. Nothing stays here: if a view is used anyway, it is read once more. Errors of `take` fail the load. Returns the
+    /// views that are not of this load's files. Call it once.
     ///
     /// # Errors
     /// Where there is no memory.
@@ -210,8 +207,8 @@ impl Loading {
         self.check()
     }
 
-    /// Whether all that was handed out so far is what the files hold. To be asked after using weights and before
-    /// trusting what was computed with them: a part that cannot be read counts as there, with zeros in it.
+    /// Checks that all bytes handed out so far were the files' own. Call it after weights were used and before the results are trusted: a part that cannot be
+    /// read becomes zeros.
     ///
     /// # Errors
     /// A file that could not be read, that is shorter than it was, that was replaced while it was read, or that was written to while it is mapped or parts
@@ -225,7 +222,7 @@ impl Loading {
         LoadProgress(Arc::clone(&self.queue))
     }
 
-    /// How long it took from [`Loading::start`] until the last byte that was asked for was there; `None` before that.
+    /// Time from [`Loading::start`] until everything that was asked for was read; `None` before that.
     pub fn time(&self) -> Option<Duration> {
         self.queue.time()
     }
@@ -240,7 +237,7 @@ impl Loading {
         self.queue.sources().iter().map(|source| (&*source.file.path, source.file.stamp))
     }
 
-    /// What was fallen back on so far, one clause each.
+    /// Fallbacks so far, a clause each.
     pub fn notes(&self) -> Vec<String> {
         self.queue.notes()
     }

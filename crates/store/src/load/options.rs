@@ -40,11 +40,11 @@ impl LoadMode {
 pub struct LoadOptions {
     /// How files are read.
     pub mode: LoadMode,
-    /// Bytes of memory that copies of files may take; `None`: not known. What does not fit is mapped by [`LoadMode::Auto`].
+    /// Bytes of memory that copies of files may take; `None`: not known. [`LoadMode::Auto`] maps what does not fit.
     pub copy_budget: Option<u64>,
     /// Where the speeds of disks are remembered; `None`: measured anew where they are needed.
     pub disk_speeds_file: Option<PathBuf>,
-    /// Bytes that one request reads: rounded up to a power of two, at least a page, at most 1 GiB. `None`: what measured best for the way of reading.
+    /// Bytes that one request reads: rounded up to a power of two, at least a page, at most 1 GiB. `None`: the value that measured best.
     pub request: Option<usize>,
     /// Requests that io_uring keeps in flight.
     pub depth: usize,
@@ -61,7 +61,7 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// Bytes that one request reads in this mode.
     pub(crate) fn request(&self, mode: LoadMode) -> usize {
-        // Direct requests hide the clearing of pages behind more bytes in flight; a buffered one is copied, best within a cache.
+        // Large direct requests hide the time for clearing pages. A buffered request is copied, best within a processor's cache.
         let best = if mode == LoadMode::Direct { 4 << 20 } else { 2 << 20 };
         self.request.unwrap_or(best).clamp(ALIGNMENT, LARGEST_REQUEST).next_power_of_two()
     }

@@ -20,7 +20,7 @@ pub(super) struct Pending {
     pub lanes: [Lane; 2],
     /// Chunks that somebody waits for: these are read first.
     pub urgent: VecDeque<ChunkId>,
-    /// Chunks that readers have and have not given back.
+    /// Chunks that readers are working on.
     pub lent: usize,
     /// The readers' threads.
     pub running: Vec<JoinHandle<()>>,

@@ -1,5 +1,5 @@
-//! What a disk can do, in bytes per second: past the page cache, and into a map. Measured on parts of a model's file that are not in
-//! the page cache, in a fraction of a second, and remembered for the device.
+//! Speeds of a disk in bytes per second: past the page cache, and into a map. They are measured on parts of a model's file that are not cached, in a fraction
+//! of a second, and remembered for the device.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,7 +21,7 @@ use crate::memory::host_memory;
 use crate::page_cache::{drop_cached, resident_bytes};
 use crate::small::read_small;
 
-/// Bytes that each way of reading is tried on, and the time after which no more is begun.
+/// Bytes that each way of reading is tried on, and the time after which no more requests are made.
 const SAMPLE: u64 = 128 << 20;
 const PATIENCE: Duration = Duration::from_millis(150);
 
@@ -46,7 +46,7 @@ fn key(file: &ReadFile) -> String {
 /// Bytes that the memory of disks may have: thousands of disks.
 const MAX_MEMORY: u64 = 1 << 20;
 
-/// The speeds in `json`, by device, without those that no disk has. A memory that cannot be read is none.
+/// The speeds in `json`, by device. Impossible speeds are dropped, and text that cannot be parsed counts as empty.
 fn remembered(json: &[u8]) -> Remembered {
     let Remembered(mut all) = serde_json::from_slice(json).unwrap_or_default();
     let possible = |x: f64| x.is_finite() && x > 0.0;
@@ -69,7 +69,7 @@ fn remember(file: &ReadFile, memory: &Path, speeds: Speeds) {
     let Remembered(mut all) = remembered(&read_small(memory, MAX_MEMORY).unwrap_or_default());
     all.insert(key(file), speeds);
     let json = serde_json::to_vec_pretty(&Remembered(all)).expect("strings and numbers are always JSON");
-    // Another start measures again where this could not be kept.
+    // If this cannot be written, the next start measures again.
     let _ = AtomicFile::create(memory).and_then(|mut f| f.write_all(&json).and_then(|()| f.commit()));
 }
 
@@ -136,7 +136,7 @@ fn mapped(file: &ReadFile, part: Range<u64>, options: &LoadOptions) -> io::Resul
     })?;
     let speed = read.into_inner() as f64 / begun.elapsed().as_secs_f64();
     drop(map);
-    // Whichever way is chosen, it should find the file as it was.
+    // Leaves the page cache as it was, whichever way is chosen.
     let _ = drop_cached(&file.buffered, part.start, part.end - part.start);
     Ok(speed)
 }

@@ -21,7 +21,7 @@ use crate::bytes::Bytes;
 use crate::error::Error;
 use crate::memory::Memory;
 
-/// In the place of a buffer: the chunk is read to its place in its source's memory.
+/// Instead of a buffer: the chunk is read to its place in the file's image.
 const IN_PLACE: usize = usize::MAX;
 
 #[derive(Debug)]
@@ -142,8 +142,7 @@ impl ChunkQueue {
         Ok(others)
     }
 
-    /// How many buffers a delivery has, and the bytes of each: as many as can be in use at once, so that no reader
-    /// waits for one.
+    /// Number and size of a delivery's buffers: as many as can be in use at once, so that no reader waits for one.
     pub fn buffers(&self) -> (usize, usize) {
         let largest = self.sources.iter().map(|s| s.chunk_size()).max().unwrap_or(0);
         (self.rings * self.depth + self.threads, largest)
@@ -200,7 +199,7 @@ impl ChunkQueue {
                     Err(cause) => {
                         let path = self.sources[0].file.path.clone();
                         self.set_failure(Error::Io { path, doing: "start a thread to read", cause });
-                        // Wake those who wait: no reader is left for their chunks.
+                        // Wake all waiting threads: no reader is left for their chunks.
                         self.settled.notify_all();
                         break;
                     }
@@ -238,7 +237,7 @@ impl ChunkQueue {
         self.sources.iter().map(|s| &s.file).collect()
     }
 
-    /// Through the page cache, where it stays as if it had been mapped.
+    /// Through the page cache, where it stays, as mapped pages would.
     fn read_cached(&self, lent: Lent) {
         let (source, chunk) = (&self.sources[lent.chunk.file], lent.chunk);
         let (file, start) = (&source.file, chunk.offset as usize);
@@ -254,7 +253,7 @@ impl ChunkQueue {
         let (source, offset) = (&self.sources[lent.chunk.file], lent.chunk.offset as usize);
         match source.memory().populate(offset..offset + lent.chunk.len) {
             Ok(()) => self.filled(lent),
-            // What the kernel returns for a page that the file no longer has, or that the disk cannot read.
+            // The kernel's error for a page that the file no longer has, or that the disk cannot read.
             Err(e) if e.raw_os_error() == Some(libc::EFAULT) => {
                 let ends = source.file.buffered.metadata().map_or(0, |m| m.len());
                 let gone = ends < lent.chunk.offset + lent.chunk.len as u64;
@@ -266,19 +265,19 @@ impl ChunkQueue {
         }
     }
 
-    /// Waits until a part of a source is there, or can never be, and has it read before everything else.
+    /// Waits until a part of a file is read or has failed, and moves it to the front.
     pub fn wait(self: &Arc<ChunkQueue>, number: usize, source: &Source, range: &Range<usize>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        // From here on the source is used here too.
+        // From now on the file is used here too, not only delivered.
         source.set_delivered(false);
         let mut queue = self.lock();
         let mut is_asked_for = false;
         while !source.is_ready(range) {
-            // After a failure nothing more comes; but requests in flight still write.
+            // After a failure nothing more is read, but requests in flight still write.
             if self.is_halted() && queue.lent == 0 {
                 break;
             }
-            // After the end of a load no reader takes chunks from this queue. What was delivered is read once more.
+            // After the end of a load no reader takes chunks from this queue. A delivered chunk is read once more.
             if !self.is_halted() && (!is_asked_for || self.delivery.get().is_some()) {
                 let chunks = source.chunks(range).map(|chunk| (number, chunk));
                 let new: Vec<ChunkId> = chunks.filter(|id| !queue.urgent.contains(id)).collect();
@@ -443,7 +442,7 @@ unsafe impl ChunkSink for ChunkQueue {
             let chunk = Chunk { file: number, offset: range.start as u64, len: range.len() };
             return Next::Read(Lent { chunk, memory, buffer });
         }
-        // A reader that waited here would wait for ever, so it ends.
+        // A reader would wait for itself here, so it ends.
         if block {
             queue.lanes[reader as usize].readers -= 1;
         }

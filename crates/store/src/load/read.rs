@@ -1,23 +1,24 @@
-//! One file as the readers see it: its descriptors, how it may be read, and how a chunk of it is read to the end whatever the system
-//! does meanwhile.
+//! One file as readers see it: its descriptors, how it may be read, and reads that continue until a chunk is complete.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+use rustix::fs::OFlags;
+
 use crate::error::Error;
 use crate::page_cache::{self, resident_bytes};
-use crate::small::open_regular;
+use crate::small::{open_regular, open_regular_with};
 use crate::stamp::Stamp;
 
-/// What direct reads must be aligned to: file systems ask for this or less, and one that asks for more refuses.
+/// Alignment of direct reads. File systems ask for this or less; one that asks for more refuses the read.
 pub const ALIGNMENT: usize = 4096;
 
-/// What of a file's metadata changes when the file does.
+/// Metadata that change when the file is replaced or written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -26,12 +27,12 @@ struct Identity {
     modified: (i64, i64),
 }
 
-/// What changes of a file's inode with its contents, and what changes without.
+/// Metadata of an inode: those that change with its contents, and those that may change without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Inode {
     len: u64,
     modified: (i64, i64),
-    /// Of anything about it: that cannot be set to what it was.
+    /// Time of the last change of anything. No program can set it.
     changed: (i64, i64),
     /// Links, permissions, owner, group.
     other: (u64, u32, u32, u32),
@@ -93,22 +94,23 @@ impl ReadFile {
         self.identity.device
     }
 
-    /// Opens the file once more for reads past the page cache. Where that is refused the file is read through it, and the answer says so.
+    /// Opens the file once more for reads past the page cache. If that is refused, the file is read through the page cache, and the result says why.
     pub fn open_direct(&self) -> Option<String> {
-        match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&self.path) {
-            // Another file of that name by now: what is open already is what was checked.
+        match open_regular_with(&self.path, OFlags::DIRECT) {
+            // The name belongs to another file by now; only the open one was checked.
             Ok(file) if file.metadata().is_ok_and(|m| Identity::of(&m) == self.identity) => {
                 let _ = self.direct.set(file);
                 None
             }
-            Ok(_) => Some(self.refuse_direct("the name leads to another file now")),
-            Err(e) => Some(self.refuse_direct(&format!("refused at open: {e}"))),
+            Ok(_) | Err(Error::NotAFile { .. }) => Some(self.refuse_direct("the name leads to another file now")),
+            Err(Error::Io { cause, .. }) => Some(self.refuse_direct(&format!("refused at open: {cause}"))),
+            Err(e) => Some(self.refuse_direct(&e.to_string())),
         }
     }
 
-    /// To be called before buffered reads that should leave no trace: nothing is read ahead of what is asked for.
+    /// Turns the kernel's read-ahead off, before buffered reads that should leave no trace.
     pub fn read_nothing_ahead(&self) {
-        // Where it cannot be had, more stays in the page cache.
+        // If the advice is refused, only more stays in the page cache.
         let _ = page_cache::advise(&self.buffered, 0, 0, libc::POSIX_FADV_RANDOM);
     }
 
@@ -124,7 +126,7 @@ impl ReadFile {
         self.direct.get().filter(|_| !self.refused.load(Ordering::Relaxed))
     }
 
-    /// Whether the file is still what was opened, in itself and under its name.
+    /// Checks that neither the open file nor the file of this name has changed.
     pub fn check_unchanged(&self) -> Result<(), Error> {
         let now = self.buffered.metadata().map_err(Error::io(&self.path, "look at"))?;
         let named = fs::metadata(&self.path).map_err(Error::io(&self.path, "look at"))?;
@@ -134,8 +136,8 @@ impl ReadFile {
         Ok(())
     }
 
-    /// Whether the file still has the contents that were opened, as its inode tells: for whoever goes on reading it, after each use and before what was
-    /// read is used. Costs one `fstat`. That the file got another name, link, owner or mode is no harm.
+    /// Checks by the inode that the contents have not changed since the file was opened. Call it after reading and before the bytes are used. It costs one
+    /// `fstat`. Another name, link, owner or mode does not matter.
     ///
     /// # Errors
     /// When it was written to, even if its time of modification was set back, or is shorter than it was.
@@ -152,7 +154,7 @@ impl ReadFile {
         if (now.len, now.modified) != (known.len, known.modified) {
             return Err(Error::Replaced { path: self.path.clone() });
         }
-        // Written to, and the time set back; or something else than the contents explains it: an attribute, or that the name leads elsewhere.
+        // Either the file was written to and its time set back, or something else changed: an attribute, or the name now belongs to another file.
         let renamed = || fs::metadata(&self.path).map_or(true, |m| (m.dev(), m.ino()) != (found.dev(), found.ino()));
         if now.other == known.other && !renamed() {
             return Err(Error::Replaced { path: self.path.clone() });
@@ -161,7 +163,7 @@ impl ReadFile {
         Ok(())
     }
 
-    /// What stopped a read at `offset`: `cause`, or (`None`) that the file ends there or, as it may be by now, before.
+    /// The error of a read that stopped at `offset`. Without a `cause` the file ends there, or by now even before.
     pub fn error(&self, offset: u64, cause: Option<io::Error>) -> Error {
         let path = self.path.clone();
         match cause {
@@ -179,7 +181,7 @@ impl ReadFile {
     /// `memory` is valid for writes of `len` bytes and nobody else touches it.
     ///
     /// # Errors
-    /// The offset that was reached, and what stopped it there; nothing if it was the file's end.
+    /// The offset that was reached, and the system's error; no error at the file's end.
     pub unsafe fn read_buffered(
         &self,
         memory: *mut u8,
@@ -222,7 +224,7 @@ impl ReadFile {
         done
     }
 
-    /// The parts of a range of which nothing is in the page cache, as few as possible: a large page of the cache is dropped only whole.
+    /// The parts of a range that are not cached at all, in as few pieces as possible: the kernel drops a large page only whole.
     pub fn trace(&self, offset: u64, len: u64) -> Vec<(u64, u64)> {
         let mut found: Vec<(u64, u64)> = Vec::new();
         let mut left = vec![(offset, len)];
@@ -237,7 +239,7 @@ impl ReadFile {
                     let half = (n / 2).next_multiple_of(ALIGNMENT as u64);
                     left.extend([(at + half, n - half), (at, half)]);
                 }
-                // Unknown which pages were there before: leave them all.
+                // It is not known which pages were cached before, so all stay.
                 Err(_) => return Vec::new(),
             }
         }
@@ -247,18 +249,18 @@ impl ReadFile {
     /// Drops what a read has brought into the page cache.
     pub fn wipe(&self, trace: &[(u64, u64)]) {
         for &(at, n) in trace {
-            // What cannot be dropped stays: page cache is the kernel's to reclaim.
+            // Pages that cannot be dropped stay; the kernel reclaims them when it needs memory.
             let _ = page_cache::drop_cached(&self.buffered, at, n);
         }
     }
 }
 
-/// Whether this says that the file system will not read in this way, rather than that the read failed.
+/// Whether the error means that the file system has no direct reads, rather than that this read failed.
 pub(crate) fn refuses_direct(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// Where a read that stopped short goes on: at the byte it came to, or, of a direct read, at the boundary before.
+/// Where a short read continues: at the byte that it reached, or for a direct read at the boundary before.
 pub(crate) fn resume_at(done: usize, direct: bool) -> usize {
     if direct { done / ALIGNMENT * ALIGNMENT } else { done }
 }
@@ -277,7 +279,7 @@ unsafe fn read_to(
 ) -> Result<(), (u64, Option<io::Error>)> {
     let room = if direct { len.next_multiple_of(ALIGNMENT) } else { len };
     let mut done = 0;
-    // Short reads that end between two boundaries are asked for again from the boundary before, as long as they come further.
+    // A direct read that ends between two boundaries is repeated from the boundary before, as long as it makes progress.
     let mut from = 0;
     while done < len {
         // SAFETY: `from` is at most `len`, so this is a part of what the caller vouches for.
@@ -300,4 +302,27 @@ unsafe fn read_to(
         from = resume_at(done, direct);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_that_took_the_name_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        fs::write(&path, vec![1; ALIGNMENT]).unwrap();
+        let file = ReadFile::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || sender.send((file.open_direct(), file.direct().is_none())));
+        let (why, is_refused) = receiver.recv_timeout(Duration::from_secs(10)).expect("it waits for a writer");
+        assert!(why.is_some_and(|why| why.contains("another file")) && is_refused);
+    }
 }

@@ -34,7 +34,7 @@ impl ReadAhead {
         ReadAhead { stopped, thread }
     }
 
-    /// Waits until all is there that is to be.
+    /// Waits until reading ahead is over.
     pub fn wait(mut self) {
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }

@@ -23,8 +23,8 @@ struct Flight {
     trace: Vec<(u64, u64)>,
 }
 
-/// An io_uring and its incomplete requests. Their memory belongs to the kernel until they complete, even if the ring's descriptor is closed: so this is not dropped,
-/// by an error or a panic either, before all have completed.
+/// An io_uring and its incomplete requests. The kernel may write to their memory until they complete, even after the ring is closed. So dropping this waits for
+/// all of them, after errors and panics too.
 struct Ring {
     uring: IoUring,
     /// Requests pushed and not answered.
@@ -54,8 +54,8 @@ impl Ring {
         done
     }
 
-    /// Waits for all submitted requests to complete, without entering the ring, which may be what is refused. What was pushed and never
-    /// submitted is not the kernel's, and stays so: the ring must not be entered afterwards.
+    /// Waits for all submitted requests without entering the ring, since entering may be what is refused. Requests that were pushed and not submitted must
+    /// never be, so the ring must not be entered afterwards.
     fn drain(&mut self) -> Vec<(usize, i32)> {
         let mut all = self.answers();
         while self.in_flight > self.uring.submission().len() {
@@ -79,7 +79,7 @@ struct Requests<'a> {
 /// Reads what `sink` wants of `files` until nothing is left, with at most `depth` requests in flight.
 ///
 /// # Errors
-/// Where io_uring is refused, at first or later, in words; then nothing has been taken from the sink that was not given or put back.
+/// Why io_uring was refused, at the start or later. All chunks that were taken from the sink have then been given back.
 pub(crate) fn read(files: &[&ReadFile], sink: &dyn ChunkSink, depth: usize) -> Result<(), String> {
     let refused = |e: io::Error| format!("no io_uring ({e}); direct reads by threads instead");
     let depth = depth.clamp(1, 1024);
@@ -87,7 +87,7 @@ pub(crate) fn read(files: &[&ReadFile], sink: &dyn ChunkSink, depth: usize) -> R
     let entries = depth.next_power_of_two() as u32;
     let uring = IoUring::builder().setup_coop_taskrun().setup_single_issuer().build(entries);
     let uring = match uring {
-        // Kernels before 6.0 do not know the one or the other.
+        // Kernels before 6.0 lack these flags.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
         other => other,
     }
@@ -160,7 +160,7 @@ impl Requests<'_> {
         self.ring.push(&entry.user_data(slot as u64));
     }
 
-    /// What came of a request. Whether another one is needed, because the chunk is not whole yet.
+    /// Handles a completed request. Returns whether the chunk needs another one.
     fn answered(&mut self, slot: usize, result: i32) -> bool {
         let flight = self.flights[slot].as_mut().expect("in flight");
         let (chunk, file) = (flight.lent.chunk, self.files[flight.lent.chunk.file]);
@@ -196,7 +196,7 @@ impl Requests<'_> {
         false
     }
 
-    /// Gives back chunks that the ring will not read any more. Submitted requests are waited for, and count if they complete their chunk.
+    /// Gives back chunks that the ring will not read. Waits for submitted requests first; chunks that these complete count as read.
     fn put_back(&mut self) {
         for (slot, result) in self.ring.drain() {
             self.answered(slot, result);

@@ -1,5 +1,5 @@
-//! Where chunks go. Readers do not know what a chunk is for: they ask a [`ChunkSink`] for the next one and for memory to read it into, and give it back when it
-//! is full, in any order. A load's images are one sink, [`super::Staging`] is another.
+//! Where readers write. They ask a [`ChunkSink`] for the next chunk and its memory, and give it back when it is full, in any order. A load's images are one
+//! sink, [`super::Staging`] is another.
 
 use crate::error::Error;
 
@@ -37,13 +37,13 @@ pub(crate) enum Next {
     Done,
 }
 
-/// What chunks are wanted, in which order, and where to. At most as many are lent at a time as the sink has memory for.
+/// Says which chunks are wanted, in which order, and lends memory for them, as far as it has any.
 ///
 /// # Safety
 /// Memory that is lent stays valid and is touched by nobody else until it is given back by `filled` or `failed`.
 pub(crate) unsafe trait ChunkSink: Send + Sync {
-    /// The next chunk of a file that this kind of reader reads. With `block`, waits instead of answering [`Next::Later`], and whoever is
-    /// told [`Next::Done`] does not ask again.
+    /// The next chunk of a file that this kind of reader reads. With `block`, waits instead of answering [`Next::Later`]. After [`Next::Done`] a reader does
+    /// not ask again.
     fn next(&self, reader: Reader, block: bool) -> Next;
     /// The chunk is there, all of it.
     fn filled(&self, lent: Lent);
@@ -53,7 +53,7 @@ pub(crate) unsafe trait ChunkSink: Send + Sync {
     fn put_back(&self, lent: Lent);
     /// Something was fallen back on.
     fn note(&self, note: String);
-    /// The memory, if it is few buffers that are used again and again: worth registering with the kernel. (Start, bytes) of each.
+    /// (Start, bytes) of each buffer, if there are few that are reused: worth registering with the kernel.
     fn fixed(&self) -> Vec<(*mut u8, usize)> {
         Vec::new()
     }

@@ -1,5 +1,5 @@
-//! The small tensors of a checkpoint: norms, biases, taps of convolutions. They are needed, whole, before the first step and lie
-//! scattered among the matrices, so they are read at once and side by side instead of with the chunks that they lie in.
+//! The small tensors of a checkpoint: norms, biases, taps of convolutions. They are all needed before the first step, and lie scattered among the matrices. So
+//! they are read at once and in parallel, not with the chunks around them.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use crate::bytes::Bytes;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::Error;
 
-/// No vector of a model is longer, in bytes.
+/// The most bytes of a small tensor. No vector of a model is longer.
 const LARGEST: usize = 256 << 10;
 /// Elements of a row, at most: the taps of a short convolution.
 const ROW: usize = 8;
@@ -22,7 +22,7 @@ fn is_small(tensor: &Tensor, left: &HashSet<String>) -> bool {
     tensor.bytes.len() <= LARGEST && row <= ROW && !left.contains(&*tensor.name)
 }
 
-/// Gives each tensor of the checkpoint its bytes: small ones in memory of their own, read now, all others where they will be.
+/// Sets the bytes of each tensor: small ones are read now into memory of their own, the others become views of what will be loaded.
 ///
 /// # Errors
 /// The first small tensor that cannot be read.
@@ -35,7 +35,7 @@ pub(crate) fn replace(
     let mut wanted = Vec::new();
     let mut number = 0;
     checkpoint.replace_bytes(|tensor, file, range| {
-        // What is mapped and in the page cache costs nothing where it is.
+        // A mapped tensor that is cached can stay where it is.
         if is_small(tensor, left) && !(sources[file].mode == LoadMode::Mmap && sources[file].is_ready(&range)) {
             wanted.push((number, file, range.clone()));
         }

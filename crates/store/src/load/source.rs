@@ -40,7 +40,7 @@ pub(crate) struct Source {
     pub file: ReadFile,
     pub mode: LoadMode,
     memory: Map,
-    /// It is mapped, wanted whole, and was not all in the page cache: parts of it are read ahead into the page cache.
+    /// It is mapped, wanted whole, and not all cached, so parts of it are read ahead into the page cache.
     read_ahead: bool,
     chunk: usize,
     states: Box<[AtomicU8]>,
@@ -50,17 +50,17 @@ pub(crate) struct Source {
     tensors: Vec<(Range<u64>, Arc<str>)>,
     /// Of a file that is read through the page cache: the parts that were not there before.
     trace: Vec<(u64, u64)>,
-    /// All that was read of it was delivered: later changes of the file do not matter here.
+    /// Everything that was read of it was delivered, so later changes of the file do not matter.
     delivered: AtomicBool,
-    /// Parts of it are read for as long as the model is used: what it holds must not change.
+    /// Parts of it are read while the model is used, so its contents must not change.
     streamed: AtomicBool,
     /// The queue that has it read, and its number there.
     reader: OnceLock<(Weak<dyn ChunkReader>, usize)>,
 }
 
 impl Source {
-    /// A file that is to be read as `mode` says (not `Auto`), with memory for it. `resident`: all of it is in the page
-    /// cache. `left`: the names of tensors that stay on disk.
+    /// A file to be read in this mode (not `Auto`), with memory for it. `resident`: all of it is in the page cache. `left`: the names of tensors that stay on
+    /// disk.
     pub fn new(
         file: ReadFile,
         mode: LoadMode,
@@ -71,7 +71,7 @@ impl Source {
     ) -> Result<Source, Error> {
         let len = usize::try_from(file.len)
             .map_err(|_| Error::io(&file.path, "map")(std::io::ErrorKind::FileTooLarge.into()))?;
-        // Where most of a file stays on disk, what a chunk holds beside what is wanted is read for nothing, and takes memory.
+        // If most of a file stays on disk, chunks are small: unwanted bytes of a chunk cost reads and memory.
         let some_left = tensors.iter().any(|(_, name)| left.contains(&**name));
         let request = options.request(mode);
         let chunk = if some_left && options.request.is_none() { request.min(AMONG_LEFT) } else { request };
@@ -89,8 +89,8 @@ impl Source {
         } else {
             Map::image(len, options.large_pages).map_err(Error::io(&file.path, "find memory for"))?
         };
-        // A small file in the page cache can be used where it is mapped: a touch costs less than a thread. Page by page, a large one
-        // costs more than all else at a warm start.
+        // A small cached file is used where it is mapped: touching it costs less than a thread. For a large one the page faults would be the longest part of a
+        // warm start.
         let first = if mapped && resident && file.len < SMALL { READY } else { PENDING };
         let states: Box<[AtomicU8]> = (0..len.div_ceil(chunk)).map(|_| AtomicU8::new(first)).collect();
         let left = AtomicUsize::new(if first == READY { 0 } else { states.len() });
@@ -159,7 +159,7 @@ impl Source {
         self.missing.load(Ordering::Acquire) == 0 || self.chunks(range).all(|c| self.state(c) == READY)
     }
 
-    /// Waits until a part of the file is there, or can never be.
+    /// Waits until a part of the file is read or has failed.
     pub fn wait(&self, range: &Range<usize>) {
         if self.is_ready(range) {
             return;
@@ -176,14 +176,14 @@ impl Source {
         }
     }
 
-    /// Bytes of the file, waiting for them; zeros for what can never be there.
+    /// Waits for bytes of the file. A part that cannot be read is zeros.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         self.wait(&range);
         // SAFETY: the range's chunks are there, or the load has ended and no request is in flight: neither is written to again.
         unsafe { self.memory.slice(range) }
     }
 
-    /// Copies a part of the file at once: from where it is, if it is there already, else by a read of its own.
+    /// Copies a part of the file at once: from memory if it was read already, else by a read of its own.
     pub fn read_now(&self, range: Range<usize>, into: &mut [u8]) -> Result<(), LoadError> {
         assert_eq!(range.len(), into.len());
         if self.is_ready(&range) {
@@ -211,7 +211,7 @@ impl Source {
         error
     }
 
-    /// Drops what reading left in the page cache after all.
+    /// Drops the pages that reading left in the page cache after all.
     pub fn drop_trace(&self) {
         self.file.wipe(&self.trace);
     }
@@ -226,8 +226,8 @@ impl Source {
         self.streamed.store(true, Ordering::Release);
     }
 
-    /// Whether what was used of it is what the file held when it was opened: what was read through a map was there, and a file that is still read
-    /// (as those of a load that `reads` are, all of them) was not written to.
+    /// Checks that the bytes in use are those of the file as it was opened: no mapped page was missing, and a file that is still read was not written to.
+    /// `reads`: the load is still reading all of its files.
     pub fn check(&self, reads: bool) -> Result<(), Error> {
         if let Some(offset) = self.memory.missing() {
             return Err(self.naming(self.file.error(offset, None)));

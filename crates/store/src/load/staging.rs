@@ -1,4 +1,4 @@
-//! A few buffers that a consumer empties, as an upload to a device does. They also measure the disk's own speed.
+//! A few buffers that a consumer empties, such as an upload to a device. Also used to measure the disk's own speed.
 
 use std::io;
 use std::path::Path;
@@ -49,8 +49,7 @@ impl Ring {
     }
 }
 
-/// A chunk that was read. Its buffer is used again when this is dropped: for a consumer that copies it to a device,
-/// when the copy is done.
+/// A chunk that was read. Dropping it frees its buffer, so a consumer that copies to a device drops it when the copy is done.
 pub struct Filled {
     ring: Arc<Ring>,
     chunk: Chunk,

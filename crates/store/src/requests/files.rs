@@ -7,14 +7,14 @@ use std::sync::Arc;
 use crate::bytes::Bytes;
 use crate::load::Source;
 
-/// Files of a load of which parts are read for as long as the model is used, numbered in the order in which they were first named.
+/// Files of a load that are read in parts while the model is used, numbered in the order in which they were first named.
 #[derive(Debug, Default)]
 pub struct StreamedFiles {
     sources: Vec<Arc<Source>>,
 }
 
 impl StreamedFiles {
-    /// The number of the file that this is a view of, and the view's bytes in it. A file that was not known gets the next number.
+    /// The number of the view's file, and the view's bytes in it. A new file gets the next number.
     ///
     /// # Panics
     /// When this is not a view of a file that is being loaded.
@@ -32,7 +32,7 @@ impl StreamedFiles {
         self.sources.first().map(|s| &*s.file.path)
     }
 
-    /// From here on these files are read again and again: what they hold must not change.
+    /// From now on these files are read again and again, so their contents must not change.
     pub(super) fn into_sources(self) -> Vec<Arc<Source>> {
         self.sources.iter().for_each(|s| s.set_streamed());
         self.sources

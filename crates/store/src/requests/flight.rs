@@ -1,4 +1,4 @@
-//! A request with its progress: what one read of the system brought, and whether more is to be asked for.
+//! A request with its progress: the bytes of each read, and whether another read is needed.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::request::{Completion, ReadFaults, ReadRequest};
 use crate::load::{ALIGNMENT, Source, refuses_direct, resume_at};
 
-/// A read that the disk fails is tried again so many times.
+/// How often a failed read is repeated.
 const RETRIES: u8 = 2;
 
 /// A request that is not complete yet.
@@ -26,7 +26,7 @@ pub(super) struct Flight {
 unsafe impl Send for Flight {}
 
 impl Flight {
-    /// A request that nothing was read for yet; `direct`: past the page cache.
+    /// A request without any read yet; `direct`: past the page cache.
     pub fn new(request: ReadRequest, direct: bool) -> Flight {
         Flight { request, done: 0, from: 0, direct, failures: 0 }
     }
@@ -58,10 +58,10 @@ impl Flight {
         if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
     }
 
-    /// What a test makes of a read that has ended with `outcome`.
+    /// Lets a test change the outcome of a read.
     ///
     /// # Errors
-    /// The outcome, of a read that has not ended yet as far as the test is concerned.
+    /// The outcome, if the test delays the read.
     pub fn intercept(
         &self,
         faults: &dyn ReadFaults,
@@ -78,7 +78,7 @@ impl Flight {
         faults.intercept(&files[self.request.file as usize].file.path, self.offset(), memory, outcome).ok_or(later)
     }
 
-    /// Takes in what a read brought. `None` if there is more to ask for.
+    /// Counts the bytes of a read. `None` if another read is needed.
     pub fn advance(
         &mut self,
         files: &[Arc<Source>],

@@ -1,5 +1,5 @@
-//! Parts of files that are read again and again while a model is used: many requests in flight at once, through io_uring, by the thread that computes, or by
-//! threads where io_uring is refused. A request is repeated or continued until it is complete or has failed for good; its caller hears of it once.
+//! Reads parts of files while a model is used, with many requests in flight. The computing thread uses io_uring; if that is refused, there are threads. A
+//! request is repeated or continued until it is complete or has finally failed, and is handed back once.
 
 mod files;
 mod flight;
@@ -39,7 +39,7 @@ pub trait ReadQueue: Send {
     /// Adds a request; [`ReadQueue::submit`] begins with it.
     ///
     /// # Safety
-    /// The memory stays valid and untouched until the request was handed back, and the queue is dropped before it.
+    /// The memory stays valid and untouched until the request is handed back, and outlives the queue.
     unsafe fn push(&mut self, request: ReadRequest);
 
     /// Begins with what was pushed.

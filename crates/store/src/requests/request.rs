@@ -1,11 +1,11 @@
-//! What is asked of a [`super::ReadQueue`], and what it answers.
+//! Requests to a [`super::ReadQueue`], and their results.
 
 use std::io;
 use std::path::Path;
 
 use crate::error::Error;
 
-/// Bytes that one request asks for at most: the kernel moves no more than 2 GiB less a page at once.
+/// The most bytes of one request: the kernel moves at most 2 GiB less a page at once.
 pub const MAX_REQUEST: usize = 1 << 30;
 
 /// A part of a file, and the memory that it is read to.
@@ -35,10 +35,10 @@ pub struct Completion {
     pub error: Option<Error>,
 }
 
-/// Faults that a test injects into reads: a disk that fails, stops short or is late, whichever way it is read.
+/// Faults that a test injects into reads: failures, short reads and delays, for every way of reading.
 pub trait ReadFaults: std::fmt::Debug + Send + Sync {
-    /// A read of `memory.len()` bytes at `offset` of a file has ended with `outcome`. What is returned counts instead; `None`: it has not ended yet, and will be
-    /// asked about again. Memory that the returned outcome does not cover may be overwritten.
+    /// A read of `memory.len()` bytes at `offset` of a file has ended with `outcome`. The returned value replaces it; `None` delays the read, and this is
+    /// called again. Memory beyond the returned outcome may be overwritten.
     fn intercept(
         &self,
         file: &Path,

@@ -1,7 +1,7 @@
 //! Requests through io_uring, submitted and reaped by the thread that computes.
 //!
-//! A disk works on all its requests at once, so with many in flight none completes soon. So few are in flight, in lanes: the kernel starts the next request
-//! of a lane (they are linked) when the one before it is complete, without the computing thread having to poll.
+//! A disk works on all its requests at once, so with many in flight each takes long. So only a few are in flight, in lanes of linked requests: the kernel
+//! starts the next request of a lane when the one before it is complete, and the computing thread need not poll.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,9 +17,9 @@ use crate::load::Source;
 
 /// Requests that the kernel knows of at least.
 const MIN_ENTRIES: usize = 128;
-/// A waiting thread polls for a completion so long before it sleeps: waking a sleeping core takes long, in a virtual machine above all.
+/// How long a waiting thread polls before it sleeps: waking a sleeping core takes long, especially in a virtual machine.
 pub const SPIN: Duration = Duration::from_millis(3);
-/// Requests that there is room for from the beginning, so that usually nothing is allocated later.
+/// Requests that there is room for at first, so that usually nothing is allocated later.
 const CAPACITY: usize = 1024;
 
 /// A ring with its lanes.
@@ -33,7 +33,7 @@ pub(super) struct Ring {
     /// Lanes that are in use.
     used: usize,
     faults: Option<Arc<dyn ReadFaults>>,
-    /// Ended, but not yet as far as `faults` is concerned.
+    /// Complete, but delayed by `faults`.
     late: Vec<(Flight, io::Result<usize>)>,
 }
 
@@ -67,10 +67,10 @@ impl Ring {
         self.waiting.push_back(flight);
     }
 
-    /// Moves what waits into lanes that are free, and waits for `wanted` completions.
+    /// Moves waiting requests into free lanes, and waits for `wanted` completions.
     pub fn enter(&mut self, files: &[Arc<Source>], wanted: usize) {
         let lanes = self.waiting.len().min(self.free.len()).min(self.lanes - self.used);
-        // The rest of what waits is left to the lanes that are in use now.
+        // The other waiting requests are left to the lanes in use.
         let count = self.waiting.len().min(self.free.len()).min(lanes * self.waiting.len().div_ceil(self.lanes));
         // One lane after the other, each with every n-th request.
         for lane in 0..lanes {
@@ -94,7 +94,7 @@ impl Ring {
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
                 // The kernel is short of resources: completions have to be taken first.
                 Err(e) if [libc::EAGAIN, libc::EBUSY].contains(&e.raw_os_error().unwrap_or(0)) => return,
-                // The kernel would go on writing for submitted requests: nothing can be handed back.
+                // The kernel may still write for submitted requests, so nothing can be handed back.
                 Err(e) => panic!("io_uring_enter: {e}"),
             }
         }
@@ -114,7 +114,7 @@ impl Ring {
         }
     }
 
-    /// Hands back what is complete, and begins with what waits.
+    /// Hands back complete requests, and starts waiting ones.
     pub fn collect(&mut self, files: &[Arc<Source>], notes: &mut Vec<String>, mut each: impl FnMut(Completion)) {
         for (flight, outcome) in std::mem::take(&mut self.late) {
             self.ended(flight, outcome, files, notes, &mut each);
@@ -180,6 +180,6 @@ fn submission(files: &[Arc<Source>], flight: &Flight, number: u32) -> squeue::En
     let (memory, len) = flight.memory();
     let fd = types::Fd(direct.unwrap_or(&file.buffered).as_raw_fd());
     let entry = opcode::Read::new(fd, memory, len as u32).offset(flight.offset()).build().user_data(u64::from(number));
-    // A buffered read that finds its pages is copied by whoever submits it, one after the other: workers of the kernel do it side by side.
+    // The submitting thread would copy cached pages itself, one request after the other. Kernel workers do it in parallel.
     if direct.is_none() { entry.flags(squeue::Flags::ASYNC) } else { entry }
 }

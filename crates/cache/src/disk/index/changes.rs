@@ -23,7 +23,7 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Names an entry, or names it anew with another time of use.
+    /// Adds an entry, or replaces it with another time of use.
     ///
     /// # Errors
     /// The file's.
@@ -38,7 +38,7 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// An entry, if it is there, was used at a time, and found some times more.
+    /// Notes that an entry, if it exists, was used at a time, and found some more times.
     ///
     /// # Errors
     /// The file's.
@@ -64,7 +64,7 @@ impl Changes<'_> {
         self.change_model(model, |m| (m.name, m.path) = (name.to_owned(), path.to_owned()))
     }
 
-    /// Something of a model was found so many times more, the last time now.
+    /// Notes that entries of a model were found some more times, the last time now.
     ///
     /// # Errors
     /// The file's.
@@ -94,7 +94,7 @@ impl Changes<'_> {
         Ok(found)
     }
 
-    /// Entries, the one that was not used for longest first, and the end of a chain before its beginning, for as long as `wanted` says so.
+    /// Entries, the least recently used first, and the end of a chain before its beginning, as long as `wanted` returns true.
     ///
     /// # Errors
     /// The file's.

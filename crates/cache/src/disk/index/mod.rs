@@ -156,7 +156,7 @@ impl Index {
         })
     }
 
-    /// Entries of a model, the one that was used last first, and the beginning of a chain before its end; so many at most.
+    /// At most so many entries of a model, the most recently used first, and the beginning of a chain before its end.
     ///
     /// # Errors
     /// The file's.
@@ -191,7 +191,7 @@ impl Index {
         })
     }
 
-    /// All entries, in no order that means anything.
+    /// All entries, in any order.
     ///
     /// # Errors
     /// The file's.
@@ -227,7 +227,7 @@ impl Index {
         guarded(|| {
             let mut transaction = self.database().begin_write().map_err(own)?;
             transaction.set_durability(Durability::Immediate).map_err(own)?;
-            // After a crash nothing has to be looked through.
+            // So nothing has to be searched after a crash.
             transaction.set_quick_repair(true);
             let done = what(&mut Changes { transaction: &transaction })?;
             transaction.commit().map_err(own)?;

@@ -90,14 +90,14 @@ pub struct Named {
 
 pub type Bytes = &'static [u8];
 pub const ENTRIES: TableDefinition<(u64, BlockHash), Bytes> = TableDefinition::new("entries");
-/// (Last use, how deep from the end, key): those to be evicted first are in front.
+/// (Last use, depth from the end, key): the first rows are evicted first.
 pub const BY_USE: TableDefinition<(u64, u32, u64, BlockHash), ()> = TableDefinition::new("by use");
 /// (Model, hash of the entry before, tokens, own hash): a prompt may end within an entry, or an entry within a block, where no hash can be guessed.
 pub const FOLLOWING: TableDefinition<(u64, BlockHash, u32, BlockHash), ()> = TableDefinition::new("following");
 pub const SLABS: TableDefinition<u32, Bytes> = TableDefinition::new("slabs");
 pub const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 pub const MODELS: TableDefinition<u64, Bytes> = TableDefinition::new("models");
-/// (Model, what the first entry follows, name): who gives another salt has other names.
+/// (Model, root, name): each salt has its own root, and so its own names.
 pub const SESSIONS: TableDefinition<(u64, BlockHash, &str), Bytes> = TableDefinition::new("sessions");
 
 pub fn use_key(key: &Key, entry: &Entry) -> (u64, u32, u64, BlockHash) {
@@ -125,7 +125,7 @@ pub fn encode(entry: &Entry) -> Vec<u8> {
     bytes
 }
 
-/// `None` for what is no entry: then it is a miss.
+/// `None` if the bytes are no entry: that counts as a miss.
 pub fn decode(bytes: &[u8]) -> Option<Entry> {
     let (head, parts) = bytes.split_at_checked(36)?;
     let u32_at = |b: &[u8], at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));

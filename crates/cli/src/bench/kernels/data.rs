@@ -6,7 +6,8 @@ use sluice_backend::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
 use sluice_kernels::attention::{AttentionMode, KvShape, KvType, store_row};
 use sluice_kernels::format::{ActivationFormat, WeightFormat};
-use sluice_kernels::input::Input;
+use sluice_kernels::input::{Input, Int11};
+use sluice_kernels::int11::encode_int11;
 use sluice_kernels::matrix::Matrix;
 
 use crate::engine_args::kv_type_name;
@@ -92,6 +93,10 @@ pub(super) struct Tokens {
     pub q: Vec<i8>,
     pub scales: Vec<f32>,
     pub sums: Vec<f32>,
+    pub n: Vec<i16>,
+    pub steps: Vec<f32>,
+    pub int11_sums: Vec<f32>,
+    pub int11_scales: Vec<f32>,
 }
 
 impl Tokens {
@@ -103,9 +108,14 @@ impl Tokens {
             q: vec![0; len],
             scales: vec![0.0; len / 32],
             sums: vec![0.0; len / 32],
+            n: vec![0; len],
+            steps: vec![0.0; len / 64],
+            int11_sums: vec![0.0; len / 32],
+            int11_scales: vec![0.0; n],
         };
         encode_bf16(isa, &x.f32, &mut x.bf16);
         encode_int8(isa, &x.f32, &mut x.q, &mut x.scales, &mut x.sums);
+        encode_int11(isa, &x.f32, COLS, &mut x.n, &mut x.steps, &mut x.int11_sums, &mut x.int11_scales);
         x
     }
 
@@ -114,6 +124,12 @@ impl Tokens {
             ActivationFormat::F32 => Input::F32(&self.f32),
             ActivationFormat::Bf16 => Input::Bf16(&self.bf16),
             ActivationFormat::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
+            ActivationFormat::Int11 => Input::Int11(Int11 {
+                n: &self.n,
+                steps: &self.steps,
+                sums: &self.int11_sums,
+                scales: &self.int11_scales,
+            }),
         }
     }
 }

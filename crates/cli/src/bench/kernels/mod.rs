@@ -55,6 +55,7 @@ enum Precision {
     F32,
     Bf16,
     Int8,
+    Int11,
 }
 
 impl Precision {
@@ -63,6 +64,7 @@ impl Precision {
             Precision::F32 => Activations::F32,
             Precision::Bf16 => Activations::Bf16,
             Precision::Int8 => Activations::Int8,
+            Precision::Int11 => Activations::Int11,
         }
     }
 }
@@ -89,6 +91,7 @@ pub fn run(args: &KernelsArgs) -> Result<()> {
                     ActivationFormat::F32 => Activations::F32,
                     ActivationFormat::Bf16 => Activations::Bf16,
                     ActivationFormat::Int8 => Activations::Int8,
+                    ActivationFormat::Int11 => Activations::Int11,
                 };
                 bench.product(&format!("{name} x {}", activations_name(taken)), format, mode, n)?;
             }
@@ -211,7 +214,7 @@ impl Bench<'_> {
             let arithmetic = match format.activation_format(mode) {
                 ActivationFormat::F32 => Arithmetic::F32,
                 ActivationFormat::Bf16 => Arithmetic::Bf16,
-                ActivationFormat::Int8 => Arithmetic::Int8,
+                ActivationFormat::Int8 | ActivationFormat::Int11 => Arithmetic::Int8,
             };
             let parts = Random::new(format, ROWS)?;
             let x = Tokens::new(isa, MANY);

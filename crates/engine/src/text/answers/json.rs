@@ -286,7 +286,7 @@ mod tests {
         fn what_ends_is_json(text in "[{}\\[\\],:\"0-2.eE+\\-trufalsn \\\\u]{0,40}") {
             let text = format!("{{{text}");
             if let Scan::Ends(end) = Scanner::new().scan(&text) {
-                // Lone surrogates and numbers beyond f64 are for whoever reads it.
+                // Lone surrogates and numbers beyond f64 are left to the reader of the arguments.
                 let odd = text.contains("\\u") || text.contains(['e', 'E']);
                 prop_assert!(odd || is_json(&text[..end]), "{}", &text[..end]);
             }

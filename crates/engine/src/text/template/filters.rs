@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, State, Value};
 
 /// An argument that is given by position, or by name.
-fn given<'a, T: minijinja::value::ArgType<'a, Output = T>>(
+pub(super) fn given<'a, T: minijinja::value::ArgType<'a, Output = T>>(
     place: Option<T>,
     named: &'a Kwargs,
     name: &'a str,
@@ -123,6 +123,37 @@ pub(super) fn truncate(value: &Value, args: Rest<Value>, named: Kwargs) -> Resul
 /// `|wordcount`.
 pub(super) fn wordcount(value: &Value) -> usize {
     to_str(value).split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty()).count()
+}
+
+/// `|urlencode`: a text, or the names and values of a query.
+pub(super) fn urlencode(value: &Value) -> Result<String, Error> {
+    let pairs: Vec<(Value, Value)> = match value.kind() {
+        ValueKind::Map => {
+            value.try_iter()?.map(|key| Ok((key.clone(), value.get_item(&key)?))).collect::<Result<_, Error>>()?
+        }
+        ValueKind::Seq | ValueKind::Iterable => value
+            .try_iter()?
+            .map(|pair| match &pair.try_iter()?.collect::<Vec<_>>()[..] {
+                [name, value] => Ok((name.clone(), value.clone())),
+                _ => Err(wrong("urlencode: a query is a list of pairs")),
+            })
+            .collect::<Result<_, Error>>()?,
+        _ => return Ok(quoted(&to_str(value), "/")),
+    };
+    let one = |text: &Value| quoted(&to_str(text), " ").replace(' ', "+");
+    Ok(pairs.iter().map(|(name, value)| format!("{}={}", one(name), one(value))).collect::<Vec<_>>().join("&"))
+}
+
+/// Percent-encodes all bytes but letters, digits, `_.-~` and those of `safe`.
+fn quoted(text: &str, safe: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match char::from(byte) {
+            c if c.is_ascii_alphanumeric() || "_.-~".contains(c) || safe.contains(c) => out.push(c),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
 }
 
 /// `|trim`.

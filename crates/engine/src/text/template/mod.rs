@@ -7,11 +7,13 @@ mod errors;
 mod filters;
 mod jinja;
 mod percent;
+mod printf;
 mod python;
 mod repr;
 mod sandbox;
 mod strings;
 pub(in crate::text) mod tojson;
+mod wordwrap;
 
 use super::answers::Style;
 use super::files::read_json;

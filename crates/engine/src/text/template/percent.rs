@@ -1,19 +1,18 @@
-//! Python's `%` on strings: `'%05d' % x`.
+//! Python's `%`, which formats strings too: `'%05d' % x`.
 //!
-//! The template engine's operator only works on numbers. So after a string literal it is replaced by a filter before the template is compiled:
-//! `'%05d'|percent_format(x)`. Templates that compute a format use `|format`.
+//! The template engine's operator only works on numbers. So it is replaced by a filter before a template is compiled: `'%05d'|percent(x)`. A filter binds
+//! more tightly than the operator, so brackets are put around a left side of more than one part: `(a * b)|percent(c)`.
 
-use super::repr::{repr, to_str};
-use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
-use std::collections::BTreeMap;
-
-const FILTER: &str = "|percent_format(";
-/// The largest width and precision.
-const MOST: usize = 10_000;
+const FILTER: &str = "|percent(";
 
 /// How deeply operators may be nested in operands. Deeper ones are left to the engine, which refuses them.
 const MOST_NESTED: usize = 32;
+
+/// Words between operands that bind less tightly than `%`, or begin a statement.
+const WORDS: [&str; 18] = [
+    "and", "block", "call", "do", "elif", "else", "filter", "for", "if", "in", "include", "is", "macro", "not", "or",
+    "print", "set", "with",
+];
 
 /// Replaces the operator by the filter in a template's source.
 pub(super) fn with_filters(source: &str) -> String {
@@ -27,6 +26,8 @@ pub(super) fn with_filters(source: &str) -> String {
             let sign = |c: char| c == '-' || c == '+';
             tag.strip_prefix("{%").is_some_and(|t| t.trim_start_matches(sign).trim_start().starts_with(word))
         };
+        // `{{-` trims white space, and negates nothing.
+        let behind_sign = found + 2 + usize::from(matches!(rest.as_bytes().get(2), Some(b'-' | b'+')));
         let (copied, closes) = match rest.as_bytes().get(1) {
             Some(b'#') => (end("#}", 2), None),
             Some(b'%') if is_raw(rest, "raw") => {
@@ -34,8 +35,8 @@ pub(super) fn with_filters(source: &str) -> String {
                 let last = tags.into_iter().find(|n| is_raw(&rest[*n..], "endraw"));
                 (last.map_or(source.len(), |n| found + n + 2), None)
             }
-            Some(b'%') => (found + 2, Some("%}")),
-            Some(b'{') => (found + 2, Some("}}")),
+            Some(b'%') => (behind_sign, Some("%}")),
+            Some(b'{') => (behind_sign, Some("}}")),
             _ => (found + 1, None),
         };
         out.push_str(&source[at..copied]);
@@ -48,45 +49,128 @@ pub(super) fn with_filters(source: &str) -> String {
     out
 }
 
+/// What is known of the operands of one bracket, or of the whole expression.
+#[derive(Clone, Copy, Default)]
+struct Term {
+    /// Where the left side of a `%` that came now would begin, in the output.
+    begin: Option<usize>,
+    /// An operand has ended: what comes now is an operator.
+    is_complete: bool,
+    /// The left side is a literal: a string needs no brackets, and a number is no format.
+    literal: Option<Literal>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Literal {
+    Text,
+    Number,
+}
+
+impl Term {
+    /// An operand, or a part of one, that begins here in the output.
+    fn operand(&mut self, at: usize, literal: Option<Literal>) {
+        self.literal = literal.filter(|_| self.begin.is_none());
+        self.begin.get_or_insert(at);
+        self.is_complete = true;
+    }
+
+    /// An operator that binds as tightly as `%`, or more.
+    fn goes_on(&mut self) {
+        (self.is_complete, self.literal) = (false, None);
+    }
+}
+
 /// Copies an expression up to its end. Returns its length.
 fn expression(code: &str, closes: Option<&str>, nested: usize, out: &mut String) -> usize {
     let bytes = code.as_bytes();
-    let (mut at, mut copied, mut depth) = (0, 0, 0usize);
+    let mut term = Term::default();
+    // Of the brackets that are open, outermost first.
+    let mut outer: Vec<Term> = Vec::new();
+    let mut at = 0;
     while at < bytes.len() {
+        let begin = at;
         match bytes[at] {
-            _ if depth == 0 && closes.is_some_and(|closes| code[at..].starts_with(closes)) => break,
-            b'\'' | b'"' => {
-                at = text_end(bytes, at);
-                // Several in a row: each makes a string.
-                loop {
-                    let percent = blanks(bytes, at);
-                    let is_operator = bytes.get(percent) == Some(&b'%') && bytes.get(percent + 1) != Some(&b'}');
-                    if !is_operator || nested > MOST_NESTED {
-                        break;
+            _ if outer.is_empty() && closes.is_some_and(|closes| code[at..].starts_with(closes)) => break,
+            b'%' if term.is_complete => {
+                let is_number = term.literal == Some(Literal::Number);
+                let is_too_deep = nested > MOST_NESTED || outer.len() > MOST_NESTED;
+                let operand = blanks(bytes, at + 1);
+                if let Some(start) = term.begin.filter(|_| !is_number && !is_too_deep)
+                    && let end = operand_end(bytes, operand)
+                    && end > operand
+                {
+                    let blanks_before = out.len() - out.trim_end_matches(|c: char| c.is_ascii_whitespace()).len();
+                    let between = out.split_off(out.len() - blanks_before) + &code[at + 1..operand];
+                    if term.literal != Some(Literal::Text) {
+                        out.insert(start, '(');
+                        out.push(')');
                     }
-                    let begin = blanks(bytes, percent + 1);
-                    let end = operand_end(bytes, begin);
-                    if end == begin {
-                        break;
-                    }
-                    out.push_str(&code[copied..at]);
                     out.push_str(FILTER);
-                    expression(&code[begin..end], None, nested + 1, out);
+                    expression(&code[operand..end], None, nested + 1, out);
                     out.push(')');
                     // Keep line ends, so that line numbers stay the same.
-                    out.extend(code[at..begin].chars().filter(|c| *c == '\n'));
-                    (at, copied) = (end, end);
+                    out.extend(between.chars().filter(|c| *c == '\n'));
+                    // Another one may follow: `(a)|percent(b)` needs no more brackets.
+                    term.literal = Some(Literal::Text);
+                    at = end;
+                    continue;
                 }
-                continue;
+                term.goes_on();
+                at += 1;
             }
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
+            b'\'' | b'"' => {
+                at = text_end(bytes, at);
+                term.operand(out.len(), Some(Literal::Text));
+            }
+            b'0'..=b'9' => {
+                at = number_end(bytes, at);
+                term.operand(out.len(), Some(Literal::Number));
+            }
+            b'(' | b'[' | b'{' => {
+                term.operand(out.len(), None);
+                outer.push(std::mem::take(&mut term));
+                at += 1;
+            }
+            b')' | b']' | b'}' => {
+                term = outer.pop().unwrap_or_default();
+                at += 1;
+            }
+            // The name of an attribute or a filter.
+            b'.' | b'|' => {
+                term.literal = None;
+                at = word_end(bytes, blanks(bytes, at + 1)).max(at + 1);
+            }
+            b'*' | b'/' | b'%' => {
+                term.goes_on();
+                at += 1;
+            }
+            b'+' | b'-' if !term.is_complete => {
+                term.begin.get_or_insert(out.len());
+                at += 1;
+            }
+            c if c.is_ascii_whitespace() => at += 1,
+            c if c.is_ascii_alphanumeric() || c == b'_' || !c.is_ascii() => {
+                at = word_end(bytes, at);
+                if WORDS.contains(&&code[begin..at]) {
+                    term = Term::default();
+                } else {
+                    term.operand(out.len(), None);
+                }
+            }
+            // Operators that bind less tightly, and what separates arguments.
+            _ => {
+                term = Term::default();
+                at += 1;
+            }
         }
-        at += code[at..].chars().next().map_or(1, char::len_utf8);
+        out.push_str(&code[begin..at]);
     }
-    out.push_str(&code[copied..at]);
     at
+}
+
+/// The end of the number that begins here.
+fn number_end(bytes: &[u8], at: usize) -> usize {
+    at + bytes[at..].iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'.' || **b == b'_').count()
 }
 
 fn blanks(bytes: &[u8], at: usize) -> usize {
@@ -138,11 +222,10 @@ fn operand_end(bytes: &[u8], at: usize) -> usize {
         while let Some(b'-' | b'+') = bytes.get(begin) {
             begin = blanks(bytes, begin + 1);
         }
-        let is_of_number = |b: &&u8| b.is_ascii_alphanumeric() || **b == b'.' || **b == b'_';
         let mut end = match bytes.get(begin) {
             Some(b'\'' | b'"') => text_end(bytes, begin),
             Some(b'(' | b'[' | b'{') => bracket_end(bytes, begin),
-            Some(b'0'..=b'9') => begin + bytes[begin..].iter().take_while(is_of_number).count(),
+            Some(b'0'..=b'9') => number_end(bytes, begin),
             Some(_) => word_end(bytes, begin),
             None => begin,
         };
@@ -165,251 +248,6 @@ fn operand_end(bytes: &[u8], at: usize) -> usize {
     }
 }
 
-/// The filter that replaces the operator.
-pub(super) fn percent_format(format: &str, value: &Value) -> Result<String, Error> {
-    let values: Vec<Value> = if value.is_tuple() { value.try_iter()?.collect() } else { vec![value.clone()] };
-    let names = (value.kind() == ValueKind::Map).then_some(value);
-    printf(format, &values, names)
-}
-
-/// `|format`.
-pub(super) fn format_filter(format: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
-    let names: BTreeMap<String, Value> =
-        kwargs.args().map(|name| Ok((name.to_owned(), kwargs.get(name)?))).collect::<Result<_, Error>>()?;
-    if names.is_empty() {
-        return printf(&to_str(format), &args, None);
-    }
-    let names = Value::from(names);
-    printf(&to_str(format), std::slice::from_ref(&names), Some(&names))
-}
-
-fn wrong(what: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, what.into())
-}
-
-/// One conversion of a format.
-#[derive(Default)]
-struct Spec {
-    minus: bool,
-    plus: bool,
-    blank: bool,
-    zero: bool,
-    alternate: bool,
-    width: usize,
-    precision: Option<usize>,
-}
-
-/// Python's `format % values`. `names` are for `%(name)s`.
-fn printf(format: &str, values: &[Value], names: Option<&Value>) -> Result<String, Error> {
-    let mut out = String::new();
-    let mut values = values.iter();
-    let mut is_named = false;
-    let mut rest = format;
-    while let Some(found) = rest.find('%') {
-        out.push_str(&rest[..found]);
-        rest = &rest[found + 1..];
-        // 1. its value
-        let mut named = None;
-        if let Some(inner) = rest.strip_prefix('(') {
-            let (name, behind) = inner.split_once(')').ok_or_else(|| wrong("incomplete format key"))?;
-            let names = names.ok_or_else(|| wrong("format requires a mapping"))?;
-            named = Some(names.get_item(&Value::from(name))?);
-            if named.as_ref().is_some_and(Value::is_undefined) {
-                return Err(wrong(format!("format: no {name:?}")));
-            }
-            is_named = true;
-            rest = behind;
-        }
-        // 2. flags, width and precision
-        let mut spec = Spec::default();
-        let flags = rest.len() - rest.trim_start_matches(['-', '+', ' ', '0', '#']).len();
-        for flag in rest[..flags].bytes() {
-            match flag {
-                b'-' => spec.minus = true,
-                b'+' => spec.plus = true,
-                b' ' => spec.blank = true,
-                b'0' => spec.zero = true,
-                _ => spec.alternate = true,
-            }
-        }
-        rest = &rest[flags..];
-        let mut number = |rest: &mut &str| -> Result<Option<i64>, Error> {
-            if let Some(behind) = rest.strip_prefix('*') {
-                *rest = behind;
-                let value = values.next().ok_or_else(|| wrong("not enough arguments for format string"))?;
-                return Ok(Some(i64::try_from(value.clone())?));
-            }
-            let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-            let number = (digits > 0).then(|| rest[..digits].parse().unwrap_or(i64::MAX));
-            *rest = &rest[digits..];
-            Ok(number)
-        };
-        let fit = |n: u64| {
-            usize::try_from(n)
-                .ok()
-                .filter(|n| *n <= MOST)
-                .ok_or_else(|| wrong(format!("format: more than {MOST} characters")))
-        };
-        if let Some(width) = number(&mut rest)? {
-            spec.minus |= width < 0;
-            spec.width = fit(width.unsigned_abs())?;
-        }
-        if let Some(behind) = rest.strip_prefix('.') {
-            rest = behind;
-            spec.precision = Some(fit(number(&mut rest)?.unwrap_or(0).max(0).unsigned_abs())?);
-        }
-        rest = rest.trim_start_matches(['h', 'l', 'L']);
-        let kind = rest.chars().next().ok_or_else(|| wrong("incomplete format"))?;
-        rest = &rest[kind.len_utf8()..];
-        // 3. the text
-        if kind == '%' {
-            out.push('%');
-            continue;
-        }
-        let value = match named {
-            Some(value) => value,
-            None => values.next().cloned().ok_or_else(|| wrong("not enough arguments for format string"))?,
-        };
-        one(&mut out, &spec, kind, &value)?;
-    }
-    out.push_str(rest);
-    if !is_named && names.is_none() && values.next().is_some() {
-        return Err(wrong("not all arguments converted during string formatting"));
-    }
-    Ok(out)
-}
-
-fn one(out: &mut String, spec: &Spec, kind: char, value: &Value) -> Result<(), Error> {
-    let is_number = matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
-    let needs_number = || wrong(format!("%{kind} format: a number is required, not {}", value.kind()));
-    let float = || {
-        if value.kind() == ValueKind::Bool {
-            Ok(f64::from(u8::from(value.is_true())))
-        } else {
-            f64::try_from(value.clone())
-        }
-    };
-    let (negative, prefix, body) = match kind {
-        's' | 'r' | 'a' => {
-            let text = if kind == 's' { to_str(value) } else { repr(value) };
-            let text: String = text.chars().take(spec.precision.unwrap_or(usize::MAX)).collect();
-            pad(out, spec, "", &text, false);
-            return Ok(());
-        }
-        'c' => {
-            let c = match value.as_str() {
-                Some(text) if text.chars().count() == 1 => text.to_owned(),
-                None => {
-                    let code = u32::try_from(value.clone()).ok().and_then(char::from_u32);
-                    code.ok_or_else(|| wrong("%c requires a character or its number"))?.to_string()
-                }
-                _ => return Err(wrong("%c requires a character or its number")),
-            };
-            pad(out, spec, "", &c, false);
-            return Ok(());
-        }
-        'd' | 'i' | 'u' | 'x' | 'X' | 'o' => {
-            let number = match value.kind() {
-                ValueKind::Bool => i128::from(value.is_true()),
-                ValueKind::Number if value.is_integer() => i128::try_from(value.clone())?,
-                ValueKind::Number if "diu".contains(kind) => {
-                    let x = float()?;
-                    if !x.is_finite() {
-                        return Err(wrong("cannot convert an infinite number to an integer"));
-                    }
-                    x as i128
-                }
-                _ => return Err(needs_number()),
-            };
-            let size = number.unsigned_abs();
-            let (prefix, digits) = match kind {
-                'x' => ("0x", format!("{size:x}")),
-                'X' => ("0X", format!("{size:X}")),
-                'o' => ("0o", format!("{size:o}")),
-                _ => ("", size.to_string()),
-            };
-            let zeros = spec.precision.unwrap_or(0).saturating_sub(digits.len());
-            (number < 0, if spec.alternate { prefix } else { "" }, "0".repeat(zeros) + &digits)
-        }
-        'e' | 'E' | 'f' | 'F' | 'g' | 'G' => {
-            if !is_number {
-                return Err(needs_number());
-            }
-            let x = float()?;
-            let body = real(x.abs(), kind.to_ascii_lowercase(), spec.precision.unwrap_or(6), spec.alternate);
-            (
-                x.is_sign_negative() && !x.is_nan(),
-                "",
-                if kind.is_ascii_uppercase() { body.to_uppercase() } else { body },
-            )
-        }
-        other => return Err(wrong(format!("unsupported format character {other:?}"))),
-    };
-    let sign = match negative {
-        true => "-",
-        false if spec.plus => "+",
-        false if spec.blank => " ",
-        false => "",
-    };
-    pad(out, spec, &format!("{sign}{prefix}"), &body, true);
-    Ok(())
-}
-
-/// A non-negative number as C prints it.
-fn real(x: f64, kind: char, precision: usize, alternate: bool) -> String {
-    if x.is_nan() {
-        return "nan".into();
-    }
-    if x.is_infinite() {
-        return "inf".into();
-    }
-    let scientific = |digits: usize| {
-        let text = format!("{x:.digits$e}");
-        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        (digits.to_owned(), exponent.parse::<i32>().unwrap_or(0))
-    };
-    let with_exponent =
-        |digits: &str, exponent: i32| format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs());
-    match kind {
-        'f' => format!("{x:.precision$}"),
-        'e' => {
-            let (digits, exponent) = scientific(precision);
-            with_exponent(&digits, exponent)
-        }
-        _ => {
-            let precision = precision.max(1);
-            let (digits, exponent) = scientific(precision - 1);
-            let short = |digits: &str| match digits.contains('.') && !alternate {
-                true => digits.trim_end_matches('0').trim_end_matches('.').to_owned(),
-                false => digits.to_owned(),
-            };
-            if exponent < -4 || exponent >= precision as i32 {
-                with_exponent(&short(&digits), exponent)
-            } else {
-                let digits = (precision as i32 - 1 - exponent).max(0) as usize;
-                short(&format!("{x:.digits$}"))
-            }
-        }
-    }
-}
-
-fn pad(out: &mut String, spec: &Spec, sign: &str, body: &str, is_number: bool) {
-    let missing = spec.width.saturating_sub(sign.len() + body.chars().count());
-    let fill = |out: &mut String, c: &str| out.push_str(&c.repeat(missing));
-    let zeros = spec.zero && !spec.minus && is_number;
-    if !spec.minus && !zeros {
-        fill(out, " ");
-    }
-    out.push_str(sign);
-    if zeros {
-        fill(out, "0");
-    }
-    out.push_str(body);
-    if spec.minus {
-        fill(out, " ");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -417,14 +255,20 @@ mod tests {
     #[test]
     fn only_the_operator_behind_a_text_becomes_a_filter() {
         for (source, expected) in [
-            ("{{ '%05d' % x }}", "{{ '%05d'|percent_format(x) }}"),
-            ("{{ \"%s\" % (a, '%}')|f(1).b[0] ~ c }}", "{{ \"%s\"|percent_format((a, '%}')|f(1).b[0]) ~ c }}"),
-            (
-                "{% if '%d' % -x.y == 'z' %}a % b{% endif %}",
-                "{% if '%d'|percent_format(-x.y) == 'z' %}a % b{% endif %}",
-            ),
-            ("{{ '%s' % '%d' % 3 }}", "{{ '%s'|percent_format('%d')|percent_format(3) }}"),
-            ("{{ f('%s' % ('%d' % 3)) }}", "{{ f('%s'|percent_format(('%d'|percent_format(3)))) }}"),
+            ("{{ '%05d' % x }}", "{{ '%05d'|percent(x) }}"),
+            ("{{ \"%s\" % (a, '%}')|f(1).b[0] ~ c }}", "{{ \"%s\"|percent((a, '%}')|f(1).b[0]) ~ c }}"),
+            ("{% if '%d' % -x.y == 'z' %}a % b{% endif %}", "{% if '%d'|percent(-x.y) == 'z' %}a % b{% endif %}"),
+            ("{{ '%s' % '%d' % 3 }}", "{{ '%s'|percent('%d')|percent(3) }}"),
+            ("{{ f('%s' % ('%d' % 3)) }}", "{{ f('%s'|percent(('%d'|percent(3)))) }}"),
+            ("{{ f % x }}", "{{ (f)|percent(x) }}"),
+            ("{{ (a ~ '%d') % x }}", "{{ ((a ~ '%d'))|percent(x) }}"),
+            ("{{ a * -b.c[1] % x % y + z % 2 }}", "{{ (a * -b.c[1])|percent(x)|percent(y) + (z)|percent(2) }}"),
+            ("{{ a|default('%d')\n %\n x }}", "{{ (a|default('%d'))|percent(x)\n\n }}"),
+            ("{%- set y = f % (x, 1) -%}", "{%- set y = (f)|percent((x, 1)) -%}"),
+            ("{% if not f % x == b.if % y %}", "{% if not (f)|percent(x) == (b.if)|percent(y) %}"),
+            ("{{ g(f % x, k=f % y) }}", "{{ g((f)|percent(x), k=(f)|percent(y)) }}"),
+            ("{{ -7 % x }}", "{{ (-7)|percent(x) }}"),
+            ("{{- f % x -}}", "{{- (f)|percent(x) -}}"),
         ] {
             assert_eq!(with_filters(source), expected);
         }
@@ -444,7 +288,7 @@ mod tests {
             assert_eq!(with_filters(same), same);
         }
         // However deep it goes, it ends.
-        for part in ["'a' % (", "1 ** ", "-", "'a' % ", "a|", "{{", "{%"] {
+        for part in ["'a' % (", "(a % b) % (", "1 ** ", "-", "'a' % ", "a|", "{{", "{%"] {
             let deep = format!("{{{{ 'a' % {} }}}}", part.repeat(100_000));
             assert!(with_filters(&deep).len() >= deep.len());
         }

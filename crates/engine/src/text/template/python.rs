@@ -2,7 +2,7 @@
 
 use super::errors::shortened;
 use super::repr::to_str;
-use super::{filters, percent, strings};
+use super::{filters, printf, strings, wordwrap};
 use jiff::civil::DateTime;
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
@@ -12,13 +12,15 @@ use minijinja_contrib::{filters as contrib, globals};
 pub(super) fn install(env: &mut Environment<'static>) {
     env.set_formatter(print);
     env.set_unknown_method_callback(strings::method);
-    env.add_filter("percent_format", percent::percent_format);
-    env.add_filter("format", percent::format_filter);
+    env.add_filter("percent", printf::percent);
+    env.add_filter("format", printf::format_filter);
     env.add_filter("int", filters::int);
     env.add_filter("float", filters::float);
     env.add_filter("center", filters::center);
     env.add_filter("truncate", filters::truncate);
     env.add_filter("wordcount", filters::wordcount);
+    env.add_filter("wordwrap", wordwrap::wordwrap);
+    env.add_filter("urlencode", filters::urlencode);
     env.add_filter("trim", filters::trim);
     env.add_filter("indent", filters::indent);
     env.add_filter("sort", filters::sort);

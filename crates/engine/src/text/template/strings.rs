@@ -301,7 +301,7 @@ const ZEROS: [u32; 66] = [
     0x16AC0, 0x16B50, 0x1D7CE, 0x1D7D8, 0x1D7E2, 0x1D7EC, 0x1D7F6, 0x1E140, 0x1E2F0, 0x1E950, 0x1FBF0,
 ];
 
-fn is_decimal(c: char) -> bool {
+pub(super) fn is_decimal(c: char) -> bool {
     ZEROS.iter().any(|zero| (*zero..zero + 10).contains(&u32::from(c)))
 }
 

@@ -6,8 +6,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use anyhow::{Result, anyhow, bail, ensure};
-use sluice_cache::disk::{Chain, Lookups, MOST_NAME};
+use sluice_cache::disk::{Chain, Error, Lookups, MOST_NAME, MOST_SESSIONS};
 use sluice_cache::{BlockHash, KvCache};
 
 use super::outbox::Outbox;
@@ -27,8 +26,35 @@ pub struct Session {
     pub created: u64,
 }
 
+/// Why a conversation cannot be saved, or what is saved cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// Names are parts of URLs and paths.
+    #[error("a session's name has 1 to {MOST_NAME} letters, digits, '-', '_' and '.', and does not begin with '.'")]
+    BadName,
+    /// Too little of the conversation has blocks that can be stored.
+    #[error("{kept} tokens of the session could be kept, fewer than the {min} of --prompt-cache-min-tokens")]
+    TooShort {
+        /// Tokens that could be kept.
+        kept: usize,
+        /// Tokens that a session must have.
+        min: usize,
+    },
+    /// Not all of the conversation could be stored, or its name could not.
+    #[error(
+        "the prompt cache has no room for the session: its disk or its quota is full, it has written what it may in a day, or it has {MOST_SESSIONS} sessions"
+    )]
+    NoRoom,
+    /// There is no prompt cache, or it is not in use yet or any more: why.
+    #[error("{0}")]
+    NotInUse(String),
+    /// The index cannot be read.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
 /// Called with the result of [`crate::Engine::save_session`].
-pub type Saved = Box<dyn FnOnce(Result<Session>) + Send>;
+pub type Saved = Box<dyn FnOnce(Result<Session, SessionError>) + Send>;
 
 /// A conversation that [`crate::Engine::read_ahead`] can prefetch.
 #[derive(Clone, Debug)]
@@ -54,25 +80,25 @@ pub(super) struct SessionAccess {
 #[derive(Clone)]
 pub struct Sessions(Weak<SessionAccess>);
 
-/// Names are parts of URLs and paths.
-fn check_name(name: &str) -> Result<()> {
+fn check_name(name: &str) -> Result<(), SessionError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let good = (1..=MOST_NAME).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.');
-    ensure!(
-        good,
-        "a session's name has 1 to {MOST_NAME} letters, digits, '-', '_' and '.', and does not begin with '.'"
-    );
-    Ok(())
+    if good { Ok(()) } else { Err(SessionError::BadName) }
+}
+
+fn closed() -> SessionError {
+    SessionError::NotInUse("the prompt cache is not in use any more".to_owned())
+}
+
+fn check_ready(shared: &Shared) -> Result<(), SessionError> {
+    shared.why_not_ready().map_or(Ok(()), |why| Err(SessionError::NotInUse(why)))
 }
 
 impl Sessions {
     /// Access, and the model's fingerprint.
-    fn access(&self) -> Result<(Arc<SessionAccess>, u64)> {
-        let closed = || anyhow!("the prompt cache is not in use any more");
+    fn access(&self) -> Result<(Arc<SessionAccess>, u64), SessionError> {
         let access = self.0.upgrade().ok_or_else(closed)?;
-        if let Some(why) = access.shared.why_not_ready() {
-            bail!(why);
-        }
+        check_ready(&access.shared)?;
         let model = access.shared.fingerprint().ok_or_else(closed)?;
         Ok((access, model))
     }
@@ -81,7 +107,7 @@ impl Sessions {
     ///
     /// # Errors
     /// When the prompt cache is not in use, or its index cannot be read.
-    pub fn list(&self, salt: &[u8]) -> Result<Vec<Session>> {
+    pub fn list(&self, salt: &[u8]) -> Result<Vec<Session>, SessionError> {
         let (access, model) = self.access()?;
         let all = access.lookups.sessions(model, access.lookups.root(salt))?.into_iter();
         Ok(all.map(|(name, s)| Session { name, tokens: s.tokens as usize, created: s.created }).collect())
@@ -91,7 +117,7 @@ impl Sessions {
     ///
     /// # Errors
     /// Those of [`Sessions::list`].
-    pub fn load(&self, salt: &[u8], name: &str) -> Result<Option<LoadedSession>> {
+    pub fn load(&self, salt: &[u8], name: &str) -> Result<Option<LoadedSession>, SessionError> {
         let (access, model) = self.access()?;
         let all = access.lookups.sessions(model, access.lookups.root(salt))?;
         let Some((_, session)) = all.into_iter().find(|(n, _)| n == name) else { return Ok(None) };
@@ -103,7 +129,7 @@ impl Sessions {
     ///
     /// # Errors
     /// Those of [`Sessions::list`].
-    pub fn delete(&self, salt: &[u8], name: &str) -> Result<bool> {
+    pub fn delete(&self, salt: &[u8], name: &str) -> Result<bool, SessionError> {
         let (reply, replies) = std::sync::mpsc::channel();
         {
             let (access, _) = self.access()?;
@@ -111,7 +137,7 @@ impl Sessions {
             let _ =
                 access.commands.send(WriterCommand::RemoveSession(access.lookups.root(salt), name.to_owned(), reply));
         }
-        replies.recv().map_err(|_| anyhow!("the prompt cache is not in use any more"))
+        replies.recv().map_err(|_| closed())
     }
 }
 
@@ -121,7 +147,29 @@ struct SessionSave {
     end: BlockHash,
     /// Nodes to copy before the name is given.
     remaining: VecDeque<BlockHash>,
-    done: Saved,
+    reply: Reply,
+}
+
+/// Calls [`Saved`] once: also where the prompt cache ends before the session is saved.
+struct Reply {
+    done: Option<Saved>,
+    shared: Arc<Shared>,
+}
+
+impl Reply {
+    fn send(mut self, result: Result<Session, SessionError>) {
+        if let Some(done) = self.done.take() {
+            done(result);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(done) = self.done.take() {
+            done(Err(check_ready(&self.shared).err().unwrap_or_else(closed)));
+        }
+    }
 }
 
 /// Saves sessions, one after the other.
@@ -145,24 +193,18 @@ impl SessionSaver {
     pub fn enqueue(&mut self, name: String, cache: &mut KvCache, salt: &[u8], tokens: &[u32], done: Saved) {
         let root = cache.root(salt);
         let kept = cache.mark_for_offload(root, tokens);
+        let reply = Reply { done: Some(done), shared: Arc::clone(&self.access.shared) };
         let checked = check_name(&name).and_then(|()| {
-            if let Some(why) = self.access.shared.why_not_ready() {
-                bail!(why);
-            }
-            ensure!(
-                kept.tokens >= self.min_tokens,
-                "{} tokens of the session could be kept, fewer than the {} of --prompt-cache-min-tokens",
-                kept.tokens,
-                self.min_tokens
-            );
-            kept.path.last().copied().ok_or_else(|| anyhow!("there is nothing to save"))
+            check_ready(&self.access.shared)?;
+            let end = kept.path.last().filter(|_| kept.tokens >= self.min_tokens);
+            end.copied().ok_or(SessionError::TooShort { kept: kept.tokens, min: self.min_tokens.max(1) })
         });
         match checked {
             Ok(end) => {
                 let remaining = kept.path.into_iter().chain(kept.earlier_state).collect();
-                self.queue.push_back(SessionSave { name, end, remaining, done });
+                self.queue.push_back(SessionSave { name, end, remaining, reply });
             }
-            Err(e) => done(Err(e)),
+            Err(e) => reply.send(Err(e)),
         }
     }
 
@@ -188,14 +230,14 @@ impl SessionSaver {
                 }
             }
             let on_named: OnNamed = Box::new({
-                let (name, done) = (save.name.clone(), save.done);
+                let (name, reply) = (save.name.clone(), save.reply);
                 move |named| {
                     let session = |s: sluice_cache::disk::Session| Session {
                         name,
                         tokens: s.tokens as usize,
                         created: s.created,
                     };
-                    done(named.map(session).ok_or_else(|| anyhow!("the prompt cache had no room for the session")));
+                    reply.send(named.map(session).ok_or(SessionError::NoRoom));
                 }
             });
             outbox.send(WriterCommand::NameSession(save.name, save.end, on_named));

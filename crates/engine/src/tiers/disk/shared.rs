@@ -90,7 +90,10 @@ impl Shared {
                 size(summed),
                 size(all)
             )),
-            None => (!self.is_ok()).then(|| "the prompt cache is not in use any more".to_owned()),
+            None => (!self.is_ok()).then(|| match self.broken() {
+                Some(why) => format!("the prompt cache is not in use any more: {why}"),
+                None => "the prompt cache is not in use any more".to_owned(),
+            }),
         }
     }
 

@@ -186,7 +186,8 @@ impl Format for BlockFormat {
 
     fn activation_format(&self, mode: Activations) -> ActivationFormat {
         match mode {
-            Activations::F32 => ActivationFormat::F32,
+            // Of integers of 11 bits there are no products of blocks: they are as precise with activations as they are.
+            Activations::F32 | Activations::Int11 => ActivationFormat::F32,
             Activations::Bf16 => ActivationFormat::Bf16,
             Activations::Int8 => ActivationFormat::Int8,
         }

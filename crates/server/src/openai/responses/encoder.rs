@@ -6,11 +6,11 @@ use sluice_engine::Finish;
 use crate::api::answer::Delta;
 use crate::api::blocks::{BlockKind, Blocks, Change};
 use crate::api::pending::Usage;
-use crate::api::stream::{StreamEncoder, event};
+use crate::api::stream::{StreamEncoder, named_event};
 use crate::clock::now;
 use crate::http::context::fresh_id;
 use crate::http::error::ApiError;
-use crate::openai::logprobs::entries;
+use crate::openai::logprobs::{LogprobLists, entries};
 use crate::openai::responses::request::ResponseOptions;
 use crate::openai::responses::thoughts::encode_thought;
 
@@ -23,7 +23,7 @@ pub struct ResponseEncoder {
     options: ResponseOptions,
     blocks: Blocks,
     /// By block, if asked for: log-probabilities of the tokens of its text.
-    logprobs: Vec<Vec<Value>>,
+    logprobs: LogprobLists,
     /// Log-probabilities of tokens whose text is still held back.
     held_back: Vec<Value>,
     /// Number of the next event.
@@ -34,7 +34,7 @@ impl ResponseEncoder {
     /// `model`: the name to answer with.
     pub fn new(model: String, options: ResponseOptions) -> ResponseEncoder {
         let blocks = Blocks::default();
-        let (logprobs, held_back) = (Vec::new(), Vec::new());
+        let (logprobs, held_back) = (LogprobLists::new(0), Vec::new());
         ResponseEncoder { id: fresh_id(), model, created: now(), options, blocks, logprobs, held_back, sequence: 0 }
     }
 
@@ -44,7 +44,7 @@ impl ResponseEncoder {
         if let (Some(object), Value::Object(fields)) = (object.as_object_mut(), fields) {
             object.extend(fields);
         }
-        event(&object)
+        named_event(&object, &self.logprobs.write(&object))
     }
 
     /// An event of the response as a whole.
@@ -87,8 +87,7 @@ impl ResponseEncoder {
                 && self.blocks.all[*index].kind == BlockKind::Text
             {
                 shown = std::mem::take(&mut self.held_back);
-                self.logprobs.resize_with(self.blocks.all.len().max(self.logprobs.len()), Vec::new);
-                self.logprobs[*index].extend_from_slice(&shown);
+                shown.iter().for_each(|entry| self.logprobs.push(*index, entry));
             }
             all.push((change, shown));
         }
@@ -96,10 +95,6 @@ impl ResponseEncoder {
             self.held_back.clear();
         }
         all
-    }
-
-    fn logprobs(&self, index: usize) -> &[Value] {
-        self.logprobs.get(index).map_or(&[], Vec::as_slice)
     }
 
     fn is_cut(&self) -> bool {
@@ -150,7 +145,7 @@ impl ResponseEncoder {
                 item
             }
             BlockKind::Text => {
-                let content = whole(output_text(&block.text, self.logprobs(index)));
+                let content = whole(output_text(&block.text, self.logprobs.placeholder(index)));
                 json!({"type": "message", "id": id, "role": "assistant", "status": status, "content": content})
             }
             BlockKind::Call(name) => {
@@ -207,7 +202,7 @@ impl ResponseEncoder {
                 let block = self.blocks.all[*index].clone();
                 let fields = match &block.kind {
                     BlockKind::Thought => json!({"text": block.text}),
-                    BlockKind::Text => json!({"text": block.text, "logprobs": self.logprobs(*index)}),
+                    BlockKind::Text => json!({"text": block.text, "logprobs": self.logprobs.placeholder(*index)}),
                     BlockKind::Call(name) => {
                         json!({"name": self.options.namespaces.split(name).1, "arguments": block.text})
                     }
@@ -238,7 +233,7 @@ impl ResponseEncoder {
             }
             BlockKind::Thought => ("content_part", json!({"type": "reasoning_text", "text": text})),
             BlockKind::Text => {
-                let logprobs = if what == "done" { self.logprobs(index) } else { &[] };
+                let logprobs = if what == "done" { self.logprobs.placeholder(index) } else { json!([]) };
                 ("content_part", output_text(text, logprobs))
             }
             BlockKind::Call(_) => return String::new(),
@@ -247,7 +242,7 @@ impl ResponseEncoder {
     }
 }
 
-fn output_text(text: &str, logprobs: &[Value]) -> Value {
+fn output_text(text: &str, logprobs: Value) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
 
@@ -279,9 +274,13 @@ impl StreamEncoder for ResponseEncoder {
         self.apply(&delta);
     }
 
-    fn complete(&mut self, usage: Usage, _: Option<&str>) -> Value {
+    fn kept_bytes(&self) -> usize {
+        self.logprobs.bytes()
+    }
+
+    fn complete(&mut self, usage: Usage, _: Option<&str>) -> String {
         let (status, rest) = self.final_fields(usage);
-        self.response(status, rest)
+        self.logprobs.write(&self.response(status, rest))
     }
 
     fn error(&self, error: &ApiError) -> Value {
@@ -381,7 +380,7 @@ mod tests {
             json!([
                 {"type": "reasoning", "id": "rs_100", "summary": [], "status": "completed",
                     "content": [{"type": "reasoning_text", "text": "Let me look."}]},
-                {"type": "message", "id": "msg_101", "role": "assistant", "status": "completed", "content": [output_text("I'll look.", &[])]},
+                {"type": "message", "id": "msg_101", "role": "assistant", "status": "completed", "content": [output_text("I'll look.", json!([]))]},
                 {"type": "function_call", "id": "fc_102", "call_id": "call_102", "name": "read",
                     "arguments": "{\"path\": \"b\", \"a\": 1}", "status": "completed"},
                 {"type": "function_call", "id": "fc_103", "call_id": "call_103", "name": "ls", "arguments": "{}", "status": "completed"},
@@ -397,7 +396,8 @@ mod tests {
         // Without streaming it is the same.
         let mut encoder = answer(ResponseOptions::default());
         rich().into_iter().for_each(|d| encoder.collect_delta(d));
-        assert_eq!(encoder.complete(USAGE, None)["output"], response["output"]);
+        let whole: Value = serde_json::from_str(&encoder.complete(USAGE, None)).unwrap();
+        assert_eq!(whole["output"], response["output"]);
     }
 
     #[test]

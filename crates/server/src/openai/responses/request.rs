@@ -386,8 +386,8 @@ mod tests {
         let function =
             json!({"name": "shell", "description": "Runs.", "parameters": {"type": "object", "z": 1, "a": 2}});
         assert_eq!(chat.output.tools, Some(json!([{"type": "function", "function": function}])));
-        let demand = &chat.output.demand;
-        assert_eq!((chat.thinking, &demand.form, &demand.called), (Thinking::On, &GrammarFormat::Text, &None));
+        let spec = &chat.output.constraint;
+        assert_eq!((chat.thinking, &spec.format, &spec.called), (Thinking::On, &GrammarFormat::Text, &None));
         assert!(options.as_summary && options.carries_thoughts && chat.sampling.stream);
         assert_eq!(options.echo["instructions"], "Be brief.");
     }
@@ -423,7 +423,7 @@ mod tests {
             asked(json!({"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}))
                 .unwrap();
         assert_eq!(
-            (chat.output.demand.form, chat.output.blamed_field),
+            (chat.output.constraint.format, chat.output.blamed_field),
             (GrammarFormat::Schema(json!({})), "text.format")
         );
     }

@@ -1,0 +1,114 @@
+// Rows of activations, normed or combined, as integers of 11 bits.
+#include "format/int11.cuh"
+#include "prim/numerics.cuh"
+#include "prim/pdl.cuh"
+#include "prim/reduce.cuh"
+#include "prim/smem.cuh"
+
+static const u32 THREADS_MOST = 1024;
+
+// A block takes a row at a time, a thread eight columns, so that eight threads have a group. Values are kept in shared memory if there is room for them
+// (`to.unused`), and else made twice.
+extern "C" __global__ void __launch_bounds__(1024) encode_int11(const Quantize p) {
+    __shared__ float inverse;
+    __shared__ u32 greatest[THREADS_MOST / WARP];
+    const u32 lane = threadIdx.x % WARP, eights = p.cols / 8, groups = (p.cols + 63) / 64;
+    const float* w = p.norm.weight;
+    const bool keeps = p.to.unused;
+    begin();
+    for (u64 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const u64 from = p.taken ? p.taken[r] : r;
+        const float* x = p.x.row(from);
+        const float* up = p.up.at ? p.up.row(from) : nullptr;
+        __syncthreads();
+        if (w) {
+            if (keeps) {
+#pragma unroll 4
+                for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) smem[c] = x[c];
+                __syncthreads();
+            }
+            if (threadIdx.x < WARP) {
+                const float inv = !keeps ? inverse_rms(x, p.cols, p.norm.eps) : p.cols % 256 ? inverse_rms(smem, p.cols, p.norm.eps) : inverse_rms_256(smem, p.cols, p.norm.eps);
+                if (lane == 0) inverse = inv;
+            }
+            __syncthreads();
+        }
+        auto value = [&](u32 c) {
+            float v = w && keeps ? smem[c] : x[c];
+            if (w) v = mul(mul(v, inverse), w[c]);
+            if (up) v = mul(silu(v), up[c]);
+            return v;
+        };
+        // 1. The token's exponent
+        u32 most = 0;
+        const bool by_four = (((u64)x | (u64)up) & 15) == 0 && keeps;
+        if (by_four && !w) {
+#pragma unroll 2
+            for (u32 i = threadIdx.x; i < p.cols / 4; i += blockDim.x) {
+                float4 v = ((const float4*)x)[i];
+                if (up) {
+                    const float4 by = ((const float4*)up)[i];
+                    v = make_float4(mul(silu(v.x), by.x), mul(silu(v.y), by.y), mul(silu(v.z), by.z), mul(silu(v.w), by.w));
+                }
+                ((float4*)smem)[i] = v;
+                most = max(max(most, max(bits(v.x) & 0x7fffffffu, bits(v.y) & 0x7fffffffu)), max(bits(v.z) & 0x7fffffffu, bits(v.w) & 0x7fffffffu));
+            }
+        } else {
+#pragma unroll 4
+            for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) {
+                const float v = value(c);
+                if (keeps) smem[c] = v;
+                most = max(most, bits(v) & 0x7fffffffu);
+            }
+        }
+        most = warp_max_redux(most);
+        if (lane == 0) greatest[threadIdx.x / WARP] = most;
+        __syncthreads();
+        most = 0;
+        for (u32 i = 0; i < blockDim.x / WARP; i++) most = max(most, greatest[i]);
+        const bool finite = most < (122u + 127) << 23;
+        const int token = max(exponent(most), -100);
+        const float inv = power(15 - token);
+        if (threadIdx.x == 0) p.to.tn[r] = finite ? power(token + 5) : bits(NOT_A_NUMBER);
+        // 2. Whole groups stay in a warp. Columns beyond the last are zeros.
+        for (u32 i = threadIdx.x; i / WARP * WARP < 8 * groups; i += blockDim.x) {
+            float u[8];
+            u32 size = 0;
+            if (keeps && i < eights) {
+                const float4 low = ((const float4*)smem)[2 * i], high = ((const float4*)smem)[2 * i + 1];
+                u[0] = low.x, u[1] = low.y, u[2] = low.z, u[3] = low.w, u[4] = high.x, u[5] = high.y, u[6] = high.z, u[7] = high.w;
+            } else {
+#pragma unroll
+                for (u32 k = 0; k < 8; k++) u[k] = i < eights ? value(8 * i + k) : 0.0f;
+            }
+#pragma unroll
+            for (u32 k = 0; k < 8; k++) {
+                u[k] = finite ? mul(u[k], inv) : 0.0f;
+                size = max(size, bits(u[k]) & 0x7fffffffu);
+            }
+#pragma unroll
+            for (u32 step = 4; step > 0; step /= 2) size = max(size, __shfl_xor_sync(ALL, size, step));
+            const int e = max(exponent(size) - 14, -20), least = e + 127 << 23;
+            float sum = 0.0f;
+            u32 n[8];
+#pragma unroll
+            for (u32 k = 0; k < 8; k++) {
+                // The distance of integers of 11 bits around u, at least 2^e, as the bits of a float; to it u is rounded by an addition.
+                const int distance = max((int)(bits(u[k]) & 0x7f800000u) - (10 << 23), least);
+                const float magic = bits((u32)(distance + (23 << 23)) | 0x400000u);
+                const float v = sub(add(u[k], magic), magic);
+                sum = add(sum, v);
+                n[k] = to_f16(v);
+            }
+#pragma unroll
+            for (u32 step = 4; step > 0; step /= 2) sum = add(sum, __shfl_xor_sync(ALL, sum, step));
+            const u32 g = i / 8, j = i % 8 / 2, a = i % 2;
+            if (g >= groups) continue;
+            u8* row = (u8*)p.to.n + int11_row(r, g, groups);
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) *(u32*)(row + ((4 * a + c ^ (u32)r & 7) * 16) + 4 * j) = n[c] | n[c + 4] << 16;
+            // A sum of integers below 2^20: exact.
+            if (i % 8 == 0) p.to.sn[(u64)g * p.to.padded + int11_place((u32)r)] = mul(sum, STEP);
+        }
+    }
+}

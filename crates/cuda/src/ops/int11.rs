@@ -1,0 +1,184 @@
+//! Products of integers of 11 bits with 4-bit weights: on tensor cores where these were seen to add exactly.
+//!
+//! That f16 products whose sums fit 24 bits are added without rounding is no promise of the instruction set. So a device is asked when it is opened in this mode: products
+//! of extreme values must have the bits of plain arithmetic. What differs is not used.
+
+use anyhow::Result;
+
+use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
+use crate::device::stream::Gpu;
+use crate::kernels::{Exact, KernelFormat, STATIC_SHARED};
+use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, encode};
+use crate::ops::product::{MAX_GRID_Y, Product};
+use crate::parameters::{self as p, number};
+use crate::weights::{HALVES, Needs};
+
+/// `kernels/gemm/int11_few.cu`: rows of a set, groups of a turn, tokens and threads of a block, the most blocks of a multiprocessor.
+const SET: usize = 16;
+const TURN: usize = 32;
+const FEW: [(usize, u32); 4] = [(1, 288), (2, 288), (4, 320), (8, 384)];
+const FEW_BLOCKS: usize = 2;
+const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
+/// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
+const WIDE: usize = 128;
+const WIDE_THREADS: u32 = 384;
+const WIDE_SHARED: usize = 8 * 21504 + 2 * 2 * 128 * 16 + 1024;
+/// From so many tokens on large tiles are taken.
+const MIN_WIDE: usize = 24;
+
+/// Bytes of shared memory of a block for `tokens` tokens.
+fn few_shared(tokens: usize, cols: usize) -> usize {
+    let groups = cols / GROUP;
+    FEW_RINGS
+        + 4 * 2 * (TURN * tokens * SET + 2 * (TURN + 1) * SET)
+        + 4 * (groups * tokens).next_multiple_of(4)
+        + 128 * groups * tokens
+}
+
+/// Whether rows of all are aligned as tensor-core kernels load them.
+fn fits(products: &[Product]) -> bool {
+    let first = &products[0];
+    let m = first.matrix;
+    first.table.is_none()
+        && matches!(m.group, 64 | 128)
+        && HALVES.contains(&m.element)
+        && first.cols.is_multiple_of(GROUP)
+        && m.groups.is_multiple_of(8)
+        && products.iter().all(|product| {
+            let own = product.matrix;
+            (own.group, own.element) == (m.group, m.element)
+                && (own.data | own.row_bytes | own.scales | own.biases) % 16 == 0
+                && product.rows > 0
+        })
+}
+
+/// Products of the same columns and tokens on tensor cores. Returns whether a kernel took them.
+pub fn multiply(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
+    multiply_by(gpu, products, parameters, gpu.device.exact().unwrap_or_default())
+}
+
+fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact: Exact) -> Result<bool> {
+    let first = &products[0];
+    let kind = first.kinds()[0];
+    if first.kinds().len() > 1 || !fits(products) {
+        return Ok(false);
+    }
+    let shared = gpu.device.shared;
+    if let Some(kernel) = kind.gemm_wide().filter(|kernel| {
+        exact.wide
+            && gpu.device.has_kernel(*kernel)
+            && first.outputs >= MIN_WIDE
+            && WIDE_SHARED + STATIC_SHARED <= shared
+            && first.cols % 128 == 0
+    }) {
+        let tiles: usize = products.iter().map(|product| product.rows.div_ceil(WIDE)).sum();
+        let tiles = tiles * first.outputs.div_ceil(WIDE);
+        let grid = [number(tiles.min(gpu.device.multiprocessors)), 1, 1];
+        // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+        unsafe { gpu.launch(kernel, grid, WIDE_THREADS, number(WIDE_SHARED), parameters)? };
+        return Ok(true);
+    }
+    // All tokens at once, or as many as there is room for.
+    let room = |tokens: usize| few_shared(tokens, first.cols) + STATIC_SHARED <= shared;
+    let fitting = FEW.iter().enumerate().filter(|(_, (tokens, _))| room(*tokens));
+    let all = fitting.clone().find(|(_, (tokens, _))| *tokens >= first.outputs);
+    let Some((tile, &(tokens, threads))) = all.or(fitting.last()).filter(|_| exact.few) else { return Ok(false) };
+    let Some(kernel) = kind.gemm_few(tile).filter(|_| first.outputs.div_ceil(tokens) <= MAX_GRID_Y) else {
+        return Ok(false);
+    };
+    let bytes = few_shared(tokens, first.cols);
+    let blocks = gpu.device.multiprocessors * (shared / (bytes + 1024)).clamp(1, FEW_BLOCKS);
+    let sets = products.iter().map(|p| p.rows.div_ceil(SET)).sum::<usize>();
+    let grid = [number(sets.min(blocks)), number(first.outputs.div_ceil(tokens)), 1];
+    // SAFETY: as above.
+    unsafe { gpu.launch(kernel, grid, threads, number(bytes), parameters)? };
+    Ok(true)
+}
+
+/// Compares the kernels on tensor cores with plain arithmetic.
+///
+/// # Errors
+/// Where the device fails.
+pub fn probe(gpu: &Gpu) -> Result<Exact> {
+    const ROWS: usize = 128;
+    const COLS: usize = 1024;
+    const TOKENS: usize = 128;
+    const GREATEST: f32 = 0.99999;
+    const LEAST: f32 = 1.0 / 16384.0;
+    // 1. Extreme values: the greatest everywhere, beside the least, of both signs, and many exponents
+    let hash = |i: usize| (i as u32).wrapping_mul(2_654_435_761) >> 13;
+    let value = |(t, k): (usize, usize)| match (t % 4, hash(t * COLS + k)) {
+        (0, _) => GREATEST,
+        (1, _) if k % 64 == t % 64 => GREATEST,
+        (1, _) => LEAST,
+        (2, h) => [GREATEST, LEAST, -LEAST, -GREATEST][h as usize % 4],
+        (_, h) => (h as f32 / (1 << 18) as f32 - 1.0) * 2f32.powi(-((k / 64 % 8) as i32)),
+    };
+    let x: Vec<f32> = (0..TOKENS * COLS).map(|i| value((i / COLS, i % COLS))).collect();
+    let data: Vec<u8> = (0..ROWS * COLS / 2).map(|i| if i < ROWS * COLS / 4 { 255 } else { hash(i) as u8 }).collect();
+    let scale =
+        |from: u16| -> Vec<u8> { (0..ROWS * COLS / 64).flat_map(|i| (from + (i % 97) as u16).to_le_bytes()).collect() };
+    let (scales, biases) = (scale(0x3c00), scale(0xbe00));
+    let upload = |bytes: &[u8]| -> Result<DeviceBuffer> {
+        let buffer = DeviceBuffer::zeroed(gpu, bytes.len(), "a probe of tensor cores")?;
+        // SAFETY: as many bytes.
+        unsafe { gpu.write(buffer.at, bytes, gpu.wait_permit()?)? };
+        Ok(buffer)
+    };
+    let [x, data, scales, biases] = [upload(bytes_of(&x))?, upload(&data)?, upload(&scales)?, upload(&biases)?];
+    // 2. Their products in each way
+    let matrix = p::Matrix {
+        data: data.at,
+        scales: scales.at,
+        biases: biases.at,
+        row_bytes: COLS as u64 / 2,
+        groups: number(COLS / 64),
+        kind: KernelFormat::Q4Int11 as u32,
+        element: 2,
+        group: 64,
+        bits: 4,
+        unused: 0,
+    };
+    let mut encoded = EncodedActivations::default();
+    let product = |tokens: usize, exact: Option<Exact>, encoded: &mut EncodedActivations| -> Result<Vec<f32>> {
+        let out = DeviceBuffer::zeroed(gpu, 4 * TOKENS * ROWS, "a probe of tensor cores")?;
+        let input = EncodeInput { x: p::Tensor::dense(x.at, COLS), rows: tokens, cols: COLS, ..EncodeInput::default() };
+        encode(gpu, input, Needs::INT11, encoded)?;
+        let product = Product {
+            matrix,
+            table: None,
+            rows: ROWS,
+            cols: COLS,
+            outputs: tokens,
+            out: p::Tensor::dense(out.at, ROWS),
+            bias: 0,
+            accumulate: false,
+            runs: None,
+        };
+        let mut parameters = p::Products::default();
+        parameters.parts[0] = product.parameters(encoded.view);
+        // What no kernel takes stays zero, and so differs.
+        match exact {
+            Some(exact) => {
+                multiply_by(gpu, &[product], &parameters, exact)?;
+            }
+            None => {
+                let shape = KernelFormat::Q4Int11.gemv_or_gemm(true, ROWS, COLS);
+                let grid = [number(ROWS.div_ceil(shape.rows)), number(tokens.div_ceil(8)), 1];
+                // SAFETY: as above, of the buffers that were just made.
+                unsafe { gpu.launch(shape.kernel, grid, shape.threads, 0, &parameters)? };
+            }
+        }
+        let mut result = vec![0f32; tokens * ROWS];
+        // SAFETY: so many were written.
+        unsafe { gpu.read(out.at, bytes_of_mut(&mut result), gpu.wait_permit()?)? };
+        Ok(result)
+    };
+    let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+    let wanted = bits(product(TOKENS, None, &mut encoded)?);
+    let few = Some(Exact { few: true, wide: false });
+    let one = bits(product(1, few, &mut encoded)?);
+    let some = bits(product(TOKENS, few, &mut encoded)?);
+    let wide = bits(product(TOKENS, Some(Exact { few: false, wide: true }), &mut encoded)?);
+    Ok(Exact { few: one == wanted[..ROWS] && some == wanted, wide: wide == wanted })
+}

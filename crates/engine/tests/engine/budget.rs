@@ -1,0 +1,67 @@
+//! What is set aside for scratch is what steps take: neither less, nor much more.
+
+use crate::support;
+
+use std::path::Path;
+
+use sluice_engine::{
+    Activations, Engine, Generation, KvType, MemoryClass, Options, Placement, sampling::SamplingParams,
+};
+use support::*;
+
+/// Of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
+const FOLDERS: [&str; 8] = [
+    "qwen3",
+    "qwen3_window",
+    "qwen3_moe",
+    "qwen3_moe_stacked",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "mlx_qwen3_widths",
+    "mlx_qwen3_5_moe",
+];
+
+/// Of scratch, what was set aside and what was taken, once steps of one token and of a whole chunk went through the model.
+fn set_aside_and_taken(folder: &Path, options: Options) -> (u64, u64) {
+    // Angles grow with the context, which has their room: here they reach to the next multiple of 256.
+    let mut engine = Engine::open(folder, options).unwrap();
+    let prompt = tokens(&engine, 3 * engine.chunk() + 1, 5);
+    let sampling = SamplingParams { temperature: 0.8, ..SamplingParams::default() };
+    let id = engine.add_sequence();
+    engine.start(id, &prompt, Generation { sampling, max_tokens: 4, ..Generation::default() }).unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    let positions = (prompt.len() + 4).next_multiple_of(256).min(2048);
+    let angles = positions * 8 * engine.model().rotary.inv_freq.len();
+    (engine.reserved_scratch(), (engine.memory(MemoryClass::Scratch) - angles) as u64)
+}
+
+#[test]
+fn scratch_is_what_was_set_aside() {
+    for name in FOLDERS {
+        for activations in [Activations::Int8, Activations::Bf16, Activations::F32] {
+            for (threads, chunk) in [(1, 96), (2, 16), (2, 512), (5, 64)] {
+                for experts in [Placement::Mapped, Placement::Slots] {
+                    if experts != Placement::Mapped && !(name.contains("moe") || name.contains("next")) {
+                        continue;
+                    }
+                    let options = Options {
+                        activations,
+                        threads,
+                        experts,
+                        chunk: Some(chunk),
+                        max_context: Some(2048),
+                        kv_type: Some(KvType::Bf16),
+                        ..Options::for_this_machine().unwrap()
+                    };
+                    let (aside, taken) = set_aside_and_taken(&folder(name), options);
+                    let case = format!("{name} {activations:?} {experts:?}, {threads} threads, {chunk} tokens");
+                    // Parts of attention and lists of its tasks grow with the context, which has their room.
+                    assert!(taken <= aside + (64 << 10), "{case}: {taken} taken, {aside} set aside");
+                    assert!(aside <= taken + taken / 3 + (96 << 10), "{case}: {aside} set aside, {taken} taken");
+                }
+            }
+        }
+    }
+}

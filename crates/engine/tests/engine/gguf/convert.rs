@@ -1,0 +1,409 @@
+//! Random tiny models, as safetensors and as llama.cpp's converter would write them. Other crates' tests include this file, too.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use sluice_model::{Config, WeightDescription, WeightKind, describe};
+use sluice_store::{Dtype, TensorPlan, Writer};
+
+use super::writer::{BF16, F16, F32, Gguf};
+
+/// The `model_type`s that are written.
+pub const ARCHITECTURES: [&str; 8] =
+    ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"];
+
+/// How the file has the experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Experts {
+    Stacked,
+    Merged,
+    Single,
+}
+
+/// A weight and its values; of experts one after the other.
+struct Weight {
+    description: WeightDescription,
+    values: Vec<f32>,
+    bias: Option<Vec<f32>>,
+}
+
+/// A model of random weights, each of which every floating-point type has.
+pub struct Model {
+    config: Value,
+    weights: Vec<Weight>,
+    /// Types of matrices, which take turns.
+    kinds: [u32; 3],
+}
+
+fn config(model_type: &str) -> Value {
+    let mut config = json!({
+        "model_type": model_type, "hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": model_type != "qwen3", "rope_theta": 5000.0,
+    });
+    let more = match model_type {
+        "llama" => json!({"attention_bias": true}),
+        "gemma3_text" => json!({
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 7,
+            "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0,
+        }),
+        "qwen2" | "qwen3" => json!({}),
+        _ => json!({
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": true,
+            "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 2, "partial_rotary_factor": 0.5,
+        }),
+    };
+    let (config_map, Value::Object(more)) = (config.as_object_mut().unwrap(), more) else { unreachable!() };
+    config_map.extend(more);
+    if model_type == "qwen3_moe" {
+        config_map.remove("partial_rotary_factor");
+    }
+    config
+}
+
+/// The random model of an architecture.
+pub fn model(model_type: &str) -> Model {
+    let config = config(model_type);
+    let parsed = Config::parse("config.json".into(), config.to_string().as_bytes()).unwrap();
+    let description = describe(&parsed, &Default::default()).unwrap();
+    let mut random = fastrand::Rng::with_seed(48);
+    // Multiples of 1/64 up to 2: every type has them.
+    let mut draw = |count: usize, around: f32, spread: f32| -> Vec<f32> {
+        (0..count).map(|_| around + ((random.f32() - 0.5) * spread * 64.0).round() / 64.0).collect()
+    };
+    let weights = description.weights().map(|w| {
+        let values = match w.kind {
+            WeightKind::Norm { centred } => draw(w.cols, if centred { 0.0 } else { 1.0 }, 0.5),
+            WeightKind::Vector => draw(w.cols, -0.5, 2.0),
+            WeightKind::Convolution => draw(w.rows * w.cols, 0.2, 1.0),
+            WeightKind::Matrix => draw(w.elements() as usize, 0.0, 1.0),
+        };
+        let has_bias = w.biased && w.part.starts_with("self_attn");
+        Weight { description: w, values, bias: has_bias.then(|| draw(w.rows, 0.0, 1.0)) }
+    });
+    Model { config, weights: weights.collect(), kinds: [F32, F16, BF16] }
+}
+
+impl Model {
+    /// The same without biases, and with matrices of f32 alone.
+    pub fn plain(mut self) -> Model {
+        self.config.as_object_mut().unwrap().remove("attention_bias");
+        self.weights.iter_mut().for_each(|w| w.bias = None);
+        self.kinds = [F32; 3];
+        self
+    }
+
+    fn model_type(&self) -> &str {
+        self.config["model_type"].as_str().unwrap()
+    }
+
+    fn size(&self, key: &str) -> usize {
+        self.config[key].as_u64().unwrap() as usize
+    }
+
+    /// As a folder of f32.
+    pub fn write_safetensors(&self, folder: &Path) {
+        let mut tensors: Vec<(String, Vec<usize>, &[f32])> = Vec::new();
+        for Weight { description: w, values, bias } in &self.weights {
+            let head = if w.part == "lm_head" { "" } else { "model." };
+            let module = format!("{head}{}", w.name());
+            match w.kind {
+                WeightKind::Vector => tensors.push((module.clone(), vec![w.cols], values)),
+                WeightKind::Norm { .. } => tensors.push((format!("{module}.weight"), vec![w.cols], values)),
+                WeightKind::Convolution => tensors.push((format!("{module}.weight"), vec![w.rows, 1, w.cols], values)),
+                WeightKind::Matrix if w.count > 1 => {
+                    for (e, own) in values.chunks_exact(w.rows * w.cols).enumerate() {
+                        let single = module.replace(".experts.", &format!(".experts.{e}."));
+                        tensors.push((format!("{single}.weight"), vec![w.rows, w.cols], own));
+                    }
+                }
+                WeightKind::Matrix => tensors.push((format!("{module}.weight"), vec![w.rows, w.cols], values)),
+            }
+            if let Some(bias) = bias {
+                tensors.push((format!("{module}.bias"), vec![w.rows], bias));
+            }
+        }
+        let plan = |(name, shape, _): &(String, Vec<usize>, &[f32])| TensorPlan {
+            name: name.clone(),
+            dtype: Dtype::F32,
+            shape: shape.clone(),
+        };
+        let plans: Vec<TensorPlan> = tensors.iter().map(plan).collect();
+        let mut writer = Writer::create(&folder.join("model.safetensors"), &plans, &BTreeMap::new()).unwrap();
+        for (name, _, values) in &tensors {
+            writer.append(name, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+        }
+        writer.finish().unwrap();
+        std::fs::write(folder.join("config.json"), self.config.to_string()).unwrap();
+    }
+
+    /// As a GGUF file with stacked experts.
+    pub fn gguf(&self) -> Gguf {
+        self.gguf_with(Experts::Stacked)
+    }
+
+    /// The keys alone.
+    fn keys(&self, blocks: usize) -> Gguf {
+        let architecture = match self.model_type() {
+            "qwen3_moe" => "qwen3moe",
+            "qwen3_next" => "qwen3next",
+            "qwen3_5_text" => "qwen35",
+            "qwen3_5_moe_text" => "qwen35moe",
+            "gemma3_text" => "gemma3",
+            plain => plain,
+        };
+        let mut file = Gguf::new(architecture);
+        let key = |name: &str| format!("{architecture}.{name}");
+        for (name, ours) in [
+            ("embedding_length", "hidden_size"),
+            ("context_length", "max_position_embeddings"),
+            ("attention.head_count", "num_attention_heads"),
+            ("attention.key_length", "head_dim"),
+            ("attention.value_length", "head_dim"),
+            ("feed_forward_length", "intermediate_size"),
+        ] {
+            file.u32(&key(name), self.size(ours) as u32);
+        }
+        file.u32(&key("block_count"), blocks as u32);
+        let number = |key: &str| self.config[key].as_f64().unwrap() as f32;
+        file.f32(&key("attention.layer_norm_rms_epsilon"), number("rms_norm_eps"));
+        file.f32(&key("rope.freq_base"), number("rope_theta"));
+        let is_hybrid = self.weights.iter().any(|w| w.description.part == "linear_attn.A_log");
+        let kv_heads = self.size("num_key_value_heads") as u32;
+        if is_hybrid {
+            // None on recurrent layers.
+            let each: Vec<i32> = (0..blocks).map(|i| if i % 2 == 1 { kv_heads as i32 } else { 0 }).collect();
+            file.i32s(&key("attention.head_count_kv"), &each);
+            let (heads, dim) = (self.size("linear_num_value_heads"), self.size("linear_value_head_dim"));
+            file.u32(&key("ssm.time_step_rank"), heads as u32).u32(&key("ssm.inner_size"), (heads * dim) as u32);
+            file.u32(&key("ssm.group_count"), self.size("linear_num_key_heads") as u32);
+            file.u32(&key("ssm.state_size"), self.size("linear_key_head_dim") as u32);
+            file.u32(&key("ssm.conv_kernel"), self.size("linear_conv_kernel_dim") as u32);
+            file.u32(&key("rope.dimension_count"), (self.size("head_dim") / 2) as u32);
+        } else {
+            file.u32(&key("attention.head_count_kv"), kv_heads);
+        }
+        if self.weights.iter().any(|w| w.description.count > 1) {
+            file.u32(&key("expert_count"), self.size("num_experts") as u32);
+            file.u32(&key("expert_used_count"), self.size("num_experts_per_tok") as u32);
+            file.u32(&key("expert_feed_forward_length"), self.size("moe_intermediate_size") as u32);
+            let shared = self.size("shared_expert_intermediate_size") as u32;
+            file.u32(&key("expert_shared_feed_forward_length"), shared);
+        }
+        if architecture == "gemma3" {
+            file.u32(&key("attention.sliding_window"), self.size("sliding_window") as u32);
+            file.u32(&key("attention.sliding_window_pattern"), self.size("sliding_window_pattern") as u32);
+        }
+        file
+    }
+
+    /// As a GGUF file.
+    pub fn gguf_with(&self, experts: Experts) -> Gguf {
+        let mut file = self.keys(self.size("num_hidden_layers"));
+        for weight in &self.weights {
+            self.add(&mut file, weight, experts);
+        }
+        file
+    }
+
+    /// As a GGUF file without a tensor.
+    pub fn gguf_without(&self, name: &str) -> Gguf {
+        let mut file = self.keys(self.size("num_hidden_layers"));
+        for weight in &self.weights {
+            let mut own = self.keys(1);
+            self.add(&mut own, weight, Experts::Stacked);
+            if !own.has(name) {
+                self.add(&mut file, weight, Experts::Stacked);
+            }
+        }
+        file
+    }
+
+    /// As Ollama would write it: with tensors for images, a block that predicts further tokens, and another name.
+    pub fn gguf_of_ollama(&self) -> Gguf {
+        let layers = self.size("num_hidden_layers");
+        let mut file = self.keys(layers + 1);
+        file.u32("qwen35.nextn_predict_layers", 1);
+        file.floats("v.blk.0.attn_q.weight", &[2, 2], F32, &[0.0; 4]);
+        file.floats("v.patch_embd.weight", &[2, 2], F32, &[0.0; 4]);
+        for weight in &self.weights {
+            if weight.description.part == "linear_attn.dt_bias" {
+                let name = format!("blk.{}.ssm_dt", weight.description.layer.unwrap());
+                file.floats(&name, &[weight.values.len()], F32, &self.tiled(&weight.values, 1));
+            } else {
+                self.add(&mut file, weight, Experts::Stacked);
+            }
+        }
+        file.floats(&format!("blk.{layers}.attn_norm.weight"), &[2], F32, &[0.0; 2]);
+        file.floats(&format!("blk.{layers}.nextn.eh_proj.weight"), &[2, 2], F32, &[0.0; 4]);
+        file
+    }
+
+    /// Value heads of `each` elements in the converter's order: the first head of every key head, then the second ones.
+    fn tiled(&self, values: &[f32], each: usize) -> Vec<f32> {
+        let (keys, heads) = (self.size("linear_num_key_heads"), self.size("linear_num_value_heads"));
+        let ratio = heads / keys;
+        let grouped: Vec<&[f32]> = values.chunks_exact(each).collect();
+        assert_eq!(grouped.len(), heads);
+        (0..heads).flat_map(|head| grouped[head % keys * ratio + head / keys]).copied().collect()
+    }
+
+    fn add(&self, file: &mut Gguf, weight: &Weight, experts: Experts) {
+        let Weight { description: w, values, bias } = weight;
+        let is_tiled = self.model_type().starts_with("qwen3_5");
+        let part = match w.part {
+            "post_attention_layernorm" if self.model_type() == "gemma3_text" => "post_attention_norm",
+            "post_attention_layernorm" if self.weights.iter().any(|w| w.description.part == "linear_attn.A_log") => {
+                "post_attention_norm"
+            }
+            "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+            "post_feedforward_layernorm" => "post_ffw_norm",
+            "input_layernorm" => "attn_norm",
+            "self_attn.q_proj" => "attn_q",
+            "self_attn.k_proj" => "attn_k",
+            "self_attn.v_proj" => "attn_v",
+            "self_attn.o_proj" => "attn_output",
+            "self_attn.q_norm" => "attn_q_norm",
+            "self_attn.k_norm" => "attn_k_norm",
+            "mlp.gate_proj" => "ffn_gate",
+            "mlp.up_proj" => "ffn_up",
+            "mlp.down_proj" => "ffn_down",
+            "mlp.gate" => "ffn_gate_inp",
+            "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
+            "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
+            "mlp.shared_expert.up_proj" => "ffn_up_shexp",
+            "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+            "mlp.experts.gate_proj" => "ffn_gate_exps",
+            "mlp.experts.up_proj" => "ffn_up_exps",
+            "mlp.experts.down_proj" => "ffn_down_exps",
+            "linear_attn.in_proj_qkv" | "linear_attn.in_proj_qkvz" => "attn_qkv",
+            "linear_attn.in_proj_z" => "attn_gate",
+            "linear_attn.in_proj_b" => "ssm_beta",
+            "linear_attn.in_proj_a" => "ssm_alpha",
+            "linear_attn.in_proj_ba" => "ssm_ba",
+            "linear_attn.conv1d" => "ssm_conv1d",
+            "linear_attn.A_log" => "ssm_a",
+            "linear_attn.dt_bias" => "ssm_dt.bias",
+            "linear_attn.norm" => "ssm_norm",
+            "linear_attn.out_proj" => "ssm_out",
+            "embed_tokens" => "token_embd",
+            "norm" => "output_norm",
+            "lm_head" => "output",
+            other => panic!("{other}"),
+        };
+        let name = w.layer.map_or_else(|| part.to_owned(), |layer| format!("blk.{layer}.{part}"));
+        // The embedding's type decides how its scale is rounded.
+        let kind = if part == "token_embd" { F32 } else { self.kinds[(w.layer.unwrap_or(1) + part.len()) % 3] };
+        let head_dim = self.size("head_dim");
+        let moved = self.model_type() == "llama" && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
+        if let Some(bias) = bias {
+            let bias = if moved { beside(bias, head_dim, 1) } else { bias.clone() };
+            file.floats(&format!("{name}.bias"), &[w.rows], F32, &bias);
+        }
+        let values = values.clone();
+        match (w.kind, w.part) {
+            (WeightKind::Norm { centred }, _) => {
+                let values: Vec<f32> = values.iter().map(|x| if centred { x + 1.0 } else { *x }).collect();
+                file.floats(&format!("{name}.weight"), &[w.cols], F32, &values);
+            }
+            (_, "linear_attn.A_log") => {
+                let rates = sluice_backend::decay_rates(&values);
+                let rates = if is_tiled { self.tiled(&rates, 1) } else { rates };
+                file.floats(&name, &[w.cols], F32, &rates);
+            }
+            (WeightKind::Vector, _) => {
+                let values = if is_tiled { self.tiled(&values, 1) } else { values };
+                file.floats(&name, &[w.cols], F32, &values);
+            }
+            (WeightKind::Convolution, _) => {
+                let values = if is_tiled { self.tiled_after_keys(&values, w.cols) } else { values };
+                file.floats(&format!("{name}.weight"), &[w.rows, w.cols], F32, &values);
+            }
+            (WeightKind::Matrix, _) if w.count > 1 => self.add_experts(file, weight, &name, kind, experts),
+            (WeightKind::Matrix, "mlp.shared_expert_gate") => {
+                file.floats(&format!("{name}.weight"), &[w.cols], kind, &values);
+            }
+            (WeightKind::Matrix, "linear_attn.in_proj_qkvz") => self.add_qkvz(file, weight, kind),
+            (WeightKind::Matrix, part) => {
+                let dim = if is_tiled { self.size("linear_value_head_dim") } else { 0 };
+                let values = match part {
+                    _ if moved => beside(&values, head_dim, w.cols),
+                    "linear_attn.in_proj_qkv" if is_tiled => self.tiled_after_keys(&values, w.cols),
+                    "linear_attn.in_proj_z" if is_tiled => self.tiled(&values, dim * w.cols),
+                    "linear_attn.in_proj_b" | "linear_attn.in_proj_a" if is_tiled => self.tiled(&values, w.cols),
+                    // Its columns.
+                    "linear_attn.out_proj" if is_tiled => {
+                        values.chunks_exact(w.cols).flat_map(|row| self.tiled(row, dim)).collect()
+                    }
+                    _ => values,
+                };
+                file.floats(&format!("{name}.weight"), &[w.rows, w.cols], kind, &values);
+            }
+        }
+    }
+
+    /// Rows (or channels) of `cols` elements, of which those of values come after those of queries and keys.
+    fn tiled_after_keys(&self, values: &[f32], cols: usize) -> Vec<f32> {
+        let keys = 2 * self.size("linear_num_key_heads") * self.size("linear_key_head_dim") * cols;
+        let (before, after) = values.split_at(keys);
+        [before, &self.tiled(after, self.size("linear_value_head_dim") * cols)].concat()
+    }
+
+    /// Qwen3-Next's projection, which the converter takes apart: q, k and v of all heads in one tensor, z in another.
+    fn add_qkvz(&self, file: &mut Gguf, weight: &Weight, kind: u32) {
+        let w = &weight.description;
+        let (heads, k) = (self.size("linear_num_key_heads"), self.size("linear_key_head_dim"));
+        let v = self.size("linear_num_value_heads") / heads * self.size("linear_value_head_dim");
+        let rows: Vec<&[f32]> = weight.values.chunks_exact(w.cols).collect();
+        let per_head: Vec<&[&[f32]]> = rows.chunks_exact(2 * k + 2 * v).collect();
+        let of = |from: usize, len: usize| -> Vec<f32> {
+            per_head.iter().flat_map(|rows| rows[from..from + len].concat()).collect()
+        };
+        let qkv = [of(0, k), of(k, k), of(2 * k, v)].concat();
+        let layer = w.layer.unwrap();
+        file.floats(&format!("blk.{layer}.attn_qkv.weight"), &[heads * (2 * k + v), w.cols], kind, &qkv);
+        file.floats(&format!("blk.{layer}.attn_gate.weight"), &[heads * v, w.cols], kind, &of(2 * k + v, v));
+    }
+
+    fn add_experts(&self, file: &mut Gguf, weight: &Weight, name: &str, kind: u32, experts: Experts) {
+        let w = &weight.description;
+        match experts {
+            Experts::Single => {
+                for (e, own) in weight.values.chunks_exact(w.rows * w.cols).enumerate() {
+                    let single = name.replace("_exps", &format!(".{e}"));
+                    file.floats(&format!("{single}.weight"), &[w.rows, w.cols], kind, own);
+                }
+            }
+            Experts::Merged if w.part == "mlp.experts.gate_proj" => {
+                let is_up = |o: &&Weight| o.description.layer == w.layer && o.description.part == "mlp.experts.up_proj";
+                let up = self.weights.iter().find(is_up).unwrap();
+                let pair = |own: &[f32], other: &[f32]| [own, other].concat();
+                let one = w.rows * w.cols;
+                let both = weight.values.chunks_exact(one).zip(up.values.chunks_exact(one));
+                let both: Vec<f32> = both.flat_map(|(gate, up)| pair(gate, up)).collect();
+                let name = name.replace("gate_exps", "gate_up_exps");
+                file.floats(&format!("{name}.weight"), &[w.count, 2 * w.rows, w.cols], kind, &both);
+            }
+            Experts::Merged if w.part == "mlp.experts.up_proj" => {}
+            Experts::Merged | Experts::Stacked => {
+                file.floats(&format!("{name}.weight"), &[w.count, w.rows, w.cols], kind, &weight.values);
+            }
+        }
+    }
+}
+
+/// Rows of `cols` elements with what is rotated together beside each other: within a head, row i goes to 2i, and row i + half a head to 2i + 1.
+fn beside(values: &[f32], head: usize, cols: usize) -> Vec<f32> {
+    let mut out = values.to_vec();
+    for (from, to) in values.chunks_exact(head * cols).zip(out.chunks_exact_mut(head * cols)) {
+        for row in 0..head {
+            let place = if row < head / 2 { 2 * row } else { 2 * (row - head / 2) + 1 };
+            to[place * cols..(place + 1) * cols].copy_from_slice(&from[row * cols..(row + 1) * cols]);
+        }
+    }
+    out
+}

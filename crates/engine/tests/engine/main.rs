@@ -1,0 +1,27 @@
+//! Tests of the engine over its public interface. They are one program: what they share is compiled and linked once. `allocation` is one of its own, since it counts what
+//! a process allocates, and `templates_apart`, which is a process that others start.
+
+mod answers;
+mod budget;
+mod chat_templates;
+mod constraints;
+mod conversation;
+mod crowd;
+mod demo;
+mod embeddings;
+mod exactness;
+mod faults;
+mod gguf;
+mod gguf_tokenizer;
+mod golden;
+mod json_schema_suite;
+mod nodes;
+mod numerics;
+mod prompt_cache;
+mod real_models;
+mod sources;
+mod spill;
+mod streaming;
+mod support;
+mod tokenizer;
+mod toy_architecture;

@@ -1,0 +1,29 @@
+use super::Generic16;
+use crate::instructions::int11_dot::Int11Dot;
+
+// SAFETY (all): the caller vouches for the pointers.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Int11Dot for Generic16 {
+    type Sums = [i32; 16];
+    #[inline(always)]
+    unsafe fn zero() -> [i32; 16] {
+        [0; 16]
+    }
+    #[inline(always)]
+    unsafe fn widen_pairs(p: *const u8) -> Self {
+        let b = unsafe { p.cast::<[u8; 32]>().read_unaligned() };
+        Generic16(std::array::from_fn(|r| f32::from_bits(b[2 * r] as u32 | (b[2 * r + 1] as u32) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(sums: [i32; 16], w: Self, x: *const i16) -> [i32; 16] {
+        let [x0, x1] = unsafe { x.cast::<[i16; 2]>().read_unaligned() };
+        std::array::from_fn(|r| {
+            let w = w.0[r].to_bits();
+            sums[r] + (w & 0xffff) as i32 * x0 as i32 + (w >> 16) as i32 * x1 as i32
+        })
+    }
+    #[inline(always)]
+    unsafe fn to_f32(sums: [i32; 16]) -> Self {
+        Generic16(sums.map(|s| s as f32))
+    }
+}
