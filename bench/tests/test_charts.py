@@ -159,8 +159,10 @@ class Pages(unittest.TestCase):
             with mock.patch.object(results, "RESULTS", there), mock.patch.object(handwritten, "RESULTS", there), mock.patch.object(front, "PICTURES", there):
                 for suite, head, rows in front.measured():
                     results.write(suite, head, rows)
-                for name in ("quality", "experts_quality", "experts_per_token", "kernel_profile"):
+                for name in ("quality", "quality_real", "experts_quality", "experts_per_token", "kernel_profile"):
                     module = importlib.import_module(name)
+                    if not (there / f"{module.NAME}.json").exists():
+                        continue
                     with mock.patch.object(module, "RESULTS", there):
                         module.redraw()
                 list(handwritten.redraw())

@@ -53,7 +53,8 @@ CHATS = [
     chat("Do penguins live at the North Pole?", system="Answer briefly."),
     chat("Explain what a hash table is."),
 ]
-# Beside the prompts: white space, digits, scripts, control tokens and what only looks like them.
+# Beside the prompts: white space, digits, scripts, control tokens and what only looks like them. (Without `</s>`, which llama.cpp takes for a control token wherever it is in a
+# vocabulary: in Qwen's it is an ordinary one.)
 TEXTS = [
     *PLAIN,
     *CHATS,
@@ -62,7 +63,7 @@ TEXTS = [
     "Ελληνικά Русский العربية עברית हिन्दी ไทย 한국어 ひらがな カタカナ 漢字",
     "e\u0301 \u00e9 👩‍👩‍👧‍👦 🇩🇪 \ufeff \u200b \u00a0 \u3000x",
     "don't DON'T we'll I'M it's «quoted» … — ´`",
-    "<|im_start|>not<|im_end|> <bos> </s> <start_of_turn> <|endoftext|> <unused5> [INST]",
+    "<|im_start|>not<|im_end|> <bos> <start_of_turn> <|endoftext|> <unused5> [INST]",
     "if (a && b || !c) { return x->y[i++] * 2; } // ok\r\n\r\n",
 ]
 
