@@ -157,8 +157,8 @@ impl Kernels {
 
     /// Brings all kernels to the device, which else come there when they are first launched.
     pub fn load_all(&self) -> Result<(), DriverError> {
-        // SAFETY: functions of a module that is loaded.
         let there = self.functions.iter().filter(|function| !function.is_null());
+        // SAFETY: functions of a module that is loaded.
         there.cloned().try_for_each(|function| checked(unsafe { sys::cuFuncLoad(function) }))
     }
 

@@ -17,7 +17,7 @@ use sluice_engine::{
     Checkpoint, Config, Constraint, ConstraintSpec, Engine, GrammarFormat, HotExperts, ModelTensors, Options,
 };
 use sluice_experts::Recording;
-use sluice_model::source::{self, TextFiles, gguf};
+use sluice_model::source::{self, gguf};
 use sluice_store::bundle::{Manifest, PAGE};
 use sluice_store::safetensors::Header;
 

@@ -75,7 +75,7 @@ fn main() {
             matmul(isa, w, from..from + ROWS, input, tokens, &mut out[..ROWS * tokens.len()], scratch);
             black_box(&mut *out);
         }
-        (seconds() - begun)
+        seconds() - begun
     };
     let mut scratch = Scratch::default();
     let mut out = vec![0.0; ROWS * tokens];

@@ -32,7 +32,8 @@ fn greatest_size(x: &[f32]) -> u32 {
     x.iter().fold(0, |m, x| m.max(x.to_bits() & 0x7fff_ffff))
 }
 
-/// `_V`: only names the instruction set that this is compiled for.
+/// `_V` only names the instruction set that this is compiled for.
+#[allow(clippy::extra_unused_type_parameters)]
 #[inline(always)]
 unsafe fn encode_lanes<_V: Lanes>(
     x: &[f32],

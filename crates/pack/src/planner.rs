@@ -386,7 +386,7 @@ impl Planner<'_> {
             form @ WeightFormat::Blocks(blocks) => {
                 Some((form, last / blocks.block_bytes() * blocks.block_columns(), Dtype::BF16))
             }
-            WeightFormat::Affine { .. } => None,
+            WeightFormat::Affine { .. } | WeightFormat::E2m1(_) | WeightFormat::Fp8(_) => None,
         }
     }
 

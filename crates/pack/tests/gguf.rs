@@ -64,6 +64,6 @@ fn recurrent_layers_in_another_order_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     fs::write(&path, convert::model("qwen3_5_text").gguf().bytes()).unwrap();
-    let error = packed(&path, &dir.path().join("out")).err().expect("refused");
+    let error = packed(&path, &dir.path().join("out")).expect_err("refused");
     assert!(error.contains("model.gguf") && error.contains("qwen3_5"), "{error}");
 }

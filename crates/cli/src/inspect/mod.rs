@@ -223,7 +223,7 @@ fn layers(m: &Description) -> String {
 fn quantised(a: &Anatomy) -> String {
     let is_of_blocks = |kind: &&str| ["Q", "IQ", "MXFP", "NVFP"].iter().any(|family| kind.starts_with(family));
     match (a.quantization, a.exceptions) {
-        (None, _) if a.dtypes.keys().any(|kind| is_of_blocks(kind)) => "in blocks of these types".to_owned(),
+        (None, _) if a.dtypes.keys().any(is_of_blocks) => "in blocks of these types".to_owned(),
         (None, _) => "no".to_owned(),
         (Some((bits, group)), 0) => format!("{bits} bits in groups of {group} (affine)"),
         (Some((bits, group)), n) => format!("{bits} bits in groups of {group} (affine), {n} modules otherwise"),

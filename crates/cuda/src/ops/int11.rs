@@ -69,7 +69,7 @@ fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact:
             && gpu.device.has_kernel(*kernel)
             && first.outputs >= MIN_WIDE
             && WIDE_SHARED + STATIC_SHARED <= shared
-            && first.cols % 128 == 0
+            && first.cols.is_multiple_of(128)
     }) {
         let tiles: usize = products.iter().map(|product| product.rows.div_ceil(WIDE)).sum();
         let tiles = tiles * first.outputs.div_ceil(WIDE);
@@ -80,9 +80,11 @@ fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact:
     }
     // All tokens at once, or as many as there is room for.
     let room = |tokens: usize| few_shared(tokens, first.cols) + STATIC_SHARED <= shared;
-    let fitting = FEW.iter().enumerate().filter(|(_, (tokens, _))| room(*tokens));
+    let mut fitting = FEW.iter().enumerate().filter(|(_, (tokens, _))| room(*tokens));
     let all = fitting.clone().find(|(_, (tokens, _))| *tokens >= first.outputs);
-    let Some((tile, &(tokens, threads))) = all.or(fitting.last()).filter(|_| exact.few) else { return Ok(false) };
+    let Some((tile, &(tokens, threads))) = all.or_else(|| fitting.next_back()).filter(|_| exact.few) else {
+        return Ok(false);
+    };
     let Some(kernel) = kind.gemm_few(tile).filter(|_| first.outputs.div_ceil(tokens) <= MAX_GRID_Y) else {
         return Ok(false);
     };

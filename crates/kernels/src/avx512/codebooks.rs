@@ -153,7 +153,7 @@ impl Columns for Iq1S {
             let high = _mm256_inserti128_si256::<1>(_mm256_set1_epi32(a as i32), _mm_set1_epi32(b as i32));
             let high = _mm256_srlv_epi32(high, _mm256_setr_epi32(0, 3, 6, 9, 0, 3, 6, 9));
             let high = _mm256_slli_epi32::<8>(_mm256_and_si256(high, _mm256_set1_epi32(7)));
-            let down = (a >> 15) * 0xffff_ffff | (b >> 15) * 0xffff_ffff_0000_0000;
+            let down = ((a >> 15) * 0xffff_ffff) | ((b >> 15) * 0xffff_ffff_0000_0000);
             shifted(_mm256_or_si256(numbers(eight(block, 2 + 8 * i)), high), down)
         }
     }
@@ -166,7 +166,7 @@ impl Columns for Iq1M {
         // SAFETY: the caller's.
         unsafe {
             let high = _pdep_u64(long(block, 32 + 4 * i), 15 * EACH);
-            let of = _mm256_or_si256(numbers(eight(block, 8 * i)), _mm256_slli_epi32::<8>(numbers(high & 7 * EACH)));
+            let of = _mm256_or_si256(numbers(eight(block, 8 * i)), _mm256_slli_epi32::<8>(numbers(high & (7 * EACH))));
             shifted(of, (high >> 3 & EACH) * 255)
         }
     }

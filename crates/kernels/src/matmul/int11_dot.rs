@@ -46,6 +46,7 @@ struct Block {
 ///
 /// # Safety
 /// The tokens are rows of `x` with `cols` columns, `acc` holds T times sixteen, and the instruction set of `V` is available.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn fold<V: Int11Dot, const T: usize>(block: Block, x: Int11, cols: usize, tokens: [usize; T], acc: *mut f32) {
     // SAFETY: the caller's.

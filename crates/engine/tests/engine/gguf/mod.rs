@@ -224,7 +224,7 @@ fn what_is_not_supported_is_refused_by_name() {
         std::fs::write(&path, file.bytes()).unwrap();
         let opened = source::open(&path)
             .and_then(|source| Engine::open_source(&source, options(Activations::F32), &sluice_engine::cpu).map(drop));
-        let error = format!("{:#}", opened.err().expect("refused"));
+        let error = format!("{:#}", opened.expect_err("refused"));
         for part in parts {
             assert!(error.contains(part), "{error} lacks {part}");
         }
@@ -235,9 +235,24 @@ fn what_is_not_supported_is_refused_by_name() {
         change(&mut file);
         file
     };
-    refused(with(&|f| drop(f.u32("qwen2.expert_count", 8))), &["qwen2.expert_count"]);
-    refused(with(&|f| drop(f.string("qwen2.rope.scaling.type", "spiral"))), &["qwen2.rope.scaling.type", "spiral"]);
-    refused(with(&|f| drop(f.u32("qwen2.rope.dimension_count", 4))), &["qwen2.rope.dimension_count"]);
+    refused(
+        with(&|f| {
+            f.u32("qwen2.expert_count", 8);
+        }),
+        &["qwen2.expert_count"],
+    );
+    refused(
+        with(&|f| {
+            f.string("qwen2.rope.scaling.type", "spiral");
+        }),
+        &["qwen2.rope.scaling.type", "spiral"],
+    );
+    refused(
+        with(&|f| {
+            f.u32("qwen2.rope.dimension_count", 4);
+        }),
+        &["qwen2.rope.dimension_count"],
+    );
     // A type that no kernel reads.
     let mut ternary = model("qwen2").gguf_without("blk.1.ffn_down.weight");
     ternary.tensor("blk.1.ffn_down.weight", &[32, 256], 34, vec![0; 32 * 54]);
