@@ -46,13 +46,18 @@ struct Block {
 ///
 /// # Safety
 /// The tokens are rows of `x` with `cols` columns, `acc` holds T times sixteen, and the instruction set of `V` is available.
+// Plain loops over arrays of constant length: closures over vectors may not be inlined.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn fold<V: Int11Dot, const T: usize>(block: Block, x: Int11, cols: usize, tokens: [usize; T], acc: *mut f32) {
     // SAFETY: the caller's.
     unsafe {
-        let mut y: [V; T] = std::array::from_fn(|t| V::load(acc.add(ROWS * t)));
-        let rows: [*const i16; T] = std::array::from_fn(|t| x.n.as_ptr().add(tokens[t] * cols + block.first));
+        let mut y = [V::splat(0.0); T];
+        let mut rows = [x.n.as_ptr(); T];
+        for t in 0..T {
+            y[t] = V::load(acc.add(ROWS * t));
+            rows[t] = rows[t].add(tokens[t] * cols + block.first);
+        }
         let mut k = 0;
         while k < block.cols {
             let mut sums = [V::zero(); T];
@@ -85,6 +90,8 @@ unsafe fn fold<V: Int11Dot, const T: usize>(block: Block, x: Int11, cols: usize,
     }
 }
 
+// As in `fold`.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn grouped_lanes<V: Int11Dot>(w: Matrix, x: Int11, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let format = w.grouped();
@@ -104,9 +111,13 @@ unsafe fn grouped_lanes<V: Int11Dot>(w: Matrix, x: Int11, tokens: &[u32], tile: 
                     unpack_lanes::<V>(format.packing, from.as_ptr(), q.add(BLOCK * r), cols);
                 }
                 for k in (0..cols).step_by(HALF) {
-                    let lanes = V::transpose16(std::array::from_fn(|r| V::widen_pairs(q.add(BLOCK * r + k))));
-                    for (pair, lanes) in lanes.into_iter().enumerate() {
-                        lanes.store(pairs.add((k / 2 + pair) * ROWS));
+                    let mut lanes = [V::splat(0.0); ROWS];
+                    for r in 0..ROWS {
+                        lanes[r] = V::widen_pairs(q.add(BLOCK * r + k));
+                    }
+                    let lanes = V::transpose16(lanes);
+                    for pair in 0..ROWS {
+                        lanes[pair].store(pairs.add((k / 2 + pair) * ROWS));
                     }
                 }
                 for r in 0..ROWS {
