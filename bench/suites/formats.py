@@ -69,7 +69,7 @@ def charts(rows):
 
 def found(rows):
     """What the figures say, a line each."""
-    real = [r for r in rows if r.case in set(real_models.MODELS.values())]
+    real = [r for r in rows if r.ratio and r.case in set(real_models.MODELS.values())]
     llama = "llama.cpp"
     return [
         *said("Logits of real models are as near to transformers' on the dequantised weights as 1e-4 of their range; goals met: {goals}.", [r for r in real if r.figure == "logits"]),
