@@ -4,7 +4,7 @@
     bench/quality_real.py HELDOUT [--windows N] [--sluice BINARY]
     bench/run all --redraw      # the page anew, from quality-real.json
 
-HELDOUT is the demo checkpoint's heldout.txt. Measures the models of real_models.py, and the demo as it ships, with `sluice eval ppl` (windows of 1024), and writes
+HELDOUT is the demo checkpoint's heldout.txt. Measures the models that `scripts/real-models` fetches, and the demo as it ships, with `sluice eval ppl` (windows of 1024), and writes
 docs/results/quality-real.md and quality-real.json. Takes an hour on two cores.
 """
 
@@ -43,7 +43,7 @@ DEFAULT = ("int8", "bf16", "f32")
 
 def paths():
     """Models by what people call them."""
-    return {title: real_models.path(name) for name, (title, _) in real_models.MODELS.items()} | {DEMO: ROOT / "models" / "demo"}
+    return {title: real_models.path(name) for name, title in real_models.MODELS.items()} | {DEMO: ROOT / "models" / "demo"}
 
 
 def main():

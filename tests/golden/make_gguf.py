@@ -189,7 +189,7 @@ def make(name, path, heldout, parts, by):
             found = {"transformers": greedy(reference, ids), "llama_cpp": greedy(theirs, ids)}
             cases.append({"prompt": prompt, "ids": ids} | {which: value or kept.get(which) for which, value in found.items()})
             a, b = (cases[-1][which] and cases[-1][which]["ids"] for which in found)
-            same = next((i for i, (x, y) in enumerate(zip(a or [], b or [])) if x != y), len(ids))
+            same = next((i for i, (x, y) in enumerate(zip(a or [], b or [])) if x != y), GREEDY_TOKENS)
             print(f"  {name}: {same} tokens alike: {prompt[:40]!r}", flush=True)
         known["greedy"] = cases
     if "perplexity" in parts:

@@ -136,7 +136,8 @@ pub fn say_notes(engine: &Engine) {
 
 /// Loads only the tokenizer.
 pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
-    Tokenizer::load(folder, folders::tokenizer_cache().as_deref()).map_err(|e| naming(folder, e))
+    let load = || Tokenizer::load(&*source::open(folder)?, folders::tokenizer_cache().as_deref());
+    load().map_err(|e| naming(folder, e))
 }
 
 fn text(source: &dyn ModelSource) -> Result<ModelText> {

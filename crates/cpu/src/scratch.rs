@@ -311,15 +311,15 @@ impl Operations for ScratchPlanner<'_> {
         ScratchPlanner::moe(self, moe, next, x.rows, residual.cols);
     }
 
-    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
-        self.mixture(x, moe, residual);
-        Routing::default()
-    }
-
     fn elementwise(&mut self, operation: &Elementwise) {
         if let Elementwise::SplitPairs { head, .. } = operation {
             grow(&mut self.sizes.row, *head);
         }
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
+        self.mixture(x, moe, residual);
+        Routing::default()
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {

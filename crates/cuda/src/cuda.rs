@@ -71,7 +71,7 @@ impl Cuda {
     /// One line if there is no such device, or it or its driver is too old.
     pub fn new(ordinal: u32, mode: Activations) -> Result<Cuda> {
         let gpu = Gpu::open(ordinal)?;
-        if mode == Activations::Int11 {
+        if mode == Activations::Int11 && gpu.device.exact().is_none() {
             gpu.device.set_exact(int11::probe(&gpu)?);
         }
         let (free, _) = gpu.device.memory()?;

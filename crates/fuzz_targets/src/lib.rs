@@ -71,7 +71,11 @@ fn gguf(bytes: &[u8]) {
         assert_eq!(t.range.end - t.range.start, (elements / t.kind.elements * t.kind.bytes) as u64);
         at = t.range.end;
     }
-    // 2. The model
+    // 2. The tokenizer
+    if let Ok(tokenizer) = Tokenizer::load(gguf::tokenizer::MetadataFiles(&header.metadata), None) {
+        tokenize(tokenizer);
+    }
+    // 3. The model
     let name = format!("sluice-fuzz-{}-{:?}.gguf", std::process::id(), std::thread::current().id());
     let path = std::env::temp_dir().join(name);
     std::fs::write(&path, bytes).expect("a temporary file");
@@ -136,7 +140,12 @@ fn manifest(bytes: &[u8]) {
 
 /// `tokenizer.json`: text to ids and back, at once and id by id.
 fn tokenizer(bytes: &[u8]) {
-    let Ok(tokenizer) = Tokenizer::parse(bytes) else { return };
+    if let Ok(tokenizer) = Tokenizer::parse(bytes) {
+        tokenize(tokenizer);
+    }
+}
+
+fn tokenize(tokenizer: Tokenizer) {
     let tokenizer = Arc::new(tokenizer);
     for text in ["", "a", "Hello  world, it's 12:34 \u{e9}\u{301}\u{1F680}\n\t<|im_end|> ab ba"] {
         let encoded = [tokenizer.encode(text, true), tokenizer.encode_plain(text)];

@@ -1,7 +1,6 @@
 //! `sluice bench load`: each way of reading a model, cold and warm, compared with the disk's own speed. Every case is a process of its own. Load times are of loading
 //! alone; first tokens are of a start that computes while it loads.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
@@ -270,7 +269,7 @@ fn run_case(args: &LoadArgs, case: &str, start: Instant) -> Result<()> {
     // As in a normal start, the tokenizer loads at the same time, if there is one.
     let text_folder = folder.clone();
     let text = thread::spawn(move || {
-        let there = fs::exists(text_folder.join("tokenizer.json")).unwrap_or(false);
+        let there = source::open(&text_folder).is_ok_and(|source| source.has("tokenizer.json"));
         if there { load::tokenizer(&text_folder).map(Some) } else { Ok(None) }
     });
     let mut engine = load::engine(&folder, &args.engine, options)?;

@@ -48,7 +48,7 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
     u8* scale_ring = (u8*)smem + WARPS * RING * RING_BYTES + warp % WARPS * RING * SCALE_BYTES + lane * 8;
     float* sums = smem + WARPS * RING * (RING_BYTES + SCALE_BYTES) / 4;
     const u32 SUMS = TURN * T * ROWS + 2 * SCALES;
-    const u32 wide = first.matrix.group / 64;
+    const u32 log_wide = first.matrix.group == 128;
     float* of_x = sums + 2 * SUMS;
     u8* x = (u8*)(of_x + (groups * T + 3) / 4 * 4);
     Turn turn = {blockIdx.x, 0};
@@ -68,7 +68,7 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
                 const Matmul& p = part_of(all, count, set);
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) rows[i] = p.matrix.data + p.in_matrix(min(set * ROWS + 4 * i + lane / 8, p.rows - 1)) * p.matrix.row_bytes + warp * OWN * 32 + chunk * 16;
-                scales_from = (lane < ROWS ? p.matrix.scales : p.matrix.biases) + 2 * (p.in_matrix(min(set * ROWS + lane % ROWS, p.rows - 1)) * p.matrix.groups + warp * OWN / wide);
+                scales_from = (lane < ROWS ? p.matrix.scales : p.matrix.biases) + 2 * (p.in_matrix(min(set * ROWS + lane % ROWS, p.rows - 1)) * p.matrix.groups + (warp * OWN >> log_wide));
             }
             if (ahead.from + warp * OWN + chunk / 2 < groups) {
                 u8* to = ring + slot * RING_BYTES;
@@ -76,8 +76,8 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
                 for (u32 i = 0; i < 4; i++) cp_async_16_stream(to + place(4 * i + lane / 8, chunk), rows[i] + (u64)ahead.from * 32);
             }
             if (ahead.from + warp * OWN < groups) {
-                const u8* from = scales_from + ahead.from / wide * 2;
-                if (wide == 1) cp_async_8(scale_ring + slot * SCALE_BYTES, from);
+                const u8* from = scales_from + (ahead.from >> log_wide) * 2;
+                if (!log_wide) cp_async_8(scale_ring + slot * SCALE_BYTES, from);
                 else cp_async_4(scale_ring + slot * SCALE_BYTES, from);
             }
             ahead.next(groups);
@@ -143,7 +143,7 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
             }
 #pragma unroll
             for (u32 i = 0; i < OWN; i++) {
-                const u32 of = wide == 1 ? i : i / 2, two = of / 2 ? raw.y : raw.x;
+                const u32 of = i >> log_wide, two = of / 2 ? raw.y : raw.x;
                 to[TURN * T * ROWS + lane / ROWS * SCALES + (warp * OWN + i) * ROWS + lane % ROWS] = half_value(two >> of % 2 * 16 & 0xffff, first.matrix.type);
                 float* at = to + (warp * OWN + i) * T * ROWS;
                 if (2 * j < T) {

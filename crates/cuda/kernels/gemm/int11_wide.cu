@@ -26,15 +26,17 @@ struct Fold {
     u32 stage;
     u32 phase;
     u32 type;
+    // A weight group has 2^log_wide groups of 64 columns.
+    u32 log_wide;
     u32 base;
     u32 full;
     u32 empty;
     const u8* mem;
 
     // Weights of rows `row` and `row + 8`, and their scales and biases: low and high half of `v`.
-    __device__ __forceinline__ void fragments(u32 s, u32 g, u32 wide, u32 (&a)[16], u32 (&v)[2]) const {
+    __device__ __forceinline__ void fragments(u32 s, u32 g, u32 (&a)[16], u32 (&v)[2]) const {
         const u8* weights = mem + STAGES_AT + s * STAGE + WEIGHTS_AT;
-        const u32 of = g / wide;
+        const u32 of = g >> log_wide;
         const u8* scales = mem + (of / 8 & 1) * TURN + of % 8 * 2;
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
@@ -70,13 +72,13 @@ struct Fold {
     }
 
     // A group; the next one's first half is under way in the end, if there is to be one.
-    template <bool MORE> __device__ __forceinline__ void group(u32 g, u32 wide, const u32 (&a)[16], const u32 (&v)[2], u32 (&next)[16], u32 (&next_v)[2]) {
+    template <bool MORE> __device__ __forceinline__ void group(u32 g, const u32 (&a)[16], const u32 (&v)[2], u32 (&next)[16], u32 (&next_v)[2]) {
         u32 s = stage + 1, ph = phase;
         if (s == STAGES) s = 0, ph ^= 1;
         issue<1>(stage, a);
         if (MORE) {
             barrier_wait(full + 8 * s, ph);
-            fragments(s, g + 1, wide, next, next_v);
+            fragments(s, g + 1, next, next_v);
         }
         wgmma_wait<1>(d[0]);
         fold<0>(v);
@@ -108,7 +110,7 @@ __device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count,
 __device__ __forceinline__ void gemm_wide(const Products& all) {
     __shared__ __align__(8) u64 barriers[2 * STAGES];
     const Matmul& first = all.parts[0];
-    const u32 th = threadIdx.x, lane = th % WARP, groups = first.cols / 64, across = (first.outputs + TOKENS - 1) / TOKENS, wide = first.matrix.group / 64;
+    const u32 th = threadIdx.x, lane = th % WARP, groups = first.cols / 64, across = (first.outputs + TOKENS - 1) / TOKENS, log_wide = first.matrix.group == 128, turn_groups = 8u << log_wide;
     u32 count = 1, tiles = (first.rows + ROWS - 1) / ROWS * across;
     for (; count < 3 && all.parts[count].rows; count++) tiles += (all.parts[count].rows + ROWS - 1) / ROWS * across;
     // Rows of 128 bytes are swizzled by their addresses.
@@ -147,10 +149,10 @@ __device__ __forceinline__ void gemm_wide(const Products& all) {
                     copy_bulk(at, x + (u64)g * TILE_BYTES, TILE_BYTES, f);
                     copy_bulk(at + SUMS_AT, m + (u64)g * first.x.padded, TOKENS * 4, f);
                 }
-                if (g % (8 * wide) == 0) {
+                if ((g & (turn_groups - 1)) == 0) {
                     u8* to = mem + turn * TURN + k * 16;
-                    cp_async_16(to, scales + g / wide * 2);
-                    cp_async_16(to + SCALES, biases + g / wide * 2);
+                    cp_async_16(to, scales + (g >> log_wide) * 2);
+                    cp_async_16(to + SCALES, biases + (g >> log_wide) * 2);
                     turn ^= 1;
                 }
                 cp_async_16(here + WEIGHTS_AT + k * 32, row + (u64)g * 32);
@@ -168,12 +170,13 @@ __device__ __forceinline__ void gemm_wide(const Products& all) {
         w.lane = lane;
         w.stage = w.phase = 0;
         w.type = first.matrix.type;
+        w.log_wide = log_wide;
         w.base = base;
         w.full = full;
         w.empty = empty;
         w.mem = mem;
         // Of scales, turns alternate from tile to tile too.
-        const u32 turns = groups / (8 * wide);
+        const u32 turns = groups / turn_groups;
         u32 shift = 0;
         u32 a0[16], a1[16], v0[2], v1[2];
 #pragma unroll 1
@@ -189,12 +192,12 @@ __device__ __forceinline__ void gemm_wide(const Products& all) {
 #pragma unroll 1
             for (u32 g = 0; g < groups; g += 2) {
                 barrier_wait(full + 8 * w.stage, w.phase);
-                w.fragments(w.stage, g + shift, wide, a0, v0);
+                w.fragments(w.stage, g + shift, a0, v0);
                 w.issue<0>(w.stage, a0);
-                w.group<true>(g + shift, wide, a0, v0, a1, v1);
-                w.group<false>(g + shift + 1, wide, a1, v1, a0, v0);
+                w.group<true>(g + shift, a0, v0, a1, v1);
+                w.group<false>(g + shift + 1, a1, v1, a0, v0);
             }
-            if (turns % 2) shift ^= 8 * wide;
+            if (turns % 2) shift ^= turn_groups;
 #pragma unroll
             for (u32 q = 0; q < HALVES; q++)
 #pragma unroll

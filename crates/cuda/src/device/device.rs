@@ -183,9 +183,9 @@ impl Device {
         !self.kernels.function(kernel).is_null()
     }
 
-    /// Which kernels of integers of 11 bits were seen to be exact on it; none unless [`Device::set_exact`] was called.
-    pub fn exact(&self) -> Exact {
-        self.exact.get().copied().unwrap_or_default()
+    /// Which kernels of integers of 11 bits were seen to be exact on it; `None` until [`Device::set_exact`] was called.
+    pub fn exact(&self) -> Option<Exact> {
+        self.exact.get().copied()
     }
 
     /// Remembers it, the first time.

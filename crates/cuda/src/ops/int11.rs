@@ -54,7 +54,7 @@ fn fits(products: &[Product]) -> bool {
 
 /// Products of the same columns and tokens on tensor cores. Returns whether a kernel took them.
 pub fn multiply(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
-    multiply_by(gpu, products, parameters, gpu.device.exact())
+    multiply_by(gpu, products, parameters, gpu.device.exact().unwrap_or_default())
 }
 
 fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact: Exact) -> Result<bool> {
@@ -159,7 +159,9 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
         parameters.parts[0] = product.parameters(encoded.view);
         // What no kernel takes stays zero, and so differs.
         match exact {
-            Some(exact) => drop(multiply_by(gpu, &[product], &parameters, exact)?),
+            Some(exact) => {
+                multiply_by(gpu, &[product], &parameters, exact)?;
+            }
             None => {
                 let shape = KernelFormat::Q4Int11.gemv_or_gemm(true, ROWS, COLS);
                 let grid = [number(ROWS.div_ceil(shape.rows)), number(tokens.div_ceil(8)), 1];

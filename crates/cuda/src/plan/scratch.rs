@@ -203,15 +203,15 @@ impl Operations for ScratchPlanner<'_> {
         grow(&mut self.pairs, 16 * (pairs + 1) + 4 * (pairs + count) + 2 * (x.cols + (k + 1) * intermediate) + 1024);
     }
 
-    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
-        self.mixture(x, moe, residual);
-        Routing::default()
-    }
-
     fn elementwise(&mut self, operation: &Elementwise) {
         if let Elementwise::AddNormed { residual, .. } = operation {
             self.note(OperationKey::AddNormed, &[], Some(*residual));
         }
+    }
+
+    fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, _: Tensor, residual: Tensor) -> Routing {
+        self.mixture(x, moe, residual);
+        Routing::default()
     }
 
     fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {
