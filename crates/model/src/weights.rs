@@ -237,8 +237,10 @@ impl<'a> Weights<'a> {
             }
             ExpertStorage::Single => {
                 let mut single = |w: WeightDescription| -> Result<ExpertMatrix> {
-                    let module = self.module(&w);
-                    let name = |e: usize| format!("{}.weight", module.replace(".experts.", &format!(".experts.{e}.")));
+                    // The layout places an expert's number, which is not always behind `experts`.
+                    let short = self.description.stored_name(&w);
+                    let single = |e: usize| short.replace(".experts.", &format!(".experts.{e}."));
+                    let name = |e: usize| format!("{}.weight", layout.full(&single(e)));
                     let each = (0..count).map(|e| self.load(&name(e), &[], w.rows, w.cols));
                     Ok(ExpertMatrix::Single(each.collect::<Result<_>>()?))
                 };
