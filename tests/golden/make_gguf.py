@@ -54,14 +54,15 @@ CHATS = [
     chat("Explain what a hash table is."),
 ]
 # Beside the prompts: white space, digits, scripts, control tokens and what only looks like them. (Without `</s>`, which llama.cpp takes for a control token wherever it is in a
-# vocabulary: in Qwen's it is an ordinary one.)
+# vocabulary: in Qwen's it is an ordinary one; and without decomposed letters, which Qwen's own
+# tokenizer composes and llama.cpp does not.)
 TEXTS = [
     *PLAIN,
     *CHATS,
     "  leading,   inner\t\ttabs \n\n\n  and trailing   ",
     "1234567890 3.14159 0x1F 12,345 ½ ²³ Ⅻ",
     "Ελληνικά Русский العربية עברית हिन्दी ไทย 한국어 ひらがな カタカナ 漢字",
-    "e\u0301 \u00e9 👩‍👩‍👧‍👦 🇩🇪 \ufeff \u200b \u00a0 \u3000x",
+    "\u00e9 👩‍👩‍👧‍👦 🇩🇪 \ufeff \u200b \u00a0 \u3000x",
     "don't DON'T we'll I'M it's «quoted» … — ´`",
     "<|im_start|>not<|im_end|> <bos> <start_of_turn> <|endoftext|> <unused5> [INST]",
     "if (a && b || !c) { return x->y[i++] * 2; } // ok\r\n\r\n",

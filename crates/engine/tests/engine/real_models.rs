@@ -244,7 +244,9 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
     for model in models() {
         let prompt = ids(&model.golden["logits"][1]["ids"]);
         let prompt = &prompt[..prompt.len().min(30)];
-        for (activations, kv_type, attention) in ROUNDINGS {
+        // All roundings of the smallest model; of the others, so that minutes suffice, the one with most arithmetic of its own.
+        let roundings = if model.name == NAMES[0] { &ROUNDINGS[..] } else { &ROUNDINGS[3..] };
+        for &(activations, kv_type, attention) in roundings {
             let options =
                 |isa, threads| Options { isa, threads, activations, kv_type: Some(kv_type), attention, ..exact(64) };
             let wanted = logits(&mut model.engine(options(best, 1)), prompt, &[prompt.len()]);
@@ -253,12 +255,12 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
                 for threads in [1, 2, 3] {
                     // The generic instruction set is slow: one division, a few tokens.
                     let pieces: &[&[usize]] = match (generic, threads) {
-                        (true, 2) => &[&[3, 1]],
+                        (true, 2) => &[&[2, 1]],
                         (true, _) => continue,
                         (false, 2) => &[&[1], &[7], &[prompt.len()]],
                         (false, _) => &[&[prompt.len() - 1, 1], &[7]],
                     };
-                    let prompt = &prompt[..if generic { 5 } else { prompt.len() }];
+                    let prompt = &prompt[..if generic { 3 } else { prompt.len() }];
                     let mut engine = model.engine(options(isa, threads));
                     for pieces in pieces {
                         let got = logits(&mut engine, prompt, pieces);
