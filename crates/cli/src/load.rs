@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
-use sluice_backend::{Activations, Isa};
+use sluice_backend::{Activations, FormatRefused, Isa};
 use sluice_cpu::Cpu;
 use sluice_engine::text::{ChatTemplate, ModelText, Tokenizer};
 use sluice_engine::{Engine, Loading, ModelSource, ModelTensors, Options, Placement, refused_by_device, source};
@@ -77,6 +77,10 @@ fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options)
     let mut device = chosen;
     let opened = loop {
         match open(&device, options.clone()) {
+            Err(refused) if *asked == DeviceArg::Auto && refused.is::<FormatRefused>() => {
+                device = device::host();
+                terminal::note(&format!("device: {device} instead: {refused:#}"));
+            }
             Err(small) if *asked == DeviceArg::Auto && refused_by_device(&small) => {
                 device = device.and_another().unwrap_or_else(device::host);
                 terminal::note(&format!("device: {device} instead: {small:#}"));

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use sluice_backend::{Activations, Float, MatrixSource, WeightFormat};
+use sluice_backend::{Activations, Float, FormatRefused, MatrixSource, WeightFormat};
 use sluice_store::Bytes;
 use sluice_store::load::LoadProgress;
 
@@ -47,11 +47,14 @@ impl Weight {
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
         ensure!(rows > 0 && cols > 0, "an empty matrix");
-        match source.format {
-            WeightFormat::Blocks(blocks) => bail!("{} weights are not supported on a GPU", blocks.name()),
-            WeightFormat::E2m1(_) => bail!("weights of four-bit floats are not supported on a GPU"),
-            WeightFormat::Fp8(_) => bail!("FP8 weights are not supported on a GPU"),
-            WeightFormat::Float(_) | WeightFormat::Affine { .. } => {}
+        let refused = match source.format {
+            WeightFormat::Blocks(blocks) => Some(blocks.name()),
+            WeightFormat::E2m1(_) => Some("four-bit float"),
+            WeightFormat::Fp8(_) => Some("FP8"),
+            WeightFormat::Float(_) | WeightFormat::Affine { .. } => None,
+        };
+        if let Some(format) = refused {
+            bail!(FormatRefused { format: format.to_owned(), device: "a GPU" });
         }
         let parts = source.format.planes(cols)?;
         let (got, wanted) = (source.planes.len(), parts.len());
@@ -229,5 +232,23 @@ impl Weights {
     /// Bytes on the device, or that will be there.
     pub fn bytes(&self) -> usize {
         self.all.iter().filter(|w| !w.elsewhere).map(Weight::bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_backend::BlockFormat;
+
+    /// `--device auto` computes on the host where it sees this error, whatever was said around it.
+    #[test]
+    fn formats_without_kernels_are_told_from_other_faults() {
+        let format = WeightFormat::Blocks(BlockFormat::Q4K);
+        let source = |planes| MatrixSource { format, rows: 1, cols: 256, planes };
+        let refused =
+            Weight::new(source(vec![Bytes::from(vec![0; 144])])).map(drop).unwrap_err().context("of a tensor");
+        assert!(refused.is::<FormatRefused>() && format!("{refused:#}").contains("Q4_K"), "{refused:#}");
+        let empty = MatrixSource { rows: 0, ..source(Vec::new()) };
+        assert!(!Weight::new(empty).map(drop).unwrap_err().is::<FormatRefused>());
     }
 }
