@@ -34,7 +34,7 @@ const MODELS: [&str; 23] = [
     "qwen3_rope",
     "qwen3_window",
 ];
-const MODES: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
+const MODES: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
 
 /// Held by the test that uses the device: while it waits for the host in the middle of a step, no other test may wait for it.
 static TURN: Mutex<()> = Mutex::new(());

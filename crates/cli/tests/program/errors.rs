@@ -31,6 +31,8 @@ fn a_file_is_not_a_model() {
     assert_refused(&output(&["run", &text(&file), "hi"]), &["model.gguf"]);
     assert_refused(&output(&["inspect", &text(&file)]), &["model.gguf", "end of the file"]);
     assert_refused(&output(&["run", "", "hi"]), &["name is empty"]);
+    assert_refused(&logits(dir.path()), &["model.gguf", "end of the file"]);
+    fs::remove_file(&file).unwrap();
     assert_refused(&logits(dir.path()), &["config.json"]);
 }
 
@@ -48,10 +50,10 @@ fn a_config_that_is_no_config_is_named() {
 fn another_architecture_is_named_with_those_that_are_supported() {
     let dir = copy_of("qwen3");
     let config = fs::read_to_string(dir.path().join("config.json")).unwrap();
-    let other = config.replace("\"qwen3\"", "\"gemma3\"");
+    let other = config.replace("\"qwen3\"", "\"mamba\"");
     assert_ne!(config, other);
     fs::write(dir.path().join("config.json"), other).unwrap();
-    assert_refused(&logits(dir.path()), &["config.json", "\"gemma3\"", "qwen3_5_moe"]);
+    assert_refused(&logits(dir.path()), &["config.json", "\"mamba\"", "qwen3_5_moe"]);
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn sizes_are_those_of_the_engine() {
 fn an_unsupported_architecture_is_shown_and_said_to_be_one() {
     let dir = copy_of("qwen3");
     let path = dir.path().join("config.json");
-    let config = std::fs::read_to_string(&path).unwrap().replace("\"qwen3\"", "\"gemma3\"");
+    let config = std::fs::read_to_string(&path).unwrap().replace("\"qwen3\"", "\"mamba\"");
     std::fs::write(&path, config).unwrap();
     assert!(success(output(&["inspect", &text(dir.path())])).contains("NOT SUPPORTED"));
 }
