@@ -28,13 +28,13 @@ fn layouts_are_told_by_the_tensors() {
 
 #[test]
 fn what_is_no_model_is_named() {
-    let dir = tempfile::tempdir().unwrap();
+    let (dir, empty) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let file = dir.path().join("model.gguf");
     std::fs::write(&file, "GGUF").unwrap();
     for (path, what) in [
         (dir.path().join("nowhere"), "no such folder"),
         (file, "end of the file"),
-        (dir.path().to_owned(), "config.json"),
+        (empty.path().to_owned(), "config.json"),
     ] {
         let error = format!("{:#}", source::open(&path).err().unwrap());
         assert!(error.contains(what) && error.contains(path.to_str().unwrap()), "{error}");
