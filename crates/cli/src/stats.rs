@@ -79,7 +79,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &RunMeasurements) -> Val
         "isa": options.isa.to_string(),
         "activations": activations_name(options.activations),
         "kv_type": kv_type_name(engine.kv_type()),
-        "attention": attention_name(options.attention),
+        "attention": attention_name(options.attention_mode()),
         "experts_per_token": engine.model().experts().map(|(_, k)| k),
         "numerics_version": NUMERICS_VERSION,
         "finish_reason": answer.end.name(),
@@ -221,7 +221,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &RunMeasurements) -> Str
                 options.isa,
                 activations_name(options.activations),
                 kv_type_name(engine.kv_type()),
-                attention_name(options.attention)
+                attention_name(options.attention_mode())
             ),
         ),
         ("seed", m.seed.to_string()),

@@ -37,7 +37,7 @@ pub struct Options {
     pub activations: Activations,
     /// Element type of cached keys and values. Changes the output. `None`: f32 with f32 activations, else the type that the checkpoint works in.
     pub kv_type: Option<KvType>,
-    /// How attention computes. On integers, keys and values have eight bits, and no other type may be asked for. Changes the output.
+    /// How attention computes. On integers, keys and values have as many bits, and no other type may be asked for. Changes the output.
     pub attention: AttentionMode,
     /// Positions that a sequence may have; `None`: the model's own maximum.
     pub max_context: Option<usize>,
@@ -121,6 +121,14 @@ impl Options {
             expert_options: ExpertOptions::default(),
             lookahead: Lookahead::Auto,
         })
+    }
+
+    /// How attention computes: as asked, or in the only mode that the keys and values asked for have.
+    pub fn attention_mode(&self) -> AttentionMode {
+        match (self.attention, self.kv_type) {
+            (AttentionMode::F32, Some(KvType::Int16)) => AttentionMode::Int16,
+            (asked, _) => asked,
+        }
     }
 
     /// The model's options, for steps of at most `max_tokens` tokens.

@@ -23,13 +23,16 @@ pub fn random_block(c: &mut Case, layout: &KvLayout) -> Vec<u8> {
                 KvType::F32 => bytes.extend(encode(Float::F32, &c.small(rows * dim, 2.0))),
                 KvType::Bf16 => bytes.extend(encode(Float::Bf16, &c.small(rows * dim, 2.0))),
                 KvType::F16 => bytes.extend(encode(Float::F16, &c.small(rows * dim, 2.0))),
-                KvType::Int8 => {
-                    let from = bytes.len();
-                    bytes.resize(from + rows * dim, 0);
+                KvType::Int8 | KvType::Int16 => {
+                    let (from, size) = (bytes.len(), layout.kv_type.size());
+                    bytes.resize(from + rows * dim * size, 0);
                     c.random.fill(&mut bytes[from..]);
-                    // -128 is never stored.
-                    bytes[from..].iter_mut().for_each(|b| *b = if *b == 128 { 0 } else { *b });
-                    let scales: Vec<f32> = c.small(rows, 0.02).iter().map(|s| s.abs()).collect();
+                    // -128 is never stored, but in low bytes.
+                    for high in bytes[from..].chunks_mut(dim).step_by(size) {
+                        high.iter_mut().for_each(|b| *b = if *b == 128 { 0 } else { *b });
+                    }
+                    let greatest = if size == 1 { 0.02 } else { 1e-4 };
+                    let scales: Vec<f32> = c.small(rows, greatest).iter().map(|s| s.abs()).collect();
                     bytes.extend(encode(Float::F32, &scales));
                 }
             }

@@ -155,6 +155,7 @@ fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
             KvType::F16 => 1,
             KvType::Bf16 => 2,
             KvType::Int8 => 3,
+            KvType::Int16 => 4,
         },
     }
 }

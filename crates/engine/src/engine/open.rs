@@ -160,20 +160,27 @@ impl Engine {
         let max_context = options.max_context.unwrap_or(model.max_context);
         let max_context_asked = max_context;
         ensure!(max_context > 0, "the context must hold at least one token");
-        let kv_type = options.kv_type.unwrap_or(match (options.attention, options.activations, loaded.working_type) {
+        let attention = options.attention_mode();
+        let kv_type = options.kv_type.unwrap_or(match (attention, options.activations, loaded.working_type) {
             (AttentionMode::Int8, ..) => KvType::Int8,
+            (AttentionMode::Int16, ..) => KvType::Int16,
             (_, Activations::F32, _) | (_, _, Float::F32) => KvType::F32,
             (_, _, Float::F16) => KvType::F16,
             (_, _, Float::Bf16) => KvType::Bf16,
         });
         ensure!(
-            options.attention == AttentionMode::F32 || kv_type == KvType::Int8,
-            "attention on integers needs keys and values of eight bits: ask for these (--kv-type int8) or for no type"
+            attention.takes(kv_type),
+            "attention on integers needs keys and values of as many bits: ask for --attention and --kv-type of one size, or for no --kv-type"
         );
         let block_tokens = options.block_tokens;
         let groups = model.groups();
-        let layouts: Vec<KvLayout> =
-            groups.iter().map(|g| g.layout(kv_type, options.attention, block_tokens)).collect();
+        let layouts: Vec<KvLayout> = groups.iter().map(|g| g.layout(kv_type, attention, block_tokens)).collect();
+        let longest_key = layouts.iter().map(|l| l.k_dim).max().unwrap_or(0);
+        ensure!(
+            attention != AttentionMode::Int16 || longest_key <= AttentionMode::LONGEST_INT16,
+            "attention int16 takes keys of at most {} elements, not {longest_key}",
+            AttentionMode::LONGEST_INT16
+        );
         let own = backend.device_memory();
         let states = match model.state_len() {
             0 => 0,
@@ -298,7 +305,7 @@ impl Engine {
                 let bit_options = BitOptions {
                     activations: options.activations,
                     kv_type,
-                    attention: options.attention,
+                    attention,
                     experts_per_token: options.experts_per_token,
                     context: max_context_asked,
                     block_tokens,

@@ -16,6 +16,8 @@ pub enum KvType {
     F16,
     /// Integers of -127..=127 and, for each key and each value of a token and head, an f32 scale.
     Int8,
+    /// Integers of -32639..=32639 and a scale, as for [`KvType::Int8`]. A row's high bytes come first, and then its low bytes, both signed.
+    Int16,
 }
 
 impl KvType {
@@ -23,7 +25,7 @@ impl KvType {
     pub const fn size(self) -> usize {
         match self {
             KvType::F32 => 4,
-            KvType::Bf16 | KvType::F16 => 2,
+            KvType::Bf16 | KvType::F16 | KvType::Int16 => 2,
             KvType::Int8 => 1,
         }
     }
@@ -32,7 +34,7 @@ impl KvType {
     pub const fn scale_size(self) -> usize {
         match self {
             KvType::F32 | KvType::Bf16 | KvType::F16 => 0,
-            KvType::Int8 => 4,
+            KvType::Int8 | KvType::Int16 => 4,
         }
     }
 
@@ -50,6 +52,22 @@ pub enum AttentionMode {
     F32,
     /// On their integers, with queries and weights as integers too: only for [`KvType::Int8`].
     Int8,
+    /// The same with integers of sixteen bits: only for [`KvType::Int16`], which has no other mode.
+    Int16,
+}
+
+impl AttentionMode {
+    /// The elements of the longest key that sums of [`AttentionMode::Int16`] have room for in 32 bits.
+    pub const LONGEST_INT16: usize = 516;
+
+    /// Whether it works on keys and values of this type.
+    pub const fn takes(self, kv_type: KvType) -> bool {
+        match self {
+            AttentionMode::F32 => !matches!(kv_type, KvType::Int16),
+            AttentionMode::Int8 => matches!(kv_type, KvType::Int8),
+            AttentionMode::Int16 => matches!(kv_type, KvType::Int16),
+        }
+    }
 }
 
 /// The layout of one layer's keys and values in a pool of blocks: inside each block, K `[kv_heads, block_tokens, k_dim]` and V
@@ -152,7 +170,9 @@ unsafe fn store_row_lanes<V: Lanes>(kv_type: KvType, x: &[f32], row: &mut [u8], 
             }
         }
         // SAFETY: the shell has the instruction set.
-        KvType::Int8 => scale.copy_from_slice(&unsafe { quantise::<V>(x, row) }.to_le_bytes()),
+        KvType::Int8 => scale.copy_from_slice(&unsafe { quantise::<V, Eight>(x, row) }.to_le_bytes()),
+        // SAFETY: as above.
+        KvType::Int16 => scale.copy_from_slice(&unsafe { quantise::<V, Sixteen>(x, row) }.to_le_bytes()),
     }
 }
 
@@ -162,10 +182,47 @@ simd! {
     pub fn store_row(kv_type: KvType, x: &[f32], row: &mut [u8], scale: &mut [u8]) = store_row_lanes
 }
 
-/// `a = max |x|`, `q = round(x * (127 / a))`, ties to even; returns the scale `a / 127`. What is not finite stays visible, as a scale of NaN.
+/// How floats become integers of a certain size.
+///
+/// # Safety
+/// As for [`Lanes`].
+#[allow(clippy::missing_safety_doc)]
+trait Integers {
+    /// The greatest of them, and bytes of each.
+    const TOP: f32;
+    const SIZE: usize;
+    /// Writes sixteen lanes of at most [`Integers::TOP`] in size, rounded, at `p`, and second bytes `apart` further on.
+    unsafe fn store<V: Lanes>(x: V, p: *mut u8, apart: usize);
+}
+
+/// Of [`KvType::Int8`].
+struct Eight;
+impl Integers for Eight {
+    const TOP: f32 = 127.0;
+    const SIZE: usize = 1;
+    #[inline(always)]
+    unsafe fn store<V: Lanes>(x: V, p: *mut u8, _apart: usize) {
+        // SAFETY: as the caller vouches.
+        unsafe { x.store_rounded_i8(p) }
+    }
+}
+
+/// Of [`KvType::Int16`].
+struct Sixteen;
+impl Integers for Sixteen {
+    const TOP: f32 = 32639.0;
+    const SIZE: usize = 2;
+    #[inline(always)]
+    unsafe fn store<V: Lanes>(x: V, p: *mut u8, apart: usize) {
+        // SAFETY: as the caller vouches.
+        unsafe { x.store_rounded_i16(p, p.add(apart)) }
+    }
+}
+
+/// `a = max |x|`, `q = round(x * (TOP / a))`, ties to even; returns the scale `a / TOP`. What is not finite stays visible, as a scale of NaN.
 #[inline(always)]
-unsafe fn quantise<V: Lanes>(x: &[f32], q: &mut [u8]) -> f32 {
-    assert_eq!(x.len(), q.len());
+unsafe fn quantise<V: Lanes, T: Integers>(x: &[f32], q: &mut [u8]) -> f32 {
+    assert_eq!(T::SIZE * x.len(), q.len());
     let (n, whole) = (x.len(), x.len() / 16 * 16);
     // SAFETY: every access stays inside the slices; a rest goes through a buffer; the caller vouches for the instruction set.
     unsafe {
@@ -181,18 +238,20 @@ unsafe fn quantise<V: Lanes>(x: &[f32], q: &mut [u8]) -> f32 {
             return f32::NAN;
         }
         let a = greatest.max_lane();
-        let inv = 127.0 / a;
-        // Of zeros, or of values so small that 127 / a is infinite: all 0.
+        let inv = T::TOP / a;
+        // Of zeros, or of values so small that TOP / a is infinite: all 0.
         let inv = V::splat(if inv.is_finite() { inv } else { 0.0 });
         for i in (0..whole).step_by(16) {
-            V::load(x.as_ptr().add(i)).mul(inv).store_rounded_i8(q.as_mut_ptr().add(i));
+            T::store(V::load(x.as_ptr().add(i)).mul(inv), q.as_mut_ptr().add(i), n);
         }
         if whole < n {
-            let mut rest = [0; 16];
-            V::load_first(x.as_ptr().add(whole), n - whole).mul(inv).store_rounded_i8(rest.as_mut_ptr());
-            q[whole..].copy_from_slice(&rest[..n - whole]);
+            let mut rest = [0; 32];
+            T::store(V::load_first(x.as_ptr().add(whole), n - whole).mul(inv), rest.as_mut_ptr(), 16);
+            for (q, rest) in q.chunks_exact_mut(n).zip(rest.chunks_exact(16)) {
+                q[whole..].copy_from_slice(&rest[..n - whole]);
+            }
         }
-        a / 127.0
+        a / T::TOP
     }
 }
 

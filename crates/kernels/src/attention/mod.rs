@@ -8,7 +8,7 @@
 //! their queries ([`Together`]). Nothing here allocates.
 
 mod head;
-mod int8;
+mod integers;
 mod join;
 mod kv;
 mod paged;
@@ -22,7 +22,7 @@ use crate::Isa;
 use crate::rows::{Rows, RowsMut};
 
 pub use head::{Head, Run};
-use int8::{Packed, attend_integers, pack, quantise_query};
+use integers::{Packed, attend_integers, pack, quantise_query};
 use join::{finish, join_two};
 pub use kv::{AttentionMode, KvShape, KvType, KvView, store_row};
 pub use paged::PARTITION;
@@ -60,16 +60,17 @@ impl Head<'_> {
             let last = run.last();
             assert!(last / s.block_tokens < run.table.len(), "position {last} in {} blocks", run.table.len());
         }
-        let integers = s.mode == AttentionMode::Int8;
-        assert!(!integers || s.kv_type == KvType::Int8, "attention on integers, of keys and values in {:?}", s.kv_type);
+        assert!(s.mode.takes(s.kv_type), "attention in mode {:?}, of keys and values in {:?}", s.mode, s.kv_type);
+        let exact = s.mode != AttentionMode::Int16 || s.k_dim <= AttentionMode::LONGEST_INT16;
+        assert!(exact, "keys of {} elements of sixteen bits", s.k_dim);
     }
 }
 
 /// As [`Head::scratch_len`], for sizing scratch ahead: it grows with `group` and `tokens`.
 pub fn scratch_len(shape: &KvShape, group: usize, tokens: usize) -> usize {
     let rows = group * tokens;
-    if shape.mode == AttentionMode::Int8 {
-        return 2 * rows + int8::scratch_len(shape, rows);
+    if shape.mode != AttentionMode::F32 {
+        return 2 * rows + integers::scratch_len(shape, rows);
     }
     let few = rows.min(WIDEN_ROWS) * (PARTITION + shape.v_dim);
     2 * rows + if rows < WIDEN_ROWS { few } else { few.max(prefill::scratch_len(shape, rows)) }
@@ -148,10 +149,10 @@ impl<'a> Reader<'a> {
         let queries = tokens.flat_map(|t| q.row(t).chunks_exact(k_dim));
         let shape = &head.kv.shape;
         let room = match shape.mode {
-            AttentionMode::Int8 => {
-                let room = int8::room(shape, rows, scratch);
+            AttentionMode::Int8 | AttentionMode::Int16 => {
+                let room = integers::room(shape, rows, scratch);
                 for (query, to) in queries.zip(room.q.chunks_exact_mut(room.q_stride)) {
-                    quantise_query(isa, query, to);
+                    quantise_query(isa, shape.mode, query, to);
                 }
                 room
             }
@@ -199,7 +200,7 @@ impl<'a> Reader<'a> {
         let mut located = Paged::new(&head.kv, lead.table, head.kv_head, base, seen);
         let PrefillScratch { widened, q: copied, scores, sums, q_stride, v_stride } = &mut self.room;
         let (copied, q_stride, v_stride) = (&**copied, *q_stride, *v_stride);
-        let integers = head.kv.shape.mode == AttentionMode::Int8;
+        let integers = head.kv.shape.mode != AttentionMode::F32;
         if (integers || rows < WIDEN_ROWS) && p < lead.last() / PARTITION {
             located.followed_by(key_at(&head.kv, lead.table, head.kv_head, base + PARTITION));
         }

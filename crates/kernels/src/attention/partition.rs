@@ -77,6 +77,7 @@ unsafe fn partition_lanes<V: Lanes>(
             KvType::Bf16 => typed::<V, Bf16>(at, rule, rows, scores, sums),
             KvType::F16 => typed::<V, F16>(at, rule, rows, scores, sums),
             KvType::Int8 => typed::<V, Int8>(at, rule, rows, scores, sums),
+            KvType::Int16 => unreachable!("keys and values of sixteen bits are attended to on integers"),
         }
     }
 }

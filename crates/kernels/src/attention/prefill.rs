@@ -114,6 +114,7 @@ unsafe fn widen_lanes<'a, V: Lanes>(from: &'a Paged, room: &'a mut [f32]) -> Wid
             KvType::Bf16 => widen_typed::<V, Bf16>(from, room),
             KvType::F16 => widen_typed::<V, F16>(from, room),
             KvType::Int8 => widen_typed::<V, Int8>(from, room),
+            KvType::Int16 => unreachable!("keys and values of sixteen bits are attended to on integers"),
         }
     }
 }

@@ -45,6 +45,13 @@ impl Bytes for Avx2x16 {
         }
     }
     #[inline(always)]
+    unsafe fn store_sums(sums: Self::Sums, p: *mut i32) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), sums[0]);
+            _mm256_storeu_si256(p.add(8).cast(), sums[1]);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_quads(p: *const u8) -> Self::Quads {
         unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
     }
@@ -82,6 +89,25 @@ impl Bytes for Avx2x16 {
             let words = _mm256_permute4x64_epi64::<0b11011000>(words);
             let high = _mm256_extracti128_si256::<1>(words);
             _mm_storeu_si128(p.cast(), _mm_packus_epi16(_mm256_castsi256_si128(words), high));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_rounded_u16(self, high: *mut u8, low: *mut u8) {
+        unsafe {
+            let words = _mm256_packus_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+            let words = _mm256_permute4x64_epi64::<0b11011000>(words);
+            let (even, odd) = (_mm256_and_si256(words, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(words));
+            let upper = _mm256_extracti128_si256::<1>(odd);
+            _mm_storeu_si128(high.cast(), _mm_packus_epi16(_mm256_castsi256_si128(odd), upper));
+            let upper = _mm256_extracti128_si256::<1>(even);
+            _mm_storeu_si128(low.cast(), _mm_packus_epi16(_mm256_castsi256_si128(even), upper));
+        }
+    }
+    #[inline(always)]
+    unsafe fn join_sums(high: Self::Sums, low: Self::Sums) -> Self::Sums {
+        unsafe {
+            let high = [_mm256_slli_epi32::<8>(high[0]), _mm256_slli_epi32::<8>(high[1])];
+            [_mm256_add_epi32(high[0], low[0]), _mm256_add_epi32(high[1], low[1])]
         }
     }
     #[inline(always)]

@@ -176,6 +176,21 @@ impl Lanes for Avx2x16 {
         }
     }
     #[inline(always)]
+    unsafe fn store_rounded_i16(self, high: *mut u8, low: *mut u8) {
+        unsafe {
+            // As above; the last packs do not saturate, since all words are bytes by then.
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+            let words = _mm256_permute4x64_epi64::<0b11011000>(words);
+            // At most 32639 + 128: no overflow.
+            let h = _mm256_srai_epi16::<8>(_mm256_add_epi16(words, _mm256_set1_epi16(128)));
+            let l = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(words));
+            let upper = _mm256_extracti128_si256::<1>(h);
+            _mm_storeu_si128(high.cast(), _mm_packs_epi16(_mm256_castsi256_si128(h), upper));
+            let upper = _mm256_extracti128_si256::<1>(l);
+            _mm_storeu_si128(low.cast(), _mm_packs_epi16(_mm256_castsi256_si128(l), upper));
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         unsafe {
             _mm256_storeu_ps(p, self.0);

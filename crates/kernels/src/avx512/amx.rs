@@ -121,16 +121,16 @@ impl Tiles {
         }
     }
 
-    /// `to[r][c] = sum over i of a[r][i] * b[i][c]`, of 32 rows and 32 columns and `deep` registers' depth. `a`: rows of bytes, `a_stride` apart, signed or not; `b`: four bytes
-    /// of each of 32 columns together, of the other kind; `to`: rows of i32, `to_stride` bytes apart.
+    /// `to[r][c] = sum over i of a[r][i] * b[i][c]`, of 32 rows and 32 columns and `deep` registers' depth, and over all pairs of `a` and `b`. `a`: rows of bytes, `a_stride`
+    /// apart, signed or not; `b`: four bytes of each of 32 columns together, of the other kind; `to`: rows of i32, `to_stride` bytes apart.
     ///
     /// # Safety
     /// All of it can be read and written.
     #[inline(always)]
     pub unsafe fn products<const SIGNED: bool>(
         &self,
-        (a, a_stride): (*const u8, usize),
-        b: *const u8,
+        pairs: &[(*const u8, *const u8)],
+        a_stride: usize,
         deep: usize,
         (to, to_stride): (*mut i32, usize),
     ) {
@@ -144,34 +144,36 @@ impl Tiles {
                 "tilezero tmm3",
                 options(nostack, nomem, preserves_flags)
             );
-            for i in 0..deep {
-                let (a, b) = (a.add(DEEP * i), b.add(B_STRIDE * DEEP / 4 * i));
-                let a_2 = a.wrapping_add(SIDE * a_stride);
-                // The sign is part of the instruction's name.
-                macro_rules! multiply {
-                    ($instruction:literal) => {
-                        asm!(
-                            "tileloadd tmm6, [{b} + {b_stride}*1]",
-                            "tileloadd tmm4, [{a} + {a_stride}*1]",
-                            concat!($instruction, " tmm0, tmm4, tmm6"),
-                            "tileloadd tmm7, [{b} + {b_stride}*1 + 64]",
-                            concat!($instruction, " tmm1, tmm4, tmm7"),
-                            "tileloadd tmm5, [{a_2} + {a_stride}*1]",
-                            concat!($instruction, " tmm2, tmm5, tmm6"),
-                            concat!($instruction, " tmm3, tmm5, tmm7"),
-                            a = in(reg) a,
-                            a_2 = in(reg) a_2,
-                            a_stride = in(reg) a_stride,
-                            b = in(reg) b,
-                            b_stride = in(reg) B_STRIDE,
-                            options(nostack, readonly, preserves_flags)
-                        )
-                    };
-                }
-                if SIGNED {
-                    multiply!("tdpbsud");
-                } else {
-                    multiply!("tdpbusd");
+            for &(a, b) in pairs {
+                for i in 0..deep {
+                    let (a, b) = (a.add(DEEP * i), b.add(B_STRIDE * DEEP / 4 * i));
+                    let a_2 = a.wrapping_add(SIDE * a_stride);
+                    // The sign is part of the instruction's name.
+                    macro_rules! multiply {
+                        ($instruction:literal) => {
+                            asm!(
+                                "tileloadd tmm6, [{b} + {b_stride}*1]",
+                                "tileloadd tmm4, [{a} + {a_stride}*1]",
+                                concat!($instruction, " tmm0, tmm4, tmm6"),
+                                "tileloadd tmm7, [{b} + {b_stride}*1 + 64]",
+                                concat!($instruction, " tmm1, tmm4, tmm7"),
+                                "tileloadd tmm5, [{a_2} + {a_stride}*1]",
+                                concat!($instruction, " tmm2, tmm5, tmm6"),
+                                concat!($instruction, " tmm3, tmm5, tmm7"),
+                                a = in(reg) a,
+                                a_2 = in(reg) a_2,
+                                a_stride = in(reg) a_stride,
+                                b = in(reg) b,
+                                b_stride = in(reg) B_STRIDE,
+                                options(nostack, readonly, preserves_flags)
+                            )
+                        };
+                    }
+                    if SIGNED {
+                        multiply!("tdpbsud");
+                    } else {
+                        multiply!("tdpbusd");
+                    }
                 }
             }
             asm!(

@@ -28,6 +28,10 @@ impl Bytes for Avx512x16 {
         unsafe { _mm512_add_epi32(_mm512_loadu_si512(p.cast()), _mm512_set1_epi32(more)) }
     }
     #[inline(always)]
+    unsafe fn store_sums(sums: Self::Sums, p: *mut i32) {
+        unsafe { _mm512_storeu_si512(p.cast(), sums) }
+    }
+    #[inline(always)]
     unsafe fn load_quads(p: *const u8) -> Self::Quads {
         unsafe { _mm512_loadu_si512(p.cast()) }
     }
@@ -53,6 +57,18 @@ impl Bytes for Avx512x16 {
     #[inline(always)]
     unsafe fn store_rounded_u8(self, p: *mut u8) {
         unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(self.0))) }
+    }
+    #[inline(always)]
+    unsafe fn store_rounded_u16(self, high: *mut u8, low: *mut u8) {
+        unsafe {
+            let q = _mm512_cvtps_epi32(self.0);
+            _mm_storeu_si128(high.cast(), _mm512_cvtepi32_epi8(_mm512_srli_epi32::<8>(q)));
+            _mm_storeu_si128(low.cast(), _mm512_cvtepi32_epi8(q));
+        }
+    }
+    #[inline(always)]
+    unsafe fn join_sums(high: Self::Sums, low: Self::Sums) -> Self::Sums {
+        unsafe { _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low) }
     }
     #[inline(always)]
     unsafe fn interleave(rows: [*const u8; 4], p: *mut u8) {

@@ -74,6 +74,15 @@ impl Lanes for Avx512x16 {
         unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0))) }
     }
     #[inline(always)]
+    unsafe fn store_rounded_i16(self, high: *mut u8, low: *mut u8) {
+        unsafe {
+            let q = _mm512_cvtps_epi32(self.0);
+            let upper = _mm512_srai_epi32::<8>(_mm512_add_epi32(q, _mm512_set1_epi32(128)));
+            _mm_storeu_si128(high.cast(), _mm512_cvtepi32_epi8(upper));
+            _mm_storeu_si128(low.cast(), _mm512_cvtepi32_epi8(q));
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         unsafe { _mm512_storeu_ps(p, self.0) }
     }

@@ -15,6 +15,10 @@ impl Bytes for Generic16 {
         unsafe { p.cast::<[i32; 16]>().read_unaligned() }.map(|sum| sum.wrapping_add(more))
     }
     #[inline(always)]
+    unsafe fn store_sums(sums: Self::Sums, p: *mut i32) {
+        unsafe { p.cast::<[i32; 16]>().write_unaligned(sums) }
+    }
+    #[inline(always)]
     unsafe fn load_quads(p: *const u8) -> Self::Quads {
         unsafe { p.cast::<[[u8; 4]; 16]>().read_unaligned() }
     }
@@ -22,7 +26,7 @@ impl Bytes for Generic16 {
     unsafe fn multiply_unsigned(mut sums: Self::Sums, a: Self::Quads, b: i32) -> Self::Sums {
         for (sum, a) in sums.iter_mut().zip(a) {
             for (a, b) in a.into_iter().zip(b.to_le_bytes()) {
-                *sum += i32::from(a) * i32::from(b as i8);
+                *sum = sum.wrapping_add(i32::from(a) * i32::from(b as i8));
             }
         }
         sums
@@ -31,7 +35,7 @@ impl Bytes for Generic16 {
     unsafe fn multiply_signed(mut sums: Self::Sums, a: Self::Quads, b: i32) -> Self::Sums {
         for (sum, a) in sums.iter_mut().zip(a) {
             for (a, b) in a.into_iter().zip(b.to_le_bytes()) {
-                *sum += i32::from(a as i8) * i32::from(b);
+                *sum = sum.wrapping_add(i32::from(a as i8) * i32::from(b));
             }
         }
         sums
@@ -48,6 +52,18 @@ impl Bytes for Generic16 {
     #[inline(always)]
     unsafe fn store_rounded_u8(self, p: *mut u8) {
         unsafe { p.cast::<[u8; 16]>().write_unaligned(self.0.map(|x| x.round_ties_even() as u8)) }
+    }
+    #[inline(always)]
+    unsafe fn store_rounded_u16(self, high: *mut u8, low: *mut u8) {
+        let q = self.0.map(|x| x.round_ties_even() as u16);
+        unsafe {
+            high.cast::<[u8; 16]>().write_unaligned(q.map(|q| (q >> 8) as u8));
+            low.cast::<[u8; 16]>().write_unaligned(q.map(|q| q as u8));
+        }
+    }
+    #[inline(always)]
+    unsafe fn join_sums(high: Self::Sums, low: Self::Sums) -> Self::Sums {
+        std::array::from_fn(|i| high[i].wrapping_mul(256).wrapping_add(low[i]))
     }
     #[inline(always)]
     unsafe fn interleave(rows: [*const u8; 4], p: *mut u8) {

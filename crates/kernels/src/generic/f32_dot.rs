@@ -75,6 +75,15 @@ impl Lanes for Generic16 {
         unsafe { p.cast::<[i8; 16]>().write_unaligned(q) }
     }
     #[inline(always)]
+    unsafe fn store_rounded_i16(self, high: *mut u8, low: *mut u8) {
+        let q = self.0.map(|x| x.round_ties_even() as i32);
+        // SAFETY: the caller vouches for 16 bytes at both.
+        unsafe {
+            high.cast::<[i8; 16]>().write_unaligned(q.map(|q| ((q + 128) >> 8) as i8));
+            low.cast::<[i8; 16]>().write_unaligned(q.map(|q| q as i8));
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         // SAFETY: the caller vouches for sixteen lanes at `p`.
         unsafe { p.cast::<[f32; 16]>().write_unaligned(self.0) }

@@ -15,6 +15,7 @@ pub trait Bytes: Lanes {
     unsafe fn start(sum: i32) -> Self::Sums;
     /// Sixteen sums from `p`, plus `more`.
     unsafe fn load_sums(p: *const i32, more: i32) -> Self::Sums;
+    unsafe fn store_sums(sums: Self::Sums, p: *mut i32);
     unsafe fn load_quads(p: *const u8) -> Self::Quads;
     /// `sums[l] + a[l] * b`, the four products of lane l: `a` unsigned, `b` four signed bytes.
     unsafe fn multiply_unsigned(sums: Self::Sums, a: Self::Quads, b: i32) -> Self::Sums;
@@ -26,6 +27,10 @@ pub trait Bytes: Lanes {
     unsafe fn store_flipped(self, p: *mut u8);
     /// Writes lanes of 0 to 255, rounded to the nearest integer, ties to even, as unsigned bytes.
     unsafe fn store_rounded_u8(self, p: *mut u8);
+    /// Writes lanes of 0 to 65535, rounded to the nearest integer, ties to even: 256 times the unsigned bytes at `high` plus those at `low`.
+    unsafe fn store_rounded_u16(self, high: *mut u8, low: *mut u8);
+    /// `256 * high + low`, modulo 2^32.
+    unsafe fn join_sums(high: Self::Sums, low: Self::Sums) -> Self::Sums;
     /// Sixteen bytes of each of four rows become sixteen times four, one of each row: 64 bytes.
     unsafe fn interleave(rows: [*const u8; 4], p: *mut u8);
 }

@@ -31,6 +31,8 @@ pub trait Lanes: Copy {
     unsafe fn store_first(self, p: *mut f32, n: usize);
     /// Writes sixteen lanes of at most 127 in size, rounded to the nearest integer, ties to even, as signed bytes.
     unsafe fn store_rounded_i8(self, p: *mut u8);
+    /// The same with lanes of at most 32639 in size: the integers are 256 times the signed bytes at `high` plus the signed bytes at `low`.
+    unsafe fn store_rounded_i16(self, high: *mut u8, low: *mut u8);
     unsafe fn add(self, o: Self) -> Self;
     unsafe fn sub(self, o: Self) -> Self;
     unsafe fn mul(self, o: Self) -> Self;

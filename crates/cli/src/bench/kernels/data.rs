@@ -18,13 +18,18 @@ pub(super) const COLS: usize = 1024;
 /// Keys and values, and how attention works on them.
 pub(super) type Kind = (KvType, AttentionMode);
 
-pub(super) const KINDS: [Kind; 3] =
-    [(KvType::Bf16, AttentionMode::F32), (KvType::Int8, AttentionMode::F32), (KvType::Int8, AttentionMode::Int8)];
+pub(super) const KINDS: [Kind; 4] = [
+    (KvType::Bf16, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::Int8),
+    (KvType::Int16, AttentionMode::Int16),
+];
 
 pub(super) fn kind_name((kv_type, mode): Kind) -> &'static str {
     match mode {
         AttentionMode::F32 => kv_type_name(Some(kv_type)),
         AttentionMode::Int8 => "int8 x int8",
+        AttentionMode::Int16 => "int16 x int16",
     }
 }
 

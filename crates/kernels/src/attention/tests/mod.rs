@@ -1,5 +1,7 @@
 //! The promises of attention: the same bits however the work is cut, and close to the exact result.
 
+mod integers;
+
 use std::ops::Range;
 
 use super::*;
@@ -7,17 +9,18 @@ use crate::Isa;
 use crate::test_random::{assert_close, bits, random};
 use proptest::prelude::*;
 
-const TYPES: [KvType; 4] = [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8];
+const TYPES: [KvType; 5] = [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8, KvType::Int16];
 /// A type, and how attention works on it.
 type Kind = (KvType, AttentionMode);
-const KINDS: [Kind; 5] = {
-    let [a, b, c, d] = TYPES;
+const KINDS: [Kind; 6] = {
+    let [a, b, c, d, e] = TYPES;
     [
         (a, AttentionMode::F32),
         (b, AttentionMode::F32),
         (c, AttentionMode::F32),
         (d, AttentionMode::F32),
         (d, AttentionMode::Int8),
+        (e, AttentionMode::Int16),
     ]
 };
 
@@ -33,13 +36,15 @@ struct Cache {
 /// What the cache holds of a row.
 fn round(kv_type: KvType, x: &[f32]) -> Vec<f32> {
     let a = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
-    let inv = if (127.0 / a).is_finite() { 127.0 / a } else { 0.0 };
+    let top = if kv_type == KvType::Int16 { 32639.0 } else { 127.0 };
+    let inv = if (top / a).is_finite() { top / a } else { 0.0 };
     x.iter()
         .map(|x| match kv_type {
             KvType::F32 => *x,
             KvType::Bf16 => half::bf16::from_f32(*x).to_f32(),
             KvType::F16 => half::f16::from_f32(*x).to_f32(),
             KvType::Int8 => (x * inv).round_ties_even() * (a / 127.0),
+            KvType::Int16 => (x * inv).round_ties_even() * (a / 32639.0),
         })
         .collect()
 }
@@ -163,7 +168,7 @@ proptest! {
 
     #[test]
     fn chunks_partitions_blocks_and_instruction_sets_give_the_same_bits(
-        shape in (0usize..5, 1usize..150, 1usize..150, 1usize..7),
+        shape in (0..KINDS.len(), 1usize..150, 1usize..150, 1usize..7),
         start in 0usize..300, tokens in 1usize..24, window in 0usize..200, seed in any::<u64>(),
     ) {
         let (kind, k_dim, v_dim, group) = (KINDS[shape.0], shape.1, shape.2, shape.3);
@@ -247,7 +252,7 @@ fn shared(random: &mut fastrand::Rng, (kv_type, mode): Kind, dims: (usize, usize
 fn sequences_that_share_blocks_have_the_same_bits_together_and_alone() {
     for seed in 0..75 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let (kind, group) = (KINDS[seed as usize % 5], random.usize(1..9));
+        let (kind, group) = (KINDS[seed as usize % KINDS.len()], random.usize(1..9));
         let dims = if random.bool() { (64, 64) } else { (random.usize(1..100), random.usize(1..100)) };
         let window = random.bool().then(|| random.usize(1..400));
         let c = shared(&mut random, kind, dims, window);
@@ -346,8 +351,12 @@ fn a_partition_in_the_same_blocks_is_read_through_one_table() {
 fn attention_is_close_to_f64() {
     let isa = *Isa::supported().last().unwrap();
     for kind in KINDS {
-        // Queries and weights have 7 and 8 bits.
-        let tolerance = if kind.1 == AttentionMode::F32 { 3e-6 } else { 0.05 };
+        // Queries and weights have 7 and 8 bits, or 15 and 16.
+        let tolerance = match kind.1 {
+            AttentionMode::F32 => 3e-6,
+            AttentionMode::Int8 => 0.05,
+            AttentionMode::Int16 => 2e-4,
+        };
         for (k_dim, v_dim, group, range) in [(128, 128, 8, 250..270), (64, 80, 5, 0..40), (40, 33, 3, 500..501)] {
             let c = cache(kind, range.end, 32, k_dim, v_dim, 11);
             let q = random(range.len() * group * k_dim, 12);
@@ -380,109 +389,11 @@ fn rows_are_stored_to_nearest_even() {
                 KvType::F32 => f32::from_le_bytes(b.try_into().unwrap()),
                 KvType::Bf16 => half::bf16::from_le_bytes(b.try_into().unwrap()).to_f32(),
                 KvType::F16 => half::f16::from_le_bytes(b.try_into().unwrap()).to_f32(),
-                KvType::Int8 => unreachable!(),
+                KvType::Int8 | KvType::Int16 => unreachable!(),
             })
             .collect();
         for (g, e) in got.iter().zip(round(kv_type, &x)) {
             assert!(g.to_bits() == e.to_bits() || g.is_nan() && e.is_nan(), "{kv_type:?}: {g} {e}");
         }
     }
-}
-
-fn quantised(isa: Isa, x: &[f32]) -> (Vec<i8>, f32) {
-    let (mut row, mut scale) = (vec![0; x.len()], [0; 4]);
-    store_row(isa, KvType::Int8, x, &mut row, &mut scale);
-    (row.iter().map(|b| *b as i8).collect(), f32::from_le_bytes(scale))
-}
-
-proptest! {
-    #[test]
-    fn rows_are_quantised_alike_everywhere(n in 1usize..300, seed in any::<u64>(), exponent in -140i32..120) {
-        let size = 2f32.powi(exponent);
-        let x: Vec<f32> = random(n, seed).iter().map(|x| x * size).collect();
-        let (q, scale) = quantised(Isa::GENERIC, &x);
-        let a = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
-        let inv = if (127.0 / a).is_finite() { 127.0 / a } else { 0.0 };
-        prop_assert_eq!(scale.to_bits(), (a / 127.0).to_bits());
-        for (q, x) in q.iter().zip(&x) {
-            prop_assert_eq!(*q, (x * inv).round_ties_even() as i8);
-        }
-        for isa in Isa::supported() {
-            prop_assert_eq!(&quantised(isa, &x), &(q.clone(), scale));
-        }
-    }
-}
-
-#[test]
-fn a_row_that_is_not_finite_has_no_scale() {
-    for isa in Isa::supported() {
-        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for at in [0, 20, 36] {
-                let mut x = random(37, 9);
-                x[at] = odd;
-                let (q, scale) = quantised(isa, &x);
-                assert!(scale.to_bits() == f32::NAN.to_bits() && q.iter().all(|q| *q == 0), "{isa} {odd} at {at}");
-            }
-        }
-        assert_eq!(quantised(isa, &[0.0; 19]), (vec![0; 19], 0.0));
-        assert_eq!(quantised(isa, &[1.0, -1.0, 0.5, -0.0]), (vec![127, -127, 64, 0], 1.0 / 127.0));
-    }
-}
-
-/// Attention on integers once more, sum by sum as docs/numerics.md has it, of a query that sees all positions.
-#[test]
-fn attention_on_integers_is_as_defined() {
-    let (k_dim, v_dim, positions) = (70, 33, 300);
-    let c = cache((KvType::Int8, AttentionMode::Int8), positions, 32, k_dim, v_dim, 5);
-    let q = random(k_dim, 6);
-    let head = c.head(1);
-    let got = in_chunks(Isa::GENERIC, &head, &c.table, &q, positions - 1..positions, 1);
-    let slot = |p: usize| c.table[p / 32] as usize * 32 + p % 32;
-    let row = |at: Range<usize>| c.bytes[at].iter().map(|b| i32::from(*b as i8)).collect::<Vec<_>>();
-    let scale = |at: Range<usize>| f32::from_le_bytes(c.bytes[at].try_into().unwrap());
-    let (q, q_scale) = quantised(Isa::GENERIC, &q);
-    let exp = |x: f32| crate::math::exp1(x);
-    let (mut m, mut l, mut o) = (0.0f32, 0.0f32, vec![0.0f32; v_dim]);
-    for base in (0..positions).step_by(PARTITION) {
-        let seen = base..positions.min(base + PARTITION);
-        let scores: Vec<f32> = seen
-            .clone()
-            .map(|p| {
-                let dot: i32 = row(c.shape.k_at(slot(p), HEAD)).iter().zip(&q).map(|(k, q)| k * i32::from(*q)).sum();
-                (dot as f32 * scale(c.shape.k_scale_at(slot(p), HEAD))) * (head.scale * q_scale)
-            })
-            .collect();
-        let m_p = scores.iter().fold(f32::NEG_INFINITY, |m, s| m.max(*s));
-        let mut lanes = [0.0f32; 16];
-        let mut weights = Vec::new();
-        for (i, (s, p)) in scores.iter().zip(seen.clone()).enumerate() {
-            let p_i = exp(s - m_p);
-            lanes[i % 16] += p_i;
-            weights.push(p_i * scale(c.shape.v_scale_at(slot(p), HEAD)));
-        }
-        for half in [8, 4, 2, 1] {
-            for i in 0..half {
-                lanes[i] += lanes[i + half];
-            }
-        }
-        let a = weights.iter().fold(0.0f32, |a, w| a.max(*w));
-        let integers: Vec<i32> = weights.iter().map(|w| (w * (255.0 / a)).round_ties_even() as i32).collect();
-        let sums: Vec<f32> = (0..v_dim)
-            .map(|d| {
-                let column = seen.clone().zip(&integers).map(|(p, w)| w * row(c.shape.v_at(slot(p), HEAD))[d]);
-                column.sum::<i32>() as f32 * (a / 255.0)
-            })
-            .collect();
-        if base == 0 {
-            (m, l, o) = (m_p, lanes[0], sums);
-            continue;
-        }
-        let top = m.max(m_p);
-        let (a, b) = (exp(m - top), exp(m_p - top));
-        l = l.mul_add(a, lanes[0] * b);
-        o.iter_mut().zip(&sums).for_each(|(o, s)| *o = o.mul_add(a, s * b));
-        m = top;
-    }
-    let wanted: Vec<f32> = o.iter().map(|o| o / l).collect();
-    assert_eq!(bits(&got), bits(&wanted));
 }
