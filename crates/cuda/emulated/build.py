@@ -37,6 +37,7 @@ INSTRUCTIONS = {
     "prefetch": ";",
     "// computed": ";",
     "dp4a.u32.s32": "d = emu_dp4a(a, b, sum);",
+    "dp4a.s32.s32": "d = emu_dp4a_signed(a, b, sum);",
     "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32": "emu_mma(d, a, b0, b1, MAGIC);",
     "cvt.f32.f16": "y = _cvtsh_ss(x);",
     "cvt.rn.f16.f32": "y = _cvtss_sh(x, 0);",
@@ -45,7 +46,7 @@ INSTRUCTIONS = {
     "fma.rn.ftz.f32": "d = emu_ftz(a, b, c);",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "emu_mma_f16(d, a, b0, b1);",
     # Of compute capability 9.0 alone: kernels that need them are empty here.
-    **dict.fromkeys(["wgmma.", "{ .reg .pred", "mbarrier.", "fence.", "cp.async.mbarrier", "cp.async.bulk", "setmaxnreg", '" :'], ";"),
+    **dict.fromkeys(["wgmma.", "{ .reg .pred", "mbarrier.", "fence.", "cp.async.mbarrier", "cp.async.bulk", "setmaxnreg", "barrier.sync", '" :'], ";"),
 }
 
 # How units and objects are named and found.

@@ -89,6 +89,10 @@ void emu_commit();
 void emu_wait(unsigned but);
 void emu_wait_all();
 static inline int emu_dp4a(unsigned a, unsigned b, int c) { return __dp4a(a, (int)b, c); }
+static inline int emu_dp4a_signed(unsigned a, unsigned b, int sum) {
+    for (int i = 0; i < 4; i++) sum += (int8_t)(a >> 8 * i) * (int8_t)(b >> 8 * i);
+    return sum;
+}
 static inline float emu_flushed(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }
 static inline float emu_ftz(float a, float b, float c) {
     a = emu_flushed(a), b = emu_flushed(b), c = emu_flushed(c);

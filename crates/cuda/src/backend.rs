@@ -6,9 +6,9 @@ use std::{cell::Cell, time::Instant};
 use anyhow::{Result, ensure};
 use sluice_backend::{
     AttentionLayer, Backend, Best, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise,
-    ExpertOptions, Failed, KvLayout, KvPool, KvType, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass,
-    MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Ranked, Resources,
-    RotaryFrequencies, RotaryId, Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
+    ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
+    Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies,
+    RotaryId, Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
@@ -145,11 +145,6 @@ impl Resources for Cuda {
 
 impl Caches for Cuda {
     fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
-        // Its kernels do not know them yet.
-        ensure!(
-            layout.kv_type != KvType::Int16,
-            "keys and values int16 are for the CPU: a GPU takes f32, bf16, f16 or int8"
-        );
         let bytes = layout.block_bytes().checked_mul(blocks);
         ensure!(bytes.is_some_and(|b| b < 1 << 46), "the KV cache is larger than the address space");
         let memory = VirtualRange::new(&self.context.gpu, bytes.unwrap_or(0), MemoryClass::Kv.name())?;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Error, Result, ensure};
+use anyhow::{Error, Result};
 use sluice_backend::{Activations, Linear, Phase};
 use sluice_cpu::Pool as Threads;
 
@@ -70,11 +70,6 @@ impl Cuda {
     /// # Errors
     /// One line if there is no such device, or it or its driver is too old.
     pub fn new(ordinal: u32, mode: Activations) -> Result<Cuda> {
-        // Prompts have the CPU's bits in this mode. Products of one token do not always, and mixtures do not: until they do, only those who look for the cause get it.
-        ensure!(
-            mode != Activations::Int11 || cfg!(feature = "tuning"),
-            "activations int11 are for the CPU: a GPU takes f32, bf16 or int8"
-        );
         let gpu = Gpu::open(ordinal)?;
         if mode == Activations::Int11 && gpu.device.exact().is_none() {
             gpu.device.set_exact(int11::probe(&gpu)?);

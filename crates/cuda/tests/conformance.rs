@@ -2,7 +2,7 @@
 
 mod emulated;
 
-use sluice_backend::{Activations, Isa};
+use sluice_backend::Isa;
 use sluice_conformance::{Candidate, Setup};
 use sluice_cuda::{Cuda, HostOffload, Pipeline};
 
@@ -31,9 +31,8 @@ fn candidates() -> Vec<Candidate> {
     vec![taking_turns(device, Candidate::new(format!("cuda:{device}"), make))]
 }
 
-/// Concurrent tests take turns on a real device, because their steps wait for the host. Integers of 11 bits are refused, except by builds that look into them.
+/// Concurrent tests take turns on a real device, because their steps wait for the host.
 fn taking_turns(device: u32, candidate: Candidate) -> Candidate {
-    let candidate = if cfg!(feature = "tuning") { candidate } else { candidate.without(Activations::Int11) };
     let is_emulated = sluice_cuda::describe(device).is_ok_and(|name| name.starts_with("Emulated"));
     if is_emulated { candidate } else { candidate.in_turns() }
 }

@@ -34,7 +34,7 @@ const MODELS: [&str; 23] = [
     "qwen3_rope",
     "qwen3_window",
 ];
-const MODES: [Activations; 3] = [Activations::F32, Activations::Bf16, Activations::Int8];
+const MODES: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// Held by the test that uses the device: while it waits for the host in the middle of a step, no other test may wait for it.
 static TURN: Mutex<()> = Mutex::new(());
@@ -163,7 +163,7 @@ fn every_logit_has_the_cpus_bits_in_every_mode() {
     let Some((device, _turn)) = device() else { return };
     for folder in folders() {
         for mode in MODES {
-            for kv_type in [None, Some(KvType::F16), Some(KvType::Int8)] {
+            for kv_type in [None, Some(KvType::F16), Some(KvType::Int8), Some(KvType::Int16)] {
                 let mut cpu = on(None, &folder, options(mode, kv_type, 64));
                 let tokens = prompt(&cpu, 300, 7);
                 let wanted = logits(&mut cpu, &tokens);

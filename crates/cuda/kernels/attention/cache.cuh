@@ -19,8 +19,9 @@ struct Cache {
     u32 type;
 };
 
-static const u32 INT8 = 3;
+static const u32 INT8 = 3, INT16 = 4;
 __device__ __forceinline__ u32 size_of(u32 type) { return type == F32 ? 4 : type == INT8 ? 1 : 2; }
+__device__ __forceinline__ bool has_scales(u32 type) { return type == INT8 || type == INT16; }
 
 struct Place {
     u8* row;
@@ -55,27 +56,38 @@ __device__ __forceinline__ u16 round_bf16(float x) {
     return is_nan(x) ? (u16)(b >> 16) | 0x40 : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
 
-// How a row is quantized to eight bits: the factor before rounding, and the scale.
+// How a row is quantized to integers: the factor before rounding, and the scale.
 struct Rounding {
     float inv;
     float scale;
 };
 
+// The greatest integers of rows. Those of sixteen bits are 256 times a high byte, with a sign, and a low one, with a sign too.
+static const float TOP_INT8 = 127.0f, TOP_INT16 = 32639.0f;
+__device__ __forceinline__ float top_of(u32 type) { return type == INT8 ? TOP_INT8 : TOP_INT16; }
+// Sums of products of sixteen bits lack their lowest eight.
+__device__ __forceinline__ float byte_factor(u32 type) { return type == INT8 ? 1.0f : 256.0f; }
+
+// Rounds to the nearest integer, ties to even; a NaN becomes 0.
+__device__ __forceinline__ int round_int(float x) { return __float2int_rn(x); }
+__device__ __forceinline__ i8 high_byte(int n) { return (i8)(n + 128 >> 8); }
+__device__ __forceinline__ i8 low_byte(int n) { return (i8)n; }
+
 // By a warp. A row with NaN or infinity becomes zeros with a scale of NaN.
-__device__ __forceinline__ Rounding rounding_of(const float* x, u32 dim) {
+__device__ __forceinline__ Rounding rounding_of(const float* x, u32 dim, float most) {
     u32 greatest = 0;
     for (u32 i = threadIdx.x % WARP; i < dim; i += WARP) greatest = max(greatest, bits(x[i]) & 0x7fffffffu);
-    float a = bits(warp_max(greatest)), inv = div(127.0f, a);
+    float a = bits(warp_max(greatest)), inv = div(most, a);
     bool finite = is_finite(a);
-    return {finite && is_finite(inv) ? inv : 0.0f, finite ? div(a, 127.0f) : bits(0x7fc00000u)};
+    return {finite && is_finite(inv) ? inv : 0.0f, finite ? div(a, most) : bits(0x7fc00000u)};
 }
 
 // Stores a row of `dim` elements, by a warp.
 __device__ void store(const float* x, u32 dim, u32 type, Place to) {
     u32 lane = threadIdx.x % WARP;
     float inv = 0.0f;
-    if (type == INT8) {
-        Rounding rounding = rounding_of(x, dim);
+    if (has_scales(type)) {
+        Rounding rounding = rounding_of(x, dim, top_of(type));
         inv = rounding.inv;
         if (lane == 0) write_scale(to.scale, rounding.scale);
     }
@@ -84,6 +96,11 @@ __device__ void store(const float* x, u32 dim, u32 type, Place to) {
         if (type == F32) ((float*)to.row)[i] = v;
         else if (type == F16) ((u16*)to.row)[i] = to_f16(v);
         else if (type == BF16) ((u16*)to.row)[i] = round_bf16(v);
+        else if (type == INT16) {
+            const int n = round_int(mul(v, inv));
+            ((i8*)to.row)[i] = high_byte(n);
+            ((i8*)to.row)[dim + i] = low_byte(n);
+        }
         else ((i8*)to.row)[i] = (i8)to_i8(mul(v, inv));
     }
 }

@@ -18,8 +18,12 @@ static const u32 DECODE_THREADS = 512;
 template <u32 TYPE> struct Four {
     u32 words[TYPE == F32 ? 4 : TYPE == INT8 ? 1 : 2];
 
-    __device__ __forceinline__ void load(const u8* p) {
-        if (TYPE == F32) {
+    // `dim`: how far the low bytes of sixteen bits lie behind the high ones.
+    __device__ __forceinline__ void load(const u8* p, u32 dim) {
+        if (TYPE == INT16) {
+            words[0] = *(const u32*)p;
+            words[1 % (sizeof(words) / 4)] = *(const u32*)(p + dim);
+        } else if (TYPE == F32) {
             uint4 v = *(const uint4*)p;
             words[0] = v.x;
             words[1 % (sizeof(words) / 4)] = v.y;
@@ -46,8 +50,8 @@ template <u32 TYPE> struct Four {
 template <u32 TYPE> __device__ __forceinline__ void store_twice(const float* x, u32 dim, Place to, u8* copy, float* scale_copy) {
     const u32 lane = threadIdx.x % WARP;
     float inv = 0.0f;
-    if (TYPE == INT8) {
-        const Rounding rounding = rounding_of(x, dim);
+    if (has_scales(TYPE)) {
+        const Rounding rounding = rounding_of(x, dim, top_of(TYPE));
         inv = rounding.inv;
         if (lane == 0) {
             write_scale(to.scale, rounding.scale);
@@ -60,6 +64,11 @@ template <u32 TYPE> __device__ __forceinline__ void store_twice(const float* x, 
         if (TYPE == F32) ((float*)to.row)[i] = ((float*)copy)[i] = v;
         else if (TYPE == F16) ((u16*)to.row)[i] = ((u16*)copy)[i] = to_f16(v);
         else if (TYPE == BF16) ((u16*)to.row)[i] = ((u16*)copy)[i] = round_bf16(v);
+        else if (TYPE == INT16) {
+            const int n = round_int(mul(v, inv));
+            ((i8*)to.row)[i] = ((i8*)copy)[i] = high_byte(n);
+            ((i8*)to.row)[dim + i] = ((i8*)copy)[dim + i] = low_byte(n);
+        }
         else ((i8*)to.row)[i] = ((i8*)copy)[i] = (i8)to_i8(mul(v, inv));
     }
 }
@@ -111,18 +120,57 @@ __device__ __forceinline__ void turn_shared(const float* x, float* head, u32 dim
     __syncwarp();
 }
 
+// `sum + a . b` of four i8 each.
+__device__ __forceinline__ int dp4a_signed(u32 a, u32 b, int sum) {
+    int d;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sum));
+    return d;
+}
+
+// Makes bytes of a normed and turned query in its place, high ones and then low ones, by a whole warp. Returns 256 times its scale.
+__device__ __forceinline__ float query_bytes(float* head, u32 dim) {
+    const u32 lane = threadIdx.x % WARP;
+    const Rounding rounding = rounding_of(head, dim, TOP_INT16);
+    int n[DECODE_THREADS / WARP];
+#pragma unroll
+    for (u32 j = 0; j < DECODE_THREADS / WARP; j++) n[j] = lane + WARP * j < dim ? round_int(mul(head[lane + WARP * j], rounding.inv)) : 0;
+    __syncwarp();
+#pragma unroll
+    for (u32 j = 0; j < DECODE_THREADS / WARP; j++) {
+        const u32 i = lane + WARP * j;
+        if (i < dim) ((i8*)head)[i] = high_byte(n[j]), ((i8*)head)[dim + i] = low_byte(n[j]);
+    }
+    return mul(256.0f, rounding.scale);
+}
+
 // What a block shares of known size, once for all types: scores of positions that are visible, what they become as weights, and these without the values' scales.
 template <int G> struct Between {
     float scores[G][PARTITION], weights[G][PARTITION], plain[G][PARTITION];
     float tops[G], sums[G];
-    float v_scales[PARTITION], own_scale;
+    float v_scales[PARTITION], own_scale, q_scales[G], weight_scales[G];
 };
+
+// The weighted sums of two columns of values of sixteen bits; weights are integers.
+__device__ __forceinline__ float2 sum_bytes(const u8* column, u32 row_bytes, u32 dim, const float* weights, u32 from, u32 to, float scale) {
+    int x = 0, y = 0;
+#pragma unroll 8
+    for (u32 i = from; i < to; i++) {
+        const int n = (int)bits(weights[i]), n_high = n >> 8, n_low = n & 255;
+        const u32 high = *(const u16*)(column + i * row_bytes), low = *(const u16*)(column + i * row_bytes + dim);
+        const int x_high = (i8)high, y_high = (i8)(high >> 8);
+        x += n_high * (256 * x_high + (i8)low) + n_low * x_high;
+        y += n_high * (256 * y_high + (i8)(low >> 8)) + n_low * y_high;
+    }
+    return make_float2(mul((float)x, scale), mul((float)y, scale));
+}
 
 // Shared memory: values [128][v_dim] as they are stored, a key as it is stored [k_dim], then floats: queries [G][k_dim], a key [k_dim], both norms' weights [2][k_dim],
 // angles [k_dim].
 template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const Attention& p, Between<G>& between) {
     // Sixteens of a key that are under way.
     const u32 KEYS_DEEP = TYPE == F32 ? 4 : 8;
+    // From an element to the next; of sixteen bits, high and low bytes lie apart.
+    const u32 step = TYPE == INT16 ? 1 : size_of(TYPE);
     WATCH();
     auto &scores = between.scores, &weights = between.weights, &plain = between.plain;
     auto &tops = between.tops, &sums = between.sums;
@@ -150,16 +198,16 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         key = place_k.row;
 #pragma unroll
         for (u32 i = 0; i < KEYS_DEEP; i++) {
-            if (16 * i < k_dim) deep[i].load(key + (16 * i + quarter * 4) * size_of(TYPE));
+            if (16 * i < k_dim) deep[i].load(key + (16 * i + quarter * 4) * step, k_dim);
         }
 #pragma unroll 1
         for (u32 i = quarter * 16; i < row_bytes; i += 64) cp_async_16(values + position * row_bytes + i, value.row + i);
-        if (TYPE == INT8) {
+        if (has_scales(TYPE)) {
             k_scale = read_scale(place_k.scale);
             if (quarter == 0) v_scales[position] = read_scale(value.scale);
         }
     }
-    key += quarter * 4 * size_of(TYPE);
+    key += quarter * 4 * step;
     {
         const float* angles = p.angles + (u64)now * 2 * p.half;
         u32 i = threadIdx.x;
@@ -182,6 +230,10 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         const float* x = is_key ? p.k.row(t) + kv_head * k_dim : p.q.row(t) + (u64)(first + warp) * k_dim * (p.gated ? 2 : 1);
         const Norm& norm = is_key ? p.k_norm : p.q_norm;
         turn_shared(x, q + warp * k_dim, k_dim, norm.weight ? norms + (is_key ? k_dim : 0) : nullptr, norm.eps, turns, p.half);
+        if (TYPE == INT16 && !is_key) {
+            const float scale = query_bytes(q + warp * k_dim, k_dim);
+            if (lane == 0) between.q_scales[warp] = scale;
+        }
         // Where several blocks have heads of this KV head, all of them store the same.
         if (is_key) store_twice<TYPE>(own_key, k_dim, place(c, c.k, c.k_scales, k_dim, block_now, offset_now, kv_head), own_row, &own_scale);
     } else if (stores && warp == G + 1) {
@@ -195,16 +247,18 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
     if (own) {
 #pragma unroll
         for (u32 i = 0; i < KEYS_DEEP; i++) {
-            if (16 * i < k_dim) deep[i].load(key + 16 * i * size_of(TYPE));
+            if (16 * i < k_dim) deep[i].load(key + 16 * i * step, k_dim);
         }
-        if (TYPE == INT8) k_scale = own_scale;
+        if (has_scales(TYPE)) k_scale = own_scale;
     }
-    // 3. Scores: lanes 4 * quarter and on of each dot product
+    // 3. Scores: lanes 4 * quarter and on of each dot product; of sixteen bits, sums of high bytes' products and of others
     float acc[G][4];
+    int high[G], low[G];
 #pragma unroll
     for (int g = 0; g < G; g++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[g][i] = 0.0f;
+        high[g] = low[g] = 0;
     }
     // Without a branch between them, what is read from shared memory is under way together.
     auto some = [&](u32 from, bool whole) {
@@ -213,11 +267,19 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
             u32 d = from + 16 * i;
             if (!whole && d >= k_dim) break;
             float k[4];
+            const u32 key_high = deep[i].words[0], key_low = deep[i].words[1 % (sizeof(deep[i].words) / 4)];
 #pragma unroll
             for (u32 e = 0; e < 4; e++) k[e] = deep[i].at(e);
-            if (visible && d + 16 * KEYS_DEEP < k_dim) deep[i].load(key + (d + 16 * KEYS_DEEP) * size_of(TYPE));
+            if (visible && d + 16 * KEYS_DEEP < k_dim) deep[i].load(key + (d + 16 * KEYS_DEEP) * step, k_dim);
 #pragma unroll
             for (int g = 0; g < G; g++) {
+                if (TYPE == INT16) {
+                    const u8* of = (const u8*)(q + g * k_dim) + d + quarter * 4;
+                    const u32 q_high = *(const u32*)of, q_low = *(const u32*)(of + k_dim);
+                    high[g] = dp4a_signed(q_high, key_high, high[g]);
+                    low[g] = dp4a_signed(q_low, key_high, dp4a_signed(q_high, key_low, low[g]));
+                    continue;
+                }
                 float4 x = *(const float4*)(q + g * k_dim + d + quarter * 4);
                 acc[g][0] = fma(x.x, k[0], acc[g][0]);
                 acc[g][1] = fma(x.y, k[1], acc[g][1]);
@@ -238,8 +300,14 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
             for (int i = 0; i < 4; i++) acc[g][i] = add(acc[g][i], __shfl_xor_sync(ALL, acc[g][i], step));
         }
         float s = add(add(acc[g][0], acc[g][2]), add(acc[g][1], acc[g][3]));
-        if (TYPE == INT8) s = mul(s, k_scale);
-        s = mul(s, p.scale);
+        if (TYPE == INT16) {
+            int all = 256 * high[g] + low[g];
+            all += __shfl_xor_sync(ALL, all, 1);
+            all += __shfl_xor_sync(ALL, all, 2);
+            s = (float)all;
+        }
+        if (has_scales(TYPE)) s = mul(s, k_scale);
+        s = mul(s, TYPE == INT16 ? mul(p.scale, between.q_scales[g]) : p.scale);
         if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
         // What is not visible is no maximum.
         if (quarter == 0) scores[g][position] = visible ? s : bits(NEGATIVE_INFINITY);
@@ -255,11 +323,26 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         top = warp_max(top);
         const bool there = base + i >= from_here && base + i < end;
         float weight = there ? exp_below(sub(scores[g][i], top)) : 0.0f;
-        if (TYPE == INT8) plain[g][i] = weight;
-        weights[g][i] = TYPE == INT8 && there ? mul(weight, v_scales[i]) : weight;
+        if (has_scales(TYPE)) plain[g][i] = weight;
+        weights[g][i] = has_scales(TYPE) && there ? mul(weight, v_scales[i]) : weight;
         if (i == 0) tops[g] = top;
     }
     __syncthreads();
+    if (TYPE == INT16) {
+        // Weights as integers. All four warps of a head find the greatest; those that nobody sees are zeros.
+        const u32 g = warp / 4, i = threadIdx.x % PARTITION;
+        int n = 0;
+        if (g < heads) {
+            const uint4 four = *(const uint4*)&weights[g][4 * lane];
+            const u32 most = warp_max_redux(max(max(four.x & 0x7fffffffu, four.y & 0x7fffffffu), max(four.z & 0x7fffffffu, four.w & 0x7fffffffu)));
+            const float a = bits(most), inv = div(65535.0f, a);
+            n = is_finite(a) && is_finite(inv) ? round_int(mul(weights[g][i], inv)) : 0;
+            if (i == 0) between.weight_scales[g] = is_finite(a) ? mul(256.0f, div(a, 65535.0f)) : bits(NOT_A_NUMBER);
+        }
+        __syncthreads();
+        if (g < heads) weights[g][i] = bits((u32)n);
+        __syncthreads();
+    }
     STAMP(5, 4);
     const u32 count = now / PARTITION - seen / PARTITION + 1, width = part_width(c.v_dim), pairs = c.v_dim / 2;
     // Then nothing is joined, here or by a kernel of its own.
@@ -269,7 +352,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
     // 5. Their sums, by the last warps; both halves of a warp have the lanes of the sum.
     if (warp >= DECODE_THREADS / WARP - heads) {
         const u32 g = DECODE_THREADS / WARP - 1 - warp;
-        const float* of = TYPE == INT8 ? plain[g] : weights[g];
+        const float* of = has_scales(TYPE) ? plain[g] : weights[g];
         float sum = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < PARTITION; i += 16) sum = add(sum, of[i + lane % 16]);
@@ -284,11 +367,12 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < heads * pairs; i += DECODE_THREADS) {
         u32 g = i / pairs, d = (i - g * pairs) * 2, from = from_here - base, to = end - base;
-        const u8* column = values + d * size_of(TYPE);
+        const u8* column = values + d * step;
         float2 o = make_float2(0.0f, 0.0f);
+        if (TYPE == INT16) o = sum_bytes(column, row_bytes, c.v_dim, weights[g], from, to, between.weight_scales[g]);
         // Those of eight that are not visible are read and left out: a branch between them would keep them from being under way together.
 #pragma unroll 1
-        for (u32 eight = from & ~7u; eight < to; eight += 8) {
+        for (u32 eight = from & ~7u; TYPE != INT16 && eight < to; eight += 8) {
             float w[8];
             float2 v[8];
 #pragma unroll
@@ -321,6 +405,7 @@ template <int G> __device__ __forceinline__ void attend_decode_typed(const Atten
     if (p.cache.type == F32) attend_decode<G, F32>(p, between);
     else if (p.cache.type == F16) attend_decode<G, F16>(p, between);
     else if (p.cache.type == BF16) attend_decode<G, BF16>(p, between);
+    else if (p.cache.type == INT16) attend_decode<G, INT16>(p, between);
     else attend_decode<G, INT8>(p, between);
 }
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ void locate(const Cache& c, const u32* table, u32 kv_
         Place value = place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
         located.keys[threadIdx.x] = key.row;
         located.values[threadIdx.x] = value.row;
-        if (c.type == INT8) {
+        if (has_scales(c.type)) {
             located.k_scales[threadIdx.x] = read_scale(key.scale);
             located.v_scales[threadIdx.x] = read_scale(value.scale);
         }
@@ -119,9 +119,23 @@ __device__ __forceinline__ void dot_lanes(const u8* key, u32 dim, const float* q
     }
 }
 
+// The sums of products of a key of sixteen bits with G queries: of all but two low bytes, as `docs/numerics.md` has them. A query's integers are floats.
+template <int G> __device__ __forceinline__ void dot_int16(const i8* key, u32 dim, const float* q, u32 pad, int (&sums)[G]) {
+#pragma unroll
+    for (int g = 0; g < G; g++) sums[g] = 0;
+    for (u32 d = 0; d < dim; d++) {
+        const int high = key[d], all = 256 * high + key[dim + d];
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            const int n = (int)q[g * pad + d];
+            sums[g] += high_byte(n) * all + low_byte(n) * high;
+        }
+    }
+}
+
 // The weights of one partition, for G query heads that share a KV head: scores[g][position] = exp(s - m) (times the value's scale), ends[g] = m and the sum
 // of weights. By a block with a thread for each position; `q`: [G][padded k_dim]. Positions from `from` to `to` are visible. Where queries are integers,
-// weights become integers too, with `weight_scales`; all their sums are below 2^24, which floats hold exactly.
+// weights become integers too, with `weight_scales`; of eight bits all their sums are below 2^24, which floats hold exactly.
 template <int G, u32 DEEP>
 __device__ __forceinline__ void weigh(const Attention& p, const float* q, float* q_scales, u32 base, u32 from, u32 to, u32 heads, const Located& located,
                                       float (*scores)[PARTITION], float (*ends)[2], float* weight_scales) {
@@ -136,7 +150,9 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, float*
             for (int i = 0; i < 16; i++) acc[g][i] = 0.0f;
         }
         const u8* key = located.keys[position];
-        if (c.type == F32) dot_lanes<G, F32, DEEP>(key, c.k_dim, q, pad, acc);
+        int whole[G];
+        if (c.type == INT16) dot_int16<G>((const i8*)key, c.k_dim, q, pad, whole);
+        else if (c.type == F32) dot_lanes<G, F32, DEEP>(key, c.k_dim, q, pad, acc);
         else if (c.type == F16) dot_lanes<G, F16, DEEP>(key, c.k_dim, q, pad, acc);
         else if (c.type == BF16) dot_lanes<G, BF16, DEEP>(key, c.k_dim, q, pad, acc);
         else dot_lanes<G, INT8, DEEP>(key, c.k_dim, q, pad, acc);
@@ -147,8 +163,8 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, float*
 #pragma unroll
                 for (int i = 0; i < step; i++) acc[g][i] = add(acc[g][i], acc[g][i + step]);
             }
-            float s = acc[g][0];
-            if (c.type == INT8) s = mul(s, located.k_scales[position]);
+            float s = c.type == INT16 ? (float)whole[g] : acc[g][0];
+            if (has_scales(c.type)) s = mul(s, located.k_scales[position]);
             s = mul(s, p.integers ? mul(p.scale, q_scales[g]) : p.scale);
             if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
             scores[g][position] = s;
@@ -174,13 +190,13 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, float*
 #pragma unroll
         for (u32 j = 0; j < PARTITION / 16; j++) {
             u32 i = 16 * j + lane;
-            if (c.type == INT8 && base + i >= from && base + i < to) {
+            if (has_scales(c.type) && base + i >= from && base + i < to) {
                 weights[j] = mul(weights[j], located.v_scales[i]);
                 greatest = max(greatest, bits(weights[j]) & 0x7fffffffu);
             }
         }
         if (p.integers) {
-            float a = bits(warp_max(greatest)), inv = div(255.0f, a);
+            const float most = c.type == INT8 ? 255.0f : 65535.0f, a = bits(warp_max(greatest)), inv = div(most, a);
             bool finite = is_finite(a);
             // A row with NaN or infinity becomes zeros with a scale of NaN.
             bool some = finite && is_finite(inv);
@@ -189,7 +205,7 @@ __device__ __forceinline__ void weigh(const Attention& p, const float* q, float*
                 // This addition rounds numbers of this size to the nearest integer, ties to even.
                 weights[j] = some ? sub(add(mul(weights[j], inv), 12582912.0f), 12582912.0f) : 0.0f;
             }
-            if (threadIdx.x % WARP == 0) weight_scales[g] = finite ? div(a, 255.0f) : bits(0x7fc00000u);
+            if (threadIdx.x % WARP == 0) weight_scales[g] = finite ? mul(byte_factor(c.type), div(a, most)) : bits(0x7fc00000u);
         }
         // Both halves of the warp read the scores before either overwrites them.
         __syncwarp();
@@ -224,6 +240,26 @@ __device__ __forceinline__ void sum_typed(const Located& located, u32 first, u32
     }
 }
 
+// The same of values of sixteen bits, whose low bytes lie `dim` further.
+template <int G>
+__device__ __forceinline__ void sum_int16(const Located& located, u32 first, u32 end, u32 dim, u32 d, float (*scores)[PARTITION], float (&sums)[G]) {
+    int whole[G];
+#pragma unroll
+    for (int g = 0; g < G; g++) whole[g] = 0;
+#pragma unroll 4
+    for (u32 i = first; i < end; i++) {
+        const i8* value = (const i8*)located.values[i];
+        const int high = value[d], all = 256 * high + value[dim + d];
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            const int n = (int)scores[g][i];
+            whole[g] += (n >> 8) * all + (n & 255) * high;
+        }
+    }
+#pragma unroll
+    for (int g = 0; g < G; g++) sums[g] = (float)whole[g];
+}
+
 // The weighted sums of values at column `d` over the visible positions, for G heads.
 template <int G, u32 DEEP>
 __device__ __forceinline__ void sum_values(const Cache& c, const Located& located, u32 base, u32 from, u32 to, u32 d, float (*scores)[PARTITION],
@@ -233,15 +269,16 @@ __device__ __forceinline__ void sum_values(const Cache& c, const Located& locate
     if (c.type == F32) sum_typed<G, F32, DEEP>(located, from - base, to - base, d, scores, sums);
     else if (c.type == F16) sum_typed<G, F16, DEEP>(located, from - base, to - base, d, scores, sums);
     else if (c.type == BF16) sum_typed<G, BF16, DEEP>(located, from - base, to - base, d, scores, sums);
+    else if (c.type == INT16) sum_int16<G>(located, from - base, to - base, c.v_dim, d, scores, sums);
     else sum_typed<G, INT8, DEEP>(located, from - base, to - base, d, scores, sums);
 }
 
 // Rounds a query to integers, stored exactly as floats, and finds its scale; by a warp.
-__device__ __forceinline__ void round_query(float* q, u32 dim, float* scale) {
+__device__ __forceinline__ void round_query(float* q, u32 dim, u32 type, float* scale) {
     const u32 lane = threadIdx.x % WARP;
-    const Rounding rounding = rounding_of(q, dim);
-    for (u32 i = lane; i < dim; i += WARP) q[i] = (float)to_i8(mul(q[i], rounding.inv));
-    if (lane == 0) *scale = rounding.scale;
+    const Rounding rounding = rounding_of(q, dim, top_of(type));
+    for (u32 i = lane; i < dim; i += WARP) q[i] = (float)round_int(mul(q[i], rounding.inv));
+    if (lane == 0) *scale = mul(byte_factor(type), rounding.scale);
     __syncwarp();
 }
 
@@ -252,7 +289,7 @@ __device__ __forceinline__ void turn_queries(const Attention& p, u32 t, u32 firs
     for (u32 g = threadIdx.x / WARP; g < heads; g += blockDim.x / WARP) {
         const float* q_in = p.q.row(t) + (u64)(first + g) * c.k_dim * (p.gated ? 2 : 1);
         turn(q_in, q + g * pad, c.k_dim, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half);
-        if (p.integers) round_query(q + g * pad, c.k_dim, scales + g);
+        if (p.integers) round_query(q + g * pad, c.k_dim, c.type, scales + g);
         if (threadIdx.x % WARP < pad - c.k_dim) q[g * pad + c.k_dim + threadIdx.x % WARP] = 0.0f;
     }
     __syncthreads();

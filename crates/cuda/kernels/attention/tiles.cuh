@@ -26,7 +26,7 @@ __device__ __forceinline__ void find_places(const Cache& c, const u32* table, u3
     if (at >= from && at < to) {
         u32 block = table[in_table];
         key = place(c, c.k, c.k_scales, c.k_dim, block, offset, kv_head);
-        if (c.type == INT8) k_scale = read_scale(key.scale), v_scale = read_scale(key.scale + (c.v_scales - c.k_scales));
+        if (has_scales(c.type)) k_scale = read_scale(key.scale), v_scale = read_scale(key.scale + (c.v_scales - c.k_scales));
     }
     places.keys[position] = key.row;
     places.k_scales[position] = k_scale, places.v_scales[position] = v_scale;

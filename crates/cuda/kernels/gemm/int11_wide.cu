@@ -88,7 +88,10 @@ struct Fold {
         } else {
             wgmma_wait<0>(d[1]);
         }
+        keep_until_here(a);
         fold<1>(v);
+        // Sums of tokens come by bulk copies, which may overtake reads that are still under way.
+        fence_async();
         __syncwarp();
         if (lane == 0) barrier_arrive(empty + 8 * stage);
         stage = s;

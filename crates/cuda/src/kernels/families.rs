@@ -92,6 +92,10 @@ kernels! {
         ATTENTION_INT8_64 "attention_int8_64" in "attention/int8" takes Attention;
         ATTENTION_INT8_128 "attention_int8_128" in "attention/int8" takes Attention;
         ATTENTION_INT8_256 "attention_int8_256" in "attention/int8" takes Attention;
+        ATTENTION_INT16_64 "attention_int16_64" in "attention/int16" takes Attention;
+        ATTENTION_INT16_128 "attention_int16_128" in "attention/int16" takes Attention;
+        ATTENTION_INT16_256 "attention_int16_256" in "attention/int16" takes Attention;
+        ATTENTION_INT16_WIDE_128 "attention_int16_wide_128" in "attention/int16_wide" takes Attention;
         DELTA_CONVOLVE "delta_convolve" in "delta/prepare" takes Delta;
         DELTA_SLIDE "delta_slide" in "delta/prepare" takes Delta;
         DELTA_GATES "delta_gates" in "delta/prepare" takes Delta;
@@ -303,7 +307,7 @@ impl Kernel {
     /// The only compute capability that has its instructions (90 for 9.0); `None`: it is for all.
     pub fn only(self) -> Option<i32> {
         // `specific` of `kernels/nvrtc.json`.
-        (self.unit() == "gemm/int11_wide").then_some(90)
+        matches!(self.unit(), "attention/int16_wide" | "gemm/int11_wide").then_some(90)
     }
 
     fn instance(self) -> Option<(&'static Instances, KernelFormat, usize)> {

@@ -10,7 +10,7 @@ use crate::kernels::{Kernel, STATIC_SHARED, Variant};
 use crate::moe::experts::{MAX_CHOSEN, MAX_EXPERTS};
 use crate::moe::layer::MoeLayer;
 use crate::moe::pairs::{TileChoice, reserve_pairs, tile_choice};
-use crate::ops::activations::{EncodeInput, EncodedActivations, encode};
+use crate::ops::activations::{EncodeInput, EncodedActivations, encode, encode_int11};
 use crate::ops::context::Context;
 use crate::ops::grouped_gemm;
 use crate::ops::matmul::matmul;
@@ -109,6 +109,11 @@ impl RouterScratch {
         let grid = [row_blocks + number(ROUTER_TOKENS), number(x.rows.div_ceil(ROUTER_TOKENS)), 1];
         // SAFETY: matrices and tensors were checked against their buffers; the scratch was just reserved.
         unsafe { gpu.launch(Kernel::MOE_ROUTER_FEW, grid, ROUTER_THREADS, number(shared(rows)), &parameters)? };
+        if needs.int11 {
+            // The kernel leaves what is normed as f32; it makes no integers of 11 bits.
+            let normed = p::Tensor::dense(to.f, x.cols);
+            encode_int11(gpu, EncodeInput { x: normed, rows: x.rows, cols: x.cols, ..EncodeInput::default() }, to)?;
+        }
         self.topk(context, layer, x.rows, logits)?;
         Ok(true)
     }

@@ -108,20 +108,10 @@ pub fn encode(gpu: &Gpu, from: EncodeInput, needs: Needs, to: &mut EncodedActiva
     let EncodeInput { x, up, norm, taken, rows, cols } = from;
     let to = to.reserve(gpu, rows, cols, needs)?;
     if needs.int11 {
-        let keeps = 4 * cols <= KEPT;
-        let to = p::Encoded { unused: keeps.into(), ..to };
-        let parameters = p::Quantize { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
-        // A few rows have one large block each.
-        let most = if rows < FEW_ROWS { 1024 } else { 256 };
-        let threads = cols.div_ceil(8).next_multiple_of(32).min(most);
-        let shared = if keeps { 4 * cols } else { 0 };
-        // SAFETY: tensors were checked against their buffers, and the scratch was just reserved.
-        unsafe {
-            gpu.launch(Kernel::ENCODE_INT11, [number(rows), 1, 1], number(threads), number(shared), &parameters)?
-        };
-        if needs == Needs::INT11 {
-            return Ok(());
-        }
+        encode_int11(gpu, from, to)?;
+    }
+    if needs == Needs::INT11 {
+        return Ok(());
     }
     let parameters = p::Quantize { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
     // A few rows that are normed have one large block each. Otherwise a row has several blocks, whose threads take four columns at a time.
@@ -130,5 +120,20 @@ pub fn encode(gpu: &Gpu, from: EncodeInput, needs: Needs, to: &mut EncodedActiva
     let parts = if norm.weight == 0 { cols.div_ceil(4 * threads) } else { 1 };
     // SAFETY: tensors were checked against their buffers, and the scratch was just reserved.
     unsafe { gpu.launch(Kernel::QUANTIZE, [number(rows), number(parts), 1], number(threads), 0, &parameters)? };
+    Ok(())
+}
+
+/// Encodes rows of activations as integers of 11 bits alone, into room that [`EncodedActivations::reserve`] made.
+pub fn encode_int11(gpu: &Gpu, from: EncodeInput, to: p::Encoded) -> Result<()> {
+    let EncodeInput { x, up, norm, taken, rows, cols } = from;
+    let keeps = 4 * cols <= KEPT;
+    let to = p::Encoded { unused: keeps.into(), ..to };
+    let parameters = p::Quantize { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
+    // A few rows have one large block each.
+    let most = if rows < FEW_ROWS { 1024 } else { 256 };
+    let threads = cols.div_ceil(8).next_multiple_of(32).min(most);
+    let shared = if keeps { 4 * cols } else { 0 };
+    // SAFETY: the caller checked the tensors against their buffers and made the room.
+    unsafe { gpu.launch(Kernel::ENCODE_INT11, [number(rows), 1, 1], number(threads), number(shared), &parameters)? };
     Ok(())
 }

@@ -99,12 +99,21 @@ impl PrefillKernel {
     }
 }
 
-/// The same with int8 arithmetic, by the elements of a head.
-const PREFILL_INT8: [(usize, Kernel); 3] =
-    [(64, Kernel::ATTENTION_INT8_64), (128, Kernel::ATTENTION_INT8_128), (256, Kernel::ATTENTION_INT8_256)];
+/// The same on integers of eight and of sixteen bits, by the elements of a head.
+const PREFILL_INTEGERS: [(usize, [Kernel; 2]); 3] = [
+    (64, [Kernel::ATTENTION_INT8_64, Kernel::ATTENTION_INT16_64]),
+    (128, [Kernel::ATTENTION_INT8_128, Kernel::ATTENTION_INT16_128]),
+    (256, [Kernel::ATTENTION_INT8_256, Kernel::ATTENTION_INT16_256]),
+];
 /// Rows of a tile of these, and threads of a block.
-const INT8_ROWS: usize = 64;
-const INT8_THREADS: u32 = 128;
+const INTEGER_ROWS: usize = 64;
+const INTEGER_THREADS: u32 = 128;
+/// `kernels/attention/int16_wide.cu`: elements of a head, rows of a tile, threads, bytes of shared memory; and from how many rows on it is taken.
+const WIDE_DIM: usize = 128;
+const WIDE_ROWS: usize = 128;
+const WIDE_THREADS: u32 = 384;
+const WIDE_SHARED: usize = 1024 + 10 * 128 * 128 + PARTITION * (2 * WIDE_DIM + 16) + 8 * 4 * WIDE_DIM;
+const MIN_WIDE_ROWS: usize = 256;
 /// From this many tokens on a step is taken by tiles.
 pub const MIN_PREFILL_TOKENS: usize = 12;
 
@@ -185,8 +194,13 @@ impl AttentionScratch {
         let tiles = kv_heads * shared.div_ceil(tile);
         let partitions = round_up(max_partitions(context, layer.window));
         let part_bytes_all = tokens * heads * partitions * part_bytes(layout.v_dim);
-        let integers = layout.mode == AttentionMode::Int8;
-        assert!(!integers || layout.kv_type == KvType::Int8, "attention on integers wants them in the cache");
+        let integers = layout.mode != AttentionMode::F32;
+        assert!(
+            layout.mode.takes(layout.kv_type),
+            "attention in mode {:?} of keys and values in {:?}",
+            layout.mode,
+            layout.kv_type
+        );
         // The scratch plan has no parts for more tokens than these.
         let split = partitions > 1
             && tokens <= MIN_PREFILL_TOKENS.max(context.inputs.sequences())
@@ -306,8 +320,8 @@ fn decode_kernel(context: &Context, layout: &KvLayout, cache: &p::Cache, tile: u
     let shared = PARTITION * layout.v_dim * size + layout.k_dim * size + 4 * (tile + 4) * layout.k_dim;
     let fits = shared + STATIC_SHARED <= gpu.device.shared && layout.k_dim <= DECODE_THREADS as usize;
     let (.., kernel) = DECODE.into_iter().find(|(n, _)| *n == tile)?;
-    (gpu.device.has(Variant::Last) && single && words && fits && layout.mode == AttentionMode::F32)
-        .then_some((kernel, shared))
+    let mode = layout.mode != AttentionMode::Int8;
+    (gpu.device.has(Variant::Last) && single && words && fits && mode).then_some((kernel, shared))
 }
 
 /// The heads of a block and the kernel with smaller blocks, if it can take a step that [`decode_kernel`] can take.
@@ -333,12 +347,20 @@ fn prefill_kernel(gpu: &Gpu, layout: &KvLayout, p: &p::Attention) -> Option<(Ker
         possible && group <= rows && shared + kernel.static_shared() <= gpu.device.shared
     };
     let grid = |rows: usize| [p.tokens.div_ceil(number((rows / group.max(1)).max(1))), p.kv_heads, 1];
-    if layout.mode == AttentionMode::Int8 {
+    if layout.mode == AttentionMode::Int16 && dim == WIDE_DIM && p.tokens as usize * group >= MIN_WIDE_ROWS {
+        let kernel = Kernel::ATTENTION_INT16_WIDE_128;
+        if gpu.device.has_kernel(kernel) && takes(WIDE_ROWS, kernel, WIDE_SHARED) {
+            return Some((kernel, WIDE_THREADS, grid(WIDE_ROWS), number(WIDE_SHARED)));
+        }
+    }
+    if layout.mode != AttentionMode::F32 {
         // Keys and values as they are stored, and values transposed.
-        let shared = 2 * PARTITION * (dim + 16) + dim * (PARTITION + 16);
-        let takes = |kernel| gpu.device.has(Variant::Tiles) && takes(INT8_ROWS, kernel, shared);
-        let (_, kernel) = PREFILL_INT8.into_iter().find(|(of_kernel, kernel)| *of_kernel == dim && takes(*kernel))?;
-        return Some((kernel, INT8_THREADS, grid(INT8_ROWS), number(shared)));
+        let row = dim * kv_type.size();
+        let shared = 2 * PARTITION * (row + 16) + row * (PARTITION + 16);
+        let takes = |kernel| gpu.device.has(Variant::Tiles) && takes(INTEGER_ROWS, kernel, shared);
+        let (_, [int8, int16]) = PREFILL_INTEGERS.into_iter().find(|(of_kernel, _)| *of_kernel == dim)?;
+        let kernel = if layout.mode == AttentionMode::Int8 { int8 } else { int16 };
+        return takes(kernel).then_some((kernel, INTEGER_THREADS, grid(INTEGER_ROWS), number(shared)));
     }
     let shared = |found: &PrefillKernel| found.shared(dim, kv_type);
     let takes_it = |found: &&PrefillKernel| found.takes(dim, kv_type) && takes(found.rows, found.kernel, shared(found));
