@@ -83,22 +83,27 @@ impl Case {
             0 => self.random.usize(2..40),
             _ => self.one_of(&[8, 16, 32, 64, 80, 128]),
         };
-        let kv_type = self.one_of(&[F32, Bf16, F16, Int8]);
-        let integers = kv_type == Int8 && self.coin();
+        let kv_type = self.one_of(&[F32, Bf16, F16, Int8, Int16]);
+        let mode = match kv_type {
+            Int16 => AttentionMode::Int16,
+            Int8 if self.coin() => AttentionMode::Int8,
+            _ => AttentionMode::F32,
+        };
         let layout = KvLayout {
             layers: self.random.usize(1..=2),
             kv_heads: self.random.usize(1..=3),
             k_dim,
             v_dim: if self.once_in(6) { self.one_of(&[8, 24, 64]) } else { k_dim },
             kv_type,
-            mode: if integers { AttentionMode::Int8 } else { AttentionMode::F32 },
+            mode,
             block_tokens: if self.coin() { self.one_of(&[16, 32]) } else { self.random.usize(1..70) },
         };
         // Widths that have kernels of their own, for attention on integers and else.
         match self.random.u8(..9) {
             0 | 1 => {
                 let dim = self.one_of(&[64, 128, 256]);
-                KvLayout { k_dim: dim, v_dim: dim, kv_type: Int8, mode: AttentionMode::Int8, ..layout }
+                let (kv_type, mode) = self.one_of(&[(Int8, AttentionMode::Int8), (Int16, AttentionMode::Int16)]);
+                KvLayout { k_dim: dim, v_dim: dim, kv_type, mode, ..layout }
             }
             2 => {
                 let kv_type = self.one_of(&[Bf16, F16]);

@@ -119,7 +119,7 @@ fn the_text_from_shared_blocks_is_that_from_private_ones() {
     // Two systems of prompts, and within the first two sorts of them; longer than two partitions of attention.
     const COMMON: usize = 290;
     for name in FOLDERS {
-        for (kv_type, attention) in [KINDS[1], KINDS[3], KINDS[4]] {
+        for (kv_type, attention) in [KINDS[1], KINDS[3], KINDS[4], KINDS[5]] {
             let isa = *Isa::supported().last().unwrap();
             let options = Options {
                 kv_type: Some(kv_type),

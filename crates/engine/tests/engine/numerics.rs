@@ -50,7 +50,9 @@ fn the_bits_of_the_logits_belong_to_the_numerics_version() {
         let &(mode, activations) = modes.last().unwrap();
         let eight = Some(KvType::Int8);
         hashes.insert(format!("{folder} {mode} kv int8"), hash(folder, activations, eight, AttentionMode::F32));
-        hashes.insert(format!("{folder} {mode} attention int8"), hash(folder, activations, None, AttentionMode::Int8));
+        for (name, attention) in [("int8", AttentionMode::Int8), ("int16", AttentionMode::Int16)] {
+            hashes.insert(format!("{folder} {mode} attention {name}"), hash(folder, activations, None, attention));
+        }
     }
     let path = golden().join("numerics.json");
     if std::env::var_os("UPDATE_NUMERICS").is_some() {

@@ -231,10 +231,11 @@ fn nats_are_those_of_transformers() {
 }
 
 /// How values are rounded on the way: activations, keys and values, attention.
-const ROUNDINGS: [(Activations, KvType, AttentionMode); 4] = [
+const ROUNDINGS: [(Activations, KvType, AttentionMode); 5] = [
     (Activations::F32, KvType::F32, AttentionMode::F32),
     (Activations::Bf16, KvType::Bf16, AttentionMode::F32),
     (Activations::Int8, KvType::Int8, AttentionMode::F32),
+    (Activations::F32, KvType::Int16, AttentionMode::Int16),
     (Activations::Int8, KvType::Int8, AttentionMode::Int8),
 ];
 
@@ -245,7 +246,7 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
         let prompt = ids(&model.golden["logits"][1]["ids"]);
         let prompt = &prompt[..prompt.len().min(30)];
         // All roundings of the smallest model; of the others, so that minutes suffice, the one with most arithmetic of its own.
-        let roundings = if model.name == NAMES[0] { &ROUNDINGS[..] } else { &ROUNDINGS[3..] };
+        let roundings = if model.name == NAMES[0] { &ROUNDINGS[..] } else { &ROUNDINGS[4..] };
         for &(activations, kv_type, attention) in roundings {
             let options =
                 |isa, threads| Options { isa, threads, activations, kv_type: Some(kv_type), attention, ..exact(64) };

@@ -22,7 +22,7 @@ use crate::Isa;
 use crate::rows::{Rows, RowsMut};
 
 pub use head::{Head, Run};
-use integers::{Packed, attend_integers, pack, quantise_query};
+use integers::{DIRECT, Packed, attend_directly, attend_integers, pack, quantise_query};
 use join::{finish, join_two};
 pub use kv::{AttentionMode, KvShape, KvType, KvView, store_row};
 pub use paged::PARTITION;
@@ -122,6 +122,8 @@ enum Laid<'a> {
     Stored,
     Widened(Widened<'a>),
     Packed(Packed<'a>),
+    /// Integers as the cache stores them.
+    Integers,
 }
 
 /// Takes the queries of some runs through partitions.
@@ -204,7 +206,9 @@ impl<'a> Reader<'a> {
         if (integers || rows < WIDEN_ROWS) && p < lead.last() / PARTITION {
             located.followed_by(key_at(&head.kv, lead.table, head.kv_head, base + PARTITION));
         }
-        let laid = if integers {
+        let laid = if integers && rows <= DIRECT {
+            Laid::Integers
+        } else if integers {
             Laid::Packed(pack(isa, &located, widened))
         } else if rows < WIDEN_ROWS {
             Laid::Stored
@@ -220,6 +224,10 @@ impl<'a> Reader<'a> {
                 }
                 Laid::Widened(widened) => {
                     attend_rows(isa, widened, rule, queries, scores, sums);
+                    v_stride
+                }
+                Laid::Integers => {
+                    attend_directly(isa, &located, rule, queries, scores, sums);
                     v_stride
                 }
                 Laid::Packed(packed) => {

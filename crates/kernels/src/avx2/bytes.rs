@@ -27,6 +27,20 @@ unsafe fn multiply(sum: __m256i, a: (__m256i, __m256i), b: (__m256i, __m256i)) -
     }
 }
 
+/// The sums of lanes four apart of `a` and of `b`, in turn: a step of [`Bytes::total16`].
+#[inline(always)]
+unsafe fn fold_pairs(a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: the caller runs with AVX2.
+    unsafe { _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)) }
+}
+
+/// Its last step.
+#[inline(always)]
+unsafe fn fold_halves(a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: the caller runs with AVX2.
+    unsafe { _mm256_add_epi32(_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)) }
+}
+
 // SAFETY (all): the caller vouches for the instruction set and for the pointers, see `Bytes`.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Bytes for Avx2x16 {
@@ -56,6 +70,31 @@ impl Bytes for Avx2x16 {
         unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
     }
     #[inline(always)]
+    unsafe fn load_flipped(p: *const u8) -> Self::Quads {
+        unsafe {
+            let bits = _mm256_set1_epi8(-128);
+            let [a, b] = Self::load_quads(p);
+            [_mm256_xor_si256(a, bits), _mm256_xor_si256(b, bits)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn multiply_quads(sums: Self::Sums, a: Self::Quads, b: Self::Quads) -> Self::Sums {
+        unsafe { [multiply(sums[0], unsigned(a[0]), signed(b[0])), multiply(sums[1], unsigned(a[1]), signed(b[1]))] }
+    }
+    #[inline(always)]
+    unsafe fn total16(v: [Self::Sums; 16]) -> Self::Sums {
+        unsafe {
+            let mut quads = [_mm256_setzero_si256(); 4];
+            for i in 0..4 {
+                let v = &v[4 * i..4 * i + 4];
+                let a = fold_pairs(_mm256_add_epi32(v[0][0], v[0][1]), _mm256_add_epi32(v[1][0], v[1][1]));
+                let b = fold_pairs(_mm256_add_epi32(v[2][0], v[2][1]), _mm256_add_epi32(v[3][0], v[3][1]));
+                quads[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+            }
+            [fold_halves(quads[0], quads[1]), fold_halves(quads[2], quads[3])]
+        }
+    }
+    #[inline(always)]
     unsafe fn multiply_unsigned(sums: Self::Sums, a: Self::Quads, b: i32) -> Self::Sums {
         unsafe {
             let b = signed(_mm256_set1_epi32(b));
@@ -68,6 +107,10 @@ impl Bytes for Avx2x16 {
             let b = unsigned(_mm256_set1_epi32(b));
             [multiply(sums[0], signed(a[0]), b), multiply(sums[1], signed(a[1]), b)]
         }
+    }
+    #[inline(always)]
+    unsafe fn add_sums(a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn from_sums(sums: Self::Sums) -> Self {
@@ -111,15 +154,39 @@ impl Bytes for Avx2x16 {
         }
     }
     #[inline(always)]
-    unsafe fn interleave(rows: [*const u8; 4], p: *mut u8) {
+    unsafe fn interleave(rows: [*const u8; 4]) -> Self::Quads {
         unsafe {
             let [a, b, c, d] = [rows[0], rows[1], rows[2], rows[3]].map(|row| _mm_loadu_si128(row.cast()));
             let (low, high) = (_mm_unpacklo_epi8(a, b), _mm_unpackhi_epi8(a, b));
             let (low_2, high_2) = (_mm_unpacklo_epi8(c, d), _mm_unpackhi_epi8(c, d));
-            _mm_storeu_si128(p.cast(), _mm_unpacklo_epi16(low, low_2));
-            _mm_storeu_si128(p.add(16).cast(), _mm_unpackhi_epi16(low, low_2));
-            _mm_storeu_si128(p.add(32).cast(), _mm_unpacklo_epi16(high, high_2));
-            _mm_storeu_si128(p.add(48).cast(), _mm_unpackhi_epi16(high, high_2));
+            let first = _mm256_set_m128i(_mm_unpackhi_epi16(low, low_2), _mm_unpacklo_epi16(low, low_2));
+            [first, _mm256_set_m128i(_mm_unpackhi_epi16(high, high_2), _mm_unpacklo_epi16(high, high_2))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn interleave64([a, b, c, d]: [*const u8; 4]) -> [Self::Quads; 4] {
+        unsafe {
+            [
+                Self::interleave([a, b, c, d]),
+                Self::interleave([a.add(16), b.add(16), c.add(16), d.add(16)]),
+                Self::interleave([a.add(32), b.add(32), c.add(32), d.add(32)]),
+                Self::interleave([a.add(48), b.add(48), c.add(48), d.add(48)]),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn interleave_quarters(rows: [*const u8; 4]) -> [Self::Quads; 4] {
+        unsafe { Self::interleave64(rows) }
+    }
+    #[inline(always)]
+    unsafe fn in_order(sums: [Self::Sums; 4]) -> [Self::Sums; 4] {
+        sums
+    }
+    #[inline(always)]
+    unsafe fn store_quads(quads: Self::Quads, p: *mut u8) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), quads[0]);
+            _mm256_storeu_si256(p.add(32).cast(), quads[1]);
         }
     }
 }

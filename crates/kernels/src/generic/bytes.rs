@@ -23,6 +23,23 @@ impl Bytes for Generic16 {
         unsafe { p.cast::<[[u8; 4]; 16]>().read_unaligned() }
     }
     #[inline(always)]
+    unsafe fn load_flipped(p: *const u8) -> Self::Quads {
+        unsafe { Self::load_quads(p) }.map(|quad| quad.map(|byte| byte ^ 0x80))
+    }
+    #[inline(always)]
+    unsafe fn multiply_quads(mut sums: Self::Sums, a: Self::Quads, b: Self::Quads) -> Self::Sums {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.into_iter().zip(b)) {
+            for (a, b) in a.into_iter().zip(b) {
+                *sum = sum.wrapping_add(i32::from(a) * i32::from(b as i8));
+            }
+        }
+        sums
+    }
+    #[inline(always)]
+    unsafe fn total16(v: [Self::Sums; 16]) -> Self::Sums {
+        v.map(|sums| sums.into_iter().fold(0, i32::wrapping_add))
+    }
+    #[inline(always)]
     unsafe fn multiply_unsigned(mut sums: Self::Sums, a: Self::Quads, b: i32) -> Self::Sums {
         for (sum, a) in sums.iter_mut().zip(a) {
             for (a, b) in a.into_iter().zip(b.to_le_bytes()) {
@@ -39,6 +56,10 @@ impl Bytes for Generic16 {
             }
         }
         sums
+    }
+    #[inline(always)]
+    unsafe fn add_sums(a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
     #[inline(always)]
     unsafe fn from_sums(sums: Self::Sums) -> Self {
@@ -66,9 +87,31 @@ impl Bytes for Generic16 {
         std::array::from_fn(|i| high[i].wrapping_mul(256).wrapping_add(low[i]))
     }
     #[inline(always)]
-    unsafe fn interleave(rows: [*const u8; 4], p: *mut u8) {
+    unsafe fn interleave(rows: [*const u8; 4]) -> Self::Quads {
         let rows = rows.map(|row| unsafe { row.cast::<[u8; 16]>().read_unaligned() });
-        let quads: [[u8; 4]; 16] = std::array::from_fn(|i| rows.map(|row| row[i]));
+        std::array::from_fn(|i| rows.map(|row| row[i]))
+    }
+    #[inline(always)]
+    unsafe fn interleave64([a, b, c, d]: [*const u8; 4]) -> [Self::Quads; 4] {
+        unsafe {
+            [
+                Self::interleave([a, b, c, d]),
+                Self::interleave([a.add(16), b.add(16), c.add(16), d.add(16)]),
+                Self::interleave([a.add(32), b.add(32), c.add(32), d.add(32)]),
+                Self::interleave([a.add(48), b.add(48), c.add(48), d.add(48)]),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn interleave_quarters(rows: [*const u8; 4]) -> [Self::Quads; 4] {
+        unsafe { Self::interleave64(rows) }
+    }
+    #[inline(always)]
+    unsafe fn in_order(sums: [Self::Sums; 4]) -> [Self::Sums; 4] {
+        sums
+    }
+    #[inline(always)]
+    unsafe fn store_quads(quads: Self::Quads, p: *mut u8) {
         unsafe { p.cast::<[[u8; 4]; 16]>().write_unaligned(quads) }
     }
 }

@@ -208,6 +208,7 @@ mod tests {
             BitOptions { activations: Activations::F32, ..choices() },
             BitOptions { kv_type: KvType::F32, ..choices() },
             BitOptions { attention: AttentionMode::Int8, ..choices() },
+            BitOptions { kv_type: KvType::Int16, attention: AttentionMode::Int16, ..choices() },
             BitOptions { experts_per_token: Some(2), ..choices() },
             BitOptions { block_tokens: 16, ..choices() },
         ] {

@@ -67,7 +67,7 @@ struct Crowd {
 impl Crowd {
     fn new(kind: Kind, seed: u64) -> Crowd {
         let mut random = Rng::with_seed(seed);
-        let kv_type = [None, Some(KvType::Int8), Some(KvType::F32)][seed as usize % 3];
+        let kv_type = [None, Some(KvType::Int8), Some(KvType::F32), Some(KvType::Int16)][seed as usize % 4];
         let kind = Kind { kv_type, ..kind };
         let requests = requests(kind, &mut random);
         let (salt, spoils) = (random.u64(..), Arc::new(AtomicBool::new(true)));

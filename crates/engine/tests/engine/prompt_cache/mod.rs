@@ -106,7 +106,7 @@ proptest! {
 
     #[test]
     fn a_restored_prefix_gives_the_bits_of_a_cold_run(
-        model in 0..MODELS.len(), kind in 0..5usize, length in 2usize..300, cut in 0.0..1.0, mark in 0.0..1.0, small in any::<bool>()
+        model in 0..MODELS.len(), kind in 0..KINDS.len(), length in 2usize..300, cut in 0.0..1.0, mark in 0.0..1.0, small in any::<bool>()
     ) {
         let (cut, mark) = ((cut * (length - 1) as f64) as usize, 1 + (mark * (length - 1) as f64) as usize);
         parts_anywhere(MODELS[model], KINDS[kind], length, cut, mark, if small { 8 } else { 32 });
@@ -307,6 +307,7 @@ fn another_salt_or_another_choice_finds_nothing() {
     drop(salted);
     for options in [
         Options { kv_type: Some(KvType::Int8), ..cached(home.path()) },
+        Options { kv_type: Some(KvType::Int16), ..cached(home.path()) },
         Options { activations: Activations::Bf16, ..cached(home.path()) },
         Options { block_tokens: 16, ..cached(home.path()) },
     ] {

@@ -9,12 +9,13 @@ use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{AttentionMode, Engine, Event, Generation, KvType};
 
 /// Types of keys and values, and how attention works on them.
-pub const KINDS: [(KvType, AttentionMode); 5] = [
+pub const KINDS: [(KvType, AttentionMode); 6] = [
     (KvType::F32, AttentionMode::F32),
     (KvType::Bf16, AttentionMode::F32),
     (KvType::F16, AttentionMode::F32),
     (KvType::Int8, AttentionMode::F32),
     (KvType::Int8, AttentionMode::Int8),
+    (KvType::Int16, AttentionMode::Int16),
 ];
 
 pub fn folder(name: &str) -> PathBuf {

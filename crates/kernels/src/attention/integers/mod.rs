@@ -8,12 +8,15 @@
 //! Integers of sixteen bits are two planes of bytes, high and low. Their product is 256 times that of the high bytes plus the two mixed ones; that of the low bytes
 //! is left out.
 
+mod direct;
 mod pack;
 mod products;
 mod weigh;
 
+use std::ops::Range;
+
 use super::kv::{AttentionMode, KvShape, KvType, store_row};
-use super::paged::PARTITION;
+use super::paged::{PARTITION, Paged};
 use super::partition::{QueryRow, Rule};
 use super::prefill::{BATCH, PrefillScratch};
 use crate::Isa;
@@ -30,6 +33,8 @@ const QUADS: usize = 4 * PANEL;
 const HEADER: usize = 2;
 /// From so many rows on, tiles are quicker, though some of their rows multiply nothing.
 const FOR_TILES: usize = 8;
+/// So few rows read the cache directly: laying it out would cost more than what it saves them.
+pub const DIRECT: usize = 4;
 /// Words of a cache line.
 const LINE: usize = 16;
 
@@ -127,17 +132,41 @@ struct Batch<'a, 'q> {
     sums: &'a mut [f32],
 }
 
+impl<'a, 'q> Batch<'a, 'q> {
+    /// Checks that all that kernels rely on is there. `strides`: elements of a query, and of a row's sums.
+    fn new(
+        planes: usize,
+        seen: &Range<usize>,
+        strides: (usize, usize),
+        rows: &'a mut [QueryRow<'q>],
+        scores: &'a mut [f32],
+        sums: &'a mut [f32],
+    ) -> Batch<'a, 'q> {
+        let (n, each, (q_stride, v_stride)) = (rows.len(), score_len(planes), strides);
+        assert!(n <= BATCH && scores.len() >= n * each && sums.len() >= n * v_stride);
+        for row in rows.iter() {
+            let v = &row.visible;
+            assert!(row.q.len() == q_stride && (v.is_empty() || seen.start <= v.start && v.end <= seen.end));
+        }
+        let (scores, bytes) = scores.split_at_mut(scores.len() / each * PARTITION);
+        Batch { rows, scores, bytes: bytes_of(bytes), scales: [0.0; BATCH], sums }
+    }
+}
+
+/// As [`attend_integers`], of a few rows, at most [`DIRECT`], straight from the cache.
+pub fn attend_directly(isa: Isa, at: &Paged, rule: Rule, rows: &mut [QueryRow], scores: &mut [f32], sums: &mut [f32]) {
+    let (planes, scales) = pack::planes_of(at);
+    let strides = (HEADER + planes * k_quads(at.k_dim), padded_v(at.v_dim));
+    let mut batch = Batch::new(planes, &at.seen, strides, rows, scores, sums);
+    direct::dots_of_all(isa, at, planes, &mut batch);
+    weigh::weigh(isa, planes, scales, rule, &mut batch, false);
+    direct::sums_of_all(isa, at, planes, &mut batch);
+}
+
 /// Sets `m` and `l` of the rows that see something, and their weighted sums of values, `v_stride` apart. Queries are as [`quantise_query`] leaves them; `scores` has room
 /// for [`score_len`] per row.
 pub fn attend_integers(isa: Isa, at: &Packed, rule: Rule, rows: &mut [QueryRow], scores: &mut [f32], sums: &mut [f32]) {
-    let (n, each) = (rows.len(), score_len(at.planes));
-    assert!(n <= BATCH && scores.len() >= n * each && sums.len() >= n * at.v_stride);
-    for row in rows.iter() {
-        let v = &row.visible;
-        assert!(row.q.len() == at.q_stride() && (v.is_empty() || at.seen.start <= v.start && v.end <= at.seen.end));
-    }
-    let (scores, bytes) = scores.split_at_mut(scores.len() / each * PARTITION);
-    let mut batch = Batch { rows, scores, bytes: bytes_of(bytes), scales: [0.0; BATCH], sums };
+    let mut batch = Batch::new(at.planes, &at.seen, (at.q_stride(), at.v_stride), rows, scores, sums);
     #[cfg(target_arch = "x86_64")]
     if isa.level() == Level::Amx && products::fills_tiles(at, &batch) {
         // SAFETY: checked by `fills_tiles`, and an `Isa` of this level is made only where it is supported.
@@ -145,6 +174,6 @@ pub fn attend_integers(isa: Isa, at: &Packed, rule: Rule, rows: &mut [QueryRow],
         return;
     }
     products::dots_of_all(isa, at, &mut batch);
-    weigh::weigh(isa, at, rule, &mut batch, false);
+    weigh::weigh(isa, at.planes, at.scales, rule, &mut batch, false);
     products::sums_of_all(isa, at, &mut batch);
 }

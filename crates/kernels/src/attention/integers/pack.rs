@@ -43,24 +43,43 @@ impl Packed<'_> {
     }
 }
 
+/// How many planes keys and values have, and their scales.
+pub(super) fn planes_of<'a>(from: &'a Paged) -> (usize, &'a KvScales) {
+    match (from.kv_type, &from.scales) {
+        (KvType::Int8, Some(scales)) => (1, scales),
+        (KvType::Int16, Some(scales)) => (2, scales),
+        _ => panic!("attention on integers needs keys and values that are integers"),
+    }
+}
+
 /// The first `n` of `N` bytes, the rest zeros.
 #[inline(always)]
-unsafe fn padded<const N: usize>(p: *const u8, n: usize) -> [u8; N] {
+pub(super) unsafe fn padded<const N: usize>(p: *const u8, n: usize) -> [u8; N] {
     let mut bytes = [0; N];
     // SAFETY: the caller vouches for `n` bytes at `p`.
     unsafe { std::ptr::copy_nonoverlapping(p, bytes.as_mut_ptr(), n.min(N)) };
     bytes
 }
 
+/// Columns from `c` on, of four positions: sixteen, or the `n` that there are, and zeros.
+#[inline(always)]
+pub(super) unsafe fn columns<V: Bytes>(rows: [*const u8; 4], c: usize, n: usize) -> V::Quads {
+    let [p, q, r, s] = rows;
+    // SAFETY: the caller vouches for them.
+    unsafe {
+        if n >= 16 {
+            return V::interleave([p.add(c), q.add(c), r.add(c), s.add(c)]);
+        }
+        let [p, q, r, s] = [p, q, r, s].map(|row| padded::<16>(row.add(c), n));
+        V::interleave([p.as_ptr(), q.as_ptr(), r.as_ptr(), s.as_ptr()])
+    }
+}
+
 #[inline(always)]
 unsafe fn pack_lanes<'a, V: Bytes>(from: &'a Paged, room: &'a mut [f32]) -> Packed<'a> {
     let (k_dim, v_dim) = (from.k_dim, from.v_dim);
     let (k_quads, v_stride) = (k_quads(k_dim), padded_v(v_dim));
-    let (planes, scales) = match (from.kv_type, &from.scales) {
-        (KvType::Int8, Some(scales)) => (1, scales),
-        (KvType::Int16, Some(scales)) => (2, scales),
-        _ => panic!("attention on integers needs keys and values that are integers"),
-    };
+    let (planes, scales) = planes_of(from);
     let (k_plane, v_plane) = (4 * PARTITION * k_quads, PARTITION * v_stride);
     let (keys, values) = bytes_of(room)[..planes * (k_plane + v_plane)].split_at_mut(planes * k_plane);
     let (keys, values) = (keys.as_mut_ptr(), values.as_mut_ptr());
@@ -107,16 +126,23 @@ unsafe fn pack_lanes<'a, V: Bytes>(from: &'a Paged, room: &'a mut [f32]) -> Pack
             }
             for plane in 0..planes {
                 let (rows, values) = (rows.map(|row| row.add(plane * v_dim)), values.add(plane * v_plane));
-                for c in (0..v_stride).step_by(16) {
+                let mut c = 0;
+                while c < v_stride {
                     let to = values.add((c / PANEL * (PARTITION / 4) + quad) * QUADS + c % PANEL * 4);
                     match v_dim.saturating_sub(c) {
-                        16.. => V::interleave(rows.map(|row| row.add(c)), to),
-                        0 => to.write_bytes(0, 64),
-                        n => {
-                            let rows = rows.map(|row| padded::<16>(row.add(c), n));
-                            V::interleave([rows[0].as_ptr(), rows[1].as_ptr(), rows[2].as_ptr(), rows[3].as_ptr()], to);
+                        64.. if c % PANEL == 0 => {
+                            let four = V::interleave64(rows.map(|row| row.add(c)));
+                            let next = to.add(PARTITION / 4 * QUADS);
+                            V::store_quads(four[0], to);
+                            V::store_quads(four[1], to.add(64));
+                            V::store_quads(four[2], next);
+                            V::store_quads(four[3], next.add(64));
+                            c += 48;
                         }
+                        0 => to.write_bytes(0, 64),
+                        n => V::store_quads(columns::<V>(rows, c, n), to),
                     }
+                    c += 16;
                 }
             }
         }

@@ -45,7 +45,7 @@ pub(super) unsafe fn by_tiles(isa: Isa, at: &Packed, rule: Rule, batch: &mut Bat
     unsafe {
         let tiles = Tiles::whole();
         dots_by_tiles(isa, &tiles, at, batch);
-        weigh(isa, at, rule, batch, true);
+        weigh(isa, at.planes, at.scales, rule, batch, true);
         sums_by_tiles(isa, &tiles, at, batch);
     }
     scale_sums(isa, batch, at.v_stride);

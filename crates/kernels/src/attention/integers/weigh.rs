@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use super::pack::Packed;
 use super::products::convert;
 use super::{Batch, PARTITION};
+use crate::attention::paged::KvScales;
 use crate::attention::partition::{Rule, weights};
 use crate::dispatch::simd;
 use crate::instructions::bytes::Bytes;
 
 #[inline(always)]
-unsafe fn weigh_lanes<V: Bytes>(at: &Packed, rule: Rule, batch: &mut Batch, raw: bool) {
+unsafe fn weigh_lanes<V: Bytes>(planes: usize, scales: &KvScales, rule: Rule, batch: &mut Batch, raw: bool) {
     let scores = batch.scores.as_chunks_mut::<PARTITION>().0;
     for i in 0..batch.rows.len() {
         let row = &mut batch.rows[i];
@@ -18,15 +18,15 @@ unsafe fn weigh_lanes<V: Bytes>(at: &Packed, rule: Rule, batch: &mut Batch, raw:
             continue;
         }
         let (scale, more) = (row.q[0], row.q[1].to_bits() as i32);
-        let bytes = &mut batch.bytes[i * at.planes * PARTITION..];
+        let bytes = &mut batch.bytes[i * planes * PARTITION..];
         // SAFETY: whole registers; the shell has the instruction set.
         unsafe {
             if raw {
                 convert::<V>(&mut scores[i], more, V::splat(1.0));
             }
             let rule = Rule { scale: rule.scale * scale, ..rule };
-            (row.m, row.l) = weights::<V>(rule, Some(at.scales), row.visible.clone(), &mut scores[i]);
-            batch.scales[i] = match at.planes {
+            (row.m, row.l) = weights::<V>(rule, Some(scales), row.visible.clone(), &mut scores[i]);
+            batch.scales[i] = match planes {
                 1 => quantise_weights::<V, 1>(row.visible.clone(), &mut scores[i], bytes),
                 _ => 256.0 * quantise_weights::<V, 2>(row.visible.clone(), &mut scores[i], bytes),
             };
@@ -36,7 +36,7 @@ unsafe fn weigh_lanes<V: Bytes>(at: &Packed, rule: Rule, batch: &mut Batch, raw:
 
 simd! {
     /// From dot products (integers still, and without what is known from the query, where they are `raw`) to weights as integers.
-    pub(super) fn weigh(at: &Packed, rule: Rule, batch: &mut Batch, raw: bool) = weigh_lanes
+    pub(super) fn weigh(planes: usize, scales: &KvScales, rule: Rule, batch: &mut Batch, raw: bool) = weigh_lanes
 }
 
 /// A row's visible weights as integers of `P` bytes, zeros around them; returns their scale. A weight that is not finite stays visible, as a scale of NaN.
