@@ -14,8 +14,10 @@ mod settle;
 use std::cell::Cell;
 use std::sync::Arc;
 
-use anyhow::{Error, Result};
-use sluice_backend::{Activations, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
+use anyhow::{Error, Result, bail};
+use sluice_backend::{
+    Activations, ExpertOptions, Experts, Failed, FormatRefused, Lookahead, Moe, Streamed, WeightFormat,
+};
 use sluice_experts::{ExpertPool, ExpertStats, FetchId, PinnedExpert, SlotClass, TierMove};
 use sluice_store::{Bytes, Memory as _};
 
@@ -172,6 +174,22 @@ pub fn min_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe> 
     tables + layers.iter().sum::<u64>()
 }
 
+/// Experts in blocks are rearranged where they stay; tiers copy them back and forth as the file has them.
+fn refuse_blocks<'a>(weights: &Weights, mut mixtures: impl Iterator<Item = &'a Moe>) -> Result<()> {
+    let of_expert = |moe: &'a Moe, e: usize| operands(&moe.experts, e).map(|o| weights.all[o.weight].form());
+    let name = mixtures.find_map(|moe| {
+        (0..moe.experts.count).flat_map(|e| of_expert(moe, e)).find_map(|format| match format {
+            WeightFormat::Blocks(blocks) => Some(format!("streamed {}", blocks.name())),
+            WeightFormat::E2m1(_) => Some("streamed four-bit float".to_owned()),
+            _ => None,
+        })
+    });
+    match name {
+        Some(format) => bail!(FormatRefused { format, device: "a GPU" }),
+        None => Ok(()),
+    }
+}
+
 impl ExpertStreaming {
     /// Opens the tiers of these mixtures' experts. `computes`: the host's threads that another device has made, or `None`; then they are made and left there.
     ///
@@ -186,6 +204,7 @@ impl ExpertStreaming {
         computes: &mut Option<SharedHostExperts>,
     ) -> Result<ExpertStreaming> {
         let k = mixtures.clone().map(|m| m.scoring.k()).max().unwrap_or(0);
+        refuse_blocks(weights, mixtures.clone())?;
         let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
             let of = |o: Operand| weights.all[o.weight].rows_bytes(o.row..o.row + o.rows);
             operands(experts, e).into_iter().flat_map(of).collect()
