@@ -10,10 +10,11 @@ use sluice_backend::{Activations, Float, Fp8, Fp8Scale, MatrixSource, WeightForm
 use sluice_store::Bytes;
 use sluice_store::load::LoadProgress;
 
-use crate::blocks::{Arrived, RowLayout, rearrange};
+use crate::blocks::{BlockRows, rearrange};
 use crate::device::memory::{ALIGNMENT, DeviceBuffer};
 use crate::device::stream::Gpu;
 use crate::device::sys::Address;
+use crate::kernels::RowLayout;
 use crate::loading::Arrivals;
 use crate::parameters::{self, number};
 
@@ -102,9 +103,16 @@ impl Weight {
         self.layout.map_or_else(|| self.row_bytes.iter().sum(), |layout| layout.row_bytes(self.cols()))
     }
 
-    /// Bytes of so many rows in each array.
+    /// Bytes of so many rows in each array, as the checkpoint has them.
     pub fn bytes_per_array(&self, rows: usize) -> [usize; ARRAYS] {
         self.row_bytes.map(|row| row * rows)
+    }
+
+    /// So many of its rows, if they have blocks.
+    pub fn block_rows(&self, rows: usize) -> Option<BlockRows> {
+        let [row, scale_row, _] = self.row_bytes;
+        let (format, cols) = (self.form(), self.cols());
+        self.layout.map(|_| BlockRows { format, rows, cols, row_bytes: [row, scale_row] })
     }
 
     /// The arrays of some rows, wherever they are; those that its form does not have are empty.
@@ -132,10 +140,11 @@ impl Weight {
     /// Where it is not on the device.
     pub fn at_row(&self, row: usize, mode: Activations) -> parameters::Matrix {
         let at = self.at.expect("a weight that is used is on the device");
-        if let Some(layout) = self.layout {
-            return self.in_blocks(layout, at[0] + (row * layout.row_bytes(self.cols())) as u64, mode);
-        }
-        self.described(std::array::from_fn(|i| at[i] + (row * self.row_bytes[i]) as u64), mode)
+        let row_bytes = match self.layout {
+            Some(layout) => [layout.row_bytes(self.cols()); ARRAYS],
+            None => self.row_bytes,
+        };
+        self.described(std::array::from_fn(|i| at[i] + (row * row_bytes[i]) as u64), mode)
     }
 
     /// What a kernel is told of rows in blocks that begin there.
@@ -157,9 +166,12 @@ impl Weight {
 
     /// What a kernel is told of rows whose arrays begin there.
     pub fn described(&self, [data, scales, biases]: [Address; ARRAYS], mode: Activations) -> parameters::Matrix {
+        if let Some(layout) = self.layout {
+            return self.in_blocks(layout, data, mode);
+        }
         let (element, group, bits) = match self.form() {
             WeightFormat::Float(float) => (element(float), 0, 0),
-            WeightFormat::Blocks(_) | WeightFormat::E2m1(_) => unreachable!("refused where experts are streamed"),
+            WeightFormat::Blocks(_) | WeightFormat::E2m1(_) => unreachable!("they have blocks"),
             WeightFormat::Affine { bits, group, scale } => (element(scale), u32::from(group), u32::from(bits)),
             WeightFormat::Fp8(Fp8 { group, scale }) => {
                 let element = match scale {
@@ -191,7 +203,7 @@ pub struct Weights {
     pub all: Vec<Weight>,
     memory: Vec<Arc<DeviceBuffer>>,
     /// What has blocks and is still as the file has it.
-    as_in_file: Vec<Arrived>,
+    as_in_file: Vec<(BlockRows, Address)>,
     /// Matrices before this one have a place on the device or are elsewhere.
     looked_at: usize,
     /// What is on its way here.
@@ -215,11 +227,8 @@ impl Weights {
             let (mut at, mut arrays) = (memory.at, Vec::new());
             for weight in new.iter_mut().filter(absent) {
                 let mut places = [0; ARRAYS];
-                if weight.layout.is_some() {
-                    let Weight { row_bytes: [row, scale_row, _], .. } = *weight;
-                    let (rows, cols) = (weight.rows(), weight.cols());
-                    let (format, row_bytes) = (weight.form(), [row, scale_row]);
-                    self.as_in_file.push(Arrived { format, rows, cols, row_bytes, at });
+                if let Some(rows) = weight.block_rows(weight.rows()) {
+                    self.as_in_file.push((rows, at));
                     let mut behind = at;
                     for bytes in &weight.source.planes {
                         arrays.push((bytes.clone(), behind));

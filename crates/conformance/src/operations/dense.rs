@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sluice_backend::{
-    Backend, DRAWN_TOGETHER, Float, Isa, Linear, Logits, MAX_RANKS, Mlp, Projection, Ranked, Scaled, Top,
-    WeightFormat, sample,
+    Backend, DRAWN_TOGETHER, Float, Isa, Linear, Logits, MAX_RANKS, Mlp, Projection, Ranked, Scaled, Top, WeightFormat,
+    sample,
 };
 
 use crate::case::Case;

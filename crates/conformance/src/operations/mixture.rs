@@ -1,8 +1,8 @@
 //! Mixtures of experts: all kinds of routing, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
-    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Moe, MoeId,
-    Outcome, Projection, Scoring, SharedExpert, Tensor, WeightFormat,
+    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
+    Projection, Scoring, SharedExpert, Tensor, WeightFormat,
 };
 
 use crate::case::Case;

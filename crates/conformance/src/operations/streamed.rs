@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
-use sluice_backend::{ExpertOptions, Float, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat};
+use sluice_backend::{BlockFormat, ExpertOptions, Float, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat};
 use sluice_experts::{Error, Keep, Policy, ReadFaults};
 use sluice_store::load::{self, LoadOptions};
 use sluice_store::{Bytes, Checkpoint, Dtype, TensorPlan, Writer};
 
 use super::mixture::Drawn;
 use crate::case::Case;
-use crate::weights::Parts;
+use crate::weights::{Parts, unit};
 
 /// A disk that is sometimes slow and has unreadable places.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize) {
 
 fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
     let mut drawn = Vec::new();
-    let group = if c.uniform.is_some() { 64 } else { 32 };
+    let group = c.uniform.map_or(32, |format| unit(format).max(64));
     for _ in 0..c.random.usize(1..=3) {
         let (count, intermediate) = (c.random.usize(4..=12), group * c.random.usize(1..=3));
         drawn.push(c.experts(count, hidden, intermediate, stacked));
@@ -143,10 +143,15 @@ fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
 }
 
 pub fn streamed(c: &mut Case) {
-    // Half of the cases are like real checkpoints, for which backends may have faster kernels: matrices of one format with groups of 64, and mostly one or a
-    // few tokens.
+    // Half of the cases are like real checkpoints, for which backends may have faster kernels: matrices of one format with groups of 64 or with blocks, and mostly one
+    // or a few tokens.
     let usual = c.coin();
-    if usual {
+    if usual && c.once_in(3) {
+        let has_codebook =
+            |format: &WeightFormat| matches!(format, WeightFormat::Blocks(of) if !of.codebook().is_empty());
+        let format = c.blocks(256);
+        c.uniform = Some(if has_codebook(&format) { WeightFormat::Blocks(BlockFormat::Q4K) } else { format });
+    } else if usual {
         let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
         c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });
     }

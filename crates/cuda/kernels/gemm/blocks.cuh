@@ -1,6 +1,7 @@
 // Products of integer groups of 32 or 16 columns with weights in blocks: a warp takes a row for several tokens, a thread 32 columns at a time. Groups then meet in
 // four chains, group w in that of the threads w mod 4.
 #pragma once
+#include "format/block_scales.cuh"
 #include "format/list.cuh"
 #include "format/matrix.cuh"
 #include "gemm/matmul.cuh"
@@ -42,7 +43,7 @@ template <class F, int T> __device__ __forceinline__ void blocks_dot(const Matmu
                 F::unpack(packed.words, q, values);
 #pragma unroll
                 for (int h = 0; h < HALVES; h++) {
-                    const float2 scale = block_scale(F::code(own, h), unit, w.m.type);
+                    const float2 scale = scale_and_bias<F>(F::code(own, h), unit, w.m.type);
                     s[h] = scale.x, b[h] = scale.y;
                 }
 #pragma unroll

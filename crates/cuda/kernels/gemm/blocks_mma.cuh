@@ -2,6 +2,7 @@
 // its threads unpack weights to bytes, and scales to floats, into one half of shared memory while the other is multiplied. A warp has sixteen rows and all four
 // chains of its sums in registers, where they meet.
 #pragma once
+#include "format/block_scales.cuh"
 #include "format/list.cuh"
 #include "format/matrix.cuh"
 #include "gemm/matmul.cuh"
@@ -70,7 +71,7 @@ template <class F, int EIGHTS, int SIDES> __device__ __forceinline__ void gemm_b
             own[0] = make_uint4(q[0], q[1], q[2], q[3]);
             own[1] = make_uint4(q[4], q[5], q[6], q[7]);
 #pragma unroll
-            for (u32 h = 0; h < HALVES; h++) ((float2*)(to + G::SCALES))[(part * HALVES + h) * G::ROWS + r] = block_scale(F::code(codes[k], h), unit[k], m.type);
+            for (u32 h = 0; h < HALVES; h++) ((float2*)(to + G::SCALES))[(part * HALVES + h) * G::ROWS + r] = scale_and_bias<F>(F::code(codes[k], h), unit[k], m.type);
         }
     };
     auto store_inputs = [&](u8* to) {

@@ -1,6 +1,7 @@
 // Products of blocks for one token, as a layer's part: gemv/fused.cu for groups of 32 and 16 columns. A lane takes 32 columns at a time. Where these are two groups, it
 // carries two of a row's four chains, and its neighbour the others.
 #include "format/activations.cuh"
+#include "format/block_scales.cuh"
 #include "format/list.cuh"
 #include "format/matrix.cuh"
 #include "gemv/fused.cuh"
@@ -149,7 +150,7 @@ template <class F, int UNITS, int THREADS> __device__ __forceinline__ void gemv_
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
                 m[d][h] = x.m[part * HALVES + h];
-                scale[d][h] = block_scale(F::code(codes[d], h), unit[d], type);
+                scale[d][h] = scale_and_bias<F>(F::code(codes[d], h), unit[d], type);
             }
         }
         // 4. Chains: those of rows side by side, or one after the other's. What is not there is left out.

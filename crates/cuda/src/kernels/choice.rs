@@ -73,7 +73,13 @@ impl KernelFormat {
 
     /// Columns of a group of blocks.
     fn block_group(self) -> usize {
-        let halves = [KernelFormat::B2Int8, KernelFormat::B3Int8, KernelFormat::B6Int8, KernelFormat::H3Int8, KernelFormat::H4Int8];
+        let halves = [
+            KernelFormat::B2Int8,
+            KernelFormat::B3Int8,
+            KernelFormat::B6Int8,
+            KernelFormat::H3Int8,
+            KernelFormat::H4Int8,
+        ];
         if halves.contains(&self) { 16 } else { 32 }
     }
 

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::format::{
-    BF16_FORMATS, BLOCK_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, INT11_FORMATS, INT11_TENSOR_FORMATS, KernelFormat,
+    BF16_FORMATS, BLOCK_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, INT11_FORMATS, INT11_TENSOR_FORMATS,
+    KernelFormat,
 };
 use crate::parameters as p;
 

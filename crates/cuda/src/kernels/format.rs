@@ -2,7 +2,7 @@
 
 use sluice_backend::{Activations, Float, WeightFormat};
 
-use crate::blocks::RowLayout;
+use super::rows::RowLayout;
 
 /// Which encodings of the activations some matrices need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl KernelFormat {
             }
             (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::Bf16) => KernelFormat::BlocksBf16,
             (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::Int8) => {
-                RowLayout::of(form).expect("it has blocks").kernel_format()
+                KernelFormat::of_blocks(RowLayout::of(form).expect("it has blocks"))
             }
             (WeightFormat::Affine { .. }, Activations::F32) => KernelFormat::AffineF32,
             (WeightFormat::Affine { .. }, Activations::Bf16) => KernelFormat::AffineBf16,
@@ -98,6 +98,22 @@ impl KernelFormat {
                 let wanted = |format: &&KernelFormat| format.bits() == Some(usize::from(bits));
                 *formats.iter().find(wanted).expect("integers of these bits have kernels")
             }
+        }
+    }
+
+    /// The format that multiplies with such rows as integers.
+    fn of_blocks(layout: RowLayout) -> KernelFormat {
+        match (layout.bits, layout.group, layout.is_looked_up()) {
+            (2, ..) => KernelFormat::B2Int8,
+            (3, 16, true) => KernelFormat::H3Int8,
+            (3, _, true) => KernelFormat::V3Int8,
+            (3, ..) => KernelFormat::B3Int8,
+            (4, 16, _) => KernelFormat::H4Int8,
+            (4, _, true) => KernelFormat::V4Int8,
+            (4, ..) => KernelFormat::B4Int8,
+            (5, ..) => KernelFormat::B5Int8,
+            (6, ..) => KernelFormat::B6Int8,
+            _ => KernelFormat::B8Int8,
         }
     }
 

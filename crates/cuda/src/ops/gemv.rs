@@ -42,7 +42,13 @@ struct LaunchPlan {
 
 /// The plan with the least work for a warp. The costs were measured: instructions of a unit, of a round of units, and of a chain's step from lane to lane. `groups`: of a
 /// row, one lane's each. `chains`: of the four, those that a lane carries.
-fn plan(rows: &[usize], (groups, cols): (usize, usize), chains: usize, gated: bool, multiprocessors: usize) -> LaunchPlan {
+fn plan(
+    rows: &[usize],
+    (groups, cols): (usize, usize),
+    chains: usize,
+    gated: bool,
+    multiprocessors: usize,
+) -> LaunchPlan {
     let all: usize = rows.iter().sum();
     let rounds = |kernel: usize, log: u32, warps: usize| {
         let (sets, steps) = (all >> (5 - log), groups.div_ceil(1 << log));
@@ -260,7 +266,10 @@ mod tests {
             plan(&[2048, 1024, 1024], (16, 1024), 1, false, 132),
             LaunchPlan { log_lanes: 4, kernel: SMALL, blocks: 132 }
         );
-        assert_eq!(plan(&[3072, 3072], (16, 1024), 1, true, 132), LaunchPlan { log_lanes: 4, kernel: WIDE, blocks: 132 });
+        assert_eq!(
+            plan(&[3072, 3072], (16, 1024), 1, true, 132),
+            LaunchPlan { log_lanes: 4, kernel: WIDE, blocks: 132 }
+        );
         assert_eq!(plan(&[12288, 12288], (64, 4096), 1, true, 132).blocks, 264);
         assert_eq!(plan(&[4096, 1024, 1024], (64, 4096), 1, false, 132).blocks, 132);
     }
