@@ -205,7 +205,7 @@ impl ExpertStreaming {
     /// experts.
     pub fn prefetch(&mut self, weights: &Weights, next: usize) -> Result<()> {
         let Some(ActiveLayer { tokens, needs_most, .. }) = self.active else { return Ok(()) };
-        let StreamedLayer { history, is_complete, experts } = &self.layers[next];
+        let StreamedLayer { history, is_complete, experts, .. } = &self.layers[next];
         let is_likely: Vec<bool> = match (history, tokens) {
             (Some(history), Some(tokens)) => (0..experts.count).map(|e| history.is_likely(e, tokens)).collect(),
             _ => vec![needs_most; experts.count],

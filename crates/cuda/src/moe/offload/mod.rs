@@ -278,7 +278,7 @@ impl ExpertStreaming {
         };
         let layers: Vec<StreamedLayer> = mixtures.clone().map(layer).collect();
         let in_blocks = layers.iter().flat_map(|layer| &layer.blocks).flatten().flatten();
-        let staging = in_blocks.map(|rows| rows.file_bytes().iter().sum()).max();
+        let staging = in_blocks.map(|rows| rows.file_bytes().iter().sum::<usize>()).max();
         let host_width = mixtures.clone().map(|moe| moe.experts.hidden()).max().filter(|_| split.is_some());
         // The driver must not have to load a kernel while the device waits for the host.
         gpu.device.load_kernels()?;
