@@ -1,7 +1,7 @@
 //! Random weight matrices of every format, as the bytes of a checkpoint: at any alignment, with any tail.
 
 use half::{bf16, f16};
-use sluice_backend::{E2m1, Element, Float, MatrixId, MatrixSource, WeightFormat};
+use sluice_backend::{BlockFormat, E2m1, Element, Float, Fp8, Fp8Scale, MatrixId, MatrixSource, WeightFormat};
 use sluice_store::Bytes;
 
 use crate::case::Case;
@@ -25,7 +25,39 @@ pub fn encode(float: Float, values: &[f32]) -> Vec<u8> {
     }
 }
 
+/// Formats of safetensors whose numbers are small floats.
+const SMALL_FLOATS: [WeightFormat; 6] = [
+    WeightFormat::E2m1(E2m1::Power),
+    WeightFormat::E2m1(E2m1::E4m3 { global: 0x3e4c_cccd, divides: false }),
+    WeightFormat::E2m1(E2m1::E4m3 { global: 0x4133_3333, divides: true }),
+    WeightFormat::Fp8(Fp8 { group: 128, scale: Fp8Scale::Float(Float::F32) }),
+    WeightFormat::Fp8(Fp8 { group: 0, scale: Fp8Scale::Float(Float::Bf16) }),
+    WeightFormat::Fp8(Fp8 { group: 32, scale: Fp8Scale::Power }),
+];
+
+/// The columns that matrices of a format are multiples of.
+pub fn unit(format: WeightFormat) -> usize {
+    match format {
+        WeightFormat::Float(_) => 1,
+        WeightFormat::Affine { group, .. } => group.into(),
+        WeightFormat::Blocks(blocks) => blocks.block_columns(),
+        WeightFormat::E2m1(_) | WeightFormat::Fp8(_) => 32,
+    }
+}
+
 impl Case {
+    /// A type of GGUF's blocks, or at times a format of small floats, whose matrices can have so many columns.
+    pub fn blocks(&mut self, cols: usize) -> WeightFormat {
+        let small = self.once_in(8).then_some(&SMALL_FLOATS).into_iter().flatten().copied();
+        let blocks = BlockFormat::ALL.map(WeightFormat::Blocks);
+        let all: Vec<WeightFormat> = match small.collect::<Vec<_>>() {
+            small if small.is_empty() => blocks.to_vec(),
+            small => small,
+        };
+        let fits: Vec<WeightFormat> = all.into_iter().filter(|format| cols.is_multiple_of(unit(*format))).collect();
+        if fits.is_empty() { WeightFormat::Float(Float::Bf16) } else { self.one_of(&fits) }
+    }
+
     /// A format that a matrix with so many columns can have.
     pub fn form(&mut self, cols: usize) -> WeightFormat {
         if let Some(form) = self.uniform {

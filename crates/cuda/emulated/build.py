@@ -39,6 +39,7 @@ INSTRUCTIONS = {
     "dp4a.u32.s32": "d = emu_dp4a(a, b, sum);",
     "dp4a.s32.s32": "d = emu_dp4a_signed(a, b, sum);",
     "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32": "emu_mma(d, a, b0, b1, MAGIC);",
+    "mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32": "{{ const unsigned both[4] = {{a0, a1, 0, 0}}; emu_mma(d, both, b0, 0, MAGIC); }}",
     "cvt.f32.f16": "y = _cvtsh_ss(x);",
     "cvt.rn.f16.f32": "y = _cvtss_sh(x, 0);",
     "/* in place */ mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32": "emu_mma_more<uint8_t>(d, a, b0, b1);",

@@ -12,6 +12,7 @@
 #define __grid_constant__
 #define __noinline__ __attribute__((noinline))
 #define __shared__ static
+#define __constant__
 #define __align__(n) __attribute__((aligned(n)))
 #define __CUDA_ARCH__ 900
 struct Dim3 { unsigned x, y, z; };

@@ -5,6 +5,7 @@ mod choice;
 mod families;
 mod format;
 mod objects;
+mod rows;
 mod shared_memory;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ pub use self::families::Kernel;
 pub use self::format::{KernelFormat, Needs};
 pub use self::objects::embedded_bytes;
 use self::objects::{Code, Objects};
+pub use self::rows::RowLayout;
 pub use self::shared_memory::STATIC_SHARED;
 use self::shared_memory::large_shared;
 use crate::device::sys::checked;

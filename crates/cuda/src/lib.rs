@@ -7,6 +7,7 @@
 //! end of a step, and within it only for experts that are not on the device.
 
 mod backend;
+mod blocks;
 mod cuda;
 mod device;
 mod kernels;

@@ -92,6 +92,21 @@ parameters! {
         rows: u32,
         cols: u32,
     }
+    /// Rows of blocks, and where they go as kernels take them.
+    Rearrange {
+        file: Address,
+        scales: Address,
+        own: Address,
+        /// 0: none
+        codebook: Address,
+        own_bytes: u64,
+        rows: u32,
+        cols: u32,
+        format: u32,
+        codes_at: u32,
+        units_at: u32,
+        global: u32,
+    }
     CopyRows {
         from: Tensor,
         to: Tensor,

@@ -1,18 +1,20 @@
-//! Weight matrices: their bytes as the checkpoint has them, in the device's memory.
+//! Weight matrices: their bytes as the checkpoint has them, in the device's memory. Those in blocks are rearranged when they have arrived ([`crate::blocks`]).
 //!
 //! They are made known before they are read. What was made known goes to the device all together, into one run of memory: as it is read, where a load reads it,
 //! or else when the next step begins, so that steps find everything in place. Experts that stay on disk are left out.
 
 use std::sync::Arc;
 
-use anyhow::{Result, bail, ensure};
-use sluice_backend::{Activations, Float, FormatRefused, MatrixSource, WeightFormat};
+use anyhow::{Result, ensure};
+use sluice_backend::{Activations, Float, Fp8, Fp8Scale, MatrixSource, WeightFormat};
 use sluice_store::Bytes;
 use sluice_store::load::LoadProgress;
 
+use crate::blocks::{BlockRows, rearrange};
 use crate::device::memory::{ALIGNMENT, DeviceBuffer};
 use crate::device::stream::Gpu;
 use crate::device::sys::Address;
+use crate::kernels::RowLayout;
 use crate::loading::Arrivals;
 use crate::parameters::{self, number};
 
@@ -23,8 +25,10 @@ pub const ARRAYS: usize = 3;
 
 pub struct Weight {
     source: MatrixSource,
-    /// Bytes of a row in each array.
+    /// Bytes of a row in each array, as the checkpoint has it.
     row_bytes: [usize; ARRAYS],
+    /// How its rows lie on the device, if it has blocks.
+    layout: Option<RowLayout>,
     /// Where its arrays are, once they are on the device.
     at: Option<[Address; ARRAYS]>,
     /// It does not come here: it stays on disk, or another device has it.
@@ -33,6 +37,9 @@ pub struct Weight {
 
 /// Elements of scales of sixteen bits, as kernels know them: `F16` and `BF16` of `kernels/prim/numerics.cuh`.
 pub const HALVES: [u32; 2] = [1, 2];
+
+/// Of FP8, scales that are powers of two: that of `kernels/format/fp8.cuh`.
+const SCALE_EXPONENT: u32 = 13;
 
 fn element(float: Float) -> u32 {
     match float {
@@ -47,15 +54,6 @@ impl Weight {
     pub fn new(source: MatrixSource) -> Result<Weight> {
         let (rows, cols) = (source.rows, source.cols);
         ensure!(rows > 0 && cols > 0, "an empty matrix");
-        let refused = match source.format {
-            WeightFormat::Blocks(blocks) => Some(blocks.name()),
-            WeightFormat::E2m1(_) => Some("four-bit float"),
-            WeightFormat::Fp8(_) => Some("FP8"),
-            WeightFormat::Float(_) | WeightFormat::Affine { .. } => None,
-        };
-        if let Some(format) = refused {
-            bail!(FormatRefused { format: format.to_owned(), device: "a GPU" });
-        }
         let parts = source.format.planes(cols)?;
         let (got, wanted) = (source.planes.len(), parts.len());
         ensure!(got == wanted, "{got} arrays, where its form has {wanted}");
@@ -71,7 +69,8 @@ impl Weight {
             *row = part.row_bytes;
         }
         ensure!(u32::try_from(cols).is_ok() && cols <= u32::MAX as usize / 8, "{cols} columns are too many");
-        Ok(Weight { source, row_bytes, at: None, elsewhere: false })
+        let layout = RowLayout::of(source.format);
+        Ok(Weight { source, row_bytes, layout, at: None, elsewhere: false })
     }
 
     pub fn source(&self) -> &MatrixSource {
@@ -94,17 +93,26 @@ impl Weight {
         KernelFormat::of(self.form(), mode)
     }
 
+    /// Bytes on the device.
     pub fn bytes(&self) -> usize {
-        self.source.planes.iter().map(Bytes::len).sum()
+        self.rows() * self.bytes_per_row()
     }
 
+    /// Bytes of a row on the device.
     pub fn bytes_per_row(&self) -> usize {
-        self.row_bytes.iter().sum()
+        self.layout.map_or_else(|| self.row_bytes.iter().sum(), |layout| layout.row_bytes(self.cols()))
     }
 
-    /// Bytes of so many rows in each array.
+    /// Bytes of so many rows in each array, as the checkpoint has them.
     pub fn bytes_per_array(&self, rows: usize) -> [usize; ARRAYS] {
         self.row_bytes.map(|row| row * rows)
+    }
+
+    /// So many of its rows, if they have blocks.
+    pub fn block_rows(&self, rows: usize) -> Option<BlockRows> {
+        let [row, scale_row, _] = self.row_bytes;
+        let (format, cols) = (self.form(), self.cols());
+        self.layout.map(|_| BlockRows { format, rows, cols, row_bytes: [row, scale_row] })
     }
 
     /// The arrays of some rows, wherever they are; those that its form does not have are empty.
@@ -118,7 +126,10 @@ impl Weight {
     /// Columns of a group and the type of its scale, where it has groups.
     pub fn groups(&self) -> Option<(u32, u32)> {
         match self.form() {
-            WeightFormat::Float(_) | WeightFormat::Blocks(_) | WeightFormat::E2m1(_) | WeightFormat::Fp8(_) => None,
+            WeightFormat::Float(_) | WeightFormat::Fp8(_) => None,
+            WeightFormat::Blocks(_) | WeightFormat::E2m1(_) => {
+                self.layout.map(|layout| (number(layout.group), layout.element))
+            }
             WeightFormat::Affine { group, scale, .. } => Some((u32::from(group), element(scale))),
         }
     }
@@ -129,19 +140,48 @@ impl Weight {
     /// Where it is not on the device.
     pub fn at_row(&self, row: usize, mode: Activations) -> parameters::Matrix {
         let at = self.at.expect("a weight that is used is on the device");
-        self.described(std::array::from_fn(|i| at[i] + (row * self.row_bytes[i]) as u64), mode)
+        let row_bytes = match self.layout {
+            Some(layout) => [layout.row_bytes(self.cols()); ARRAYS],
+            None => self.row_bytes,
+        };
+        self.described(std::array::from_fn(|i| at[i] + (row * row_bytes[i]) as u64), mode)
     }
 
-    /// The same, of rows whose arrays begin there.
+    /// What a kernel is told of rows in blocks that begin there.
+    fn in_blocks(&self, layout: RowLayout, at: Address, mode: Activations) -> parameters::Matrix {
+        let (cols, [codes, units]) = (self.cols(), layout.starts(self.cols()));
+        parameters::Matrix {
+            data: at,
+            scales: at + codes as u64,
+            biases: at + units as u64,
+            row_bytes: layout.row_bytes(cols) as u64,
+            groups: number(cols / layout.group),
+            kind: self.kind(mode) as u32,
+            element: layout.element,
+            group: number(layout.group),
+            bits: number(layout.bits),
+            unused: 0,
+        }
+    }
+
+    /// What a kernel is told of rows whose arrays begin there.
     pub fn described(&self, [data, scales, biases]: [Address; ARRAYS], mode: Activations) -> parameters::Matrix {
-        let (float, group, bits) = match self.form() {
-            WeightFormat::Float(float) => (float, 0, 0),
-            WeightFormat::Blocks(_) | WeightFormat::E2m1(_) | WeightFormat::Fp8(_) => {
-                unreachable!("refused when it is made")
+        if let Some(layout) = self.layout {
+            return self.in_blocks(layout, data, mode);
+        }
+        let (element, group, bits) = match self.form() {
+            WeightFormat::Float(float) => (element(float), 0, 0),
+            WeightFormat::Blocks(_) | WeightFormat::E2m1(_) => unreachable!("they have blocks"),
+            WeightFormat::Affine { bits, group, scale } => (element(scale), u32::from(group), u32::from(bits)),
+            WeightFormat::Fp8(Fp8 { group, scale }) => {
+                let element = match scale {
+                    Fp8Scale::Float(float) => element(float),
+                    Fp8Scale::Power => SCALE_EXPONENT,
+                };
+                (element, if group == 0 { number(self.cols()) } else { u32::from(group) }, 0)
             }
-            WeightFormat::Affine { bits, group, scale } => (scale, u32::from(group), u32::from(bits)),
         };
-        let groups = number(self.cols()).checked_div(group).unwrap_or(0);
+        let groups = if group == 0 { 0 } else { number(self.cols()).div_ceil(group) };
         parameters::Matrix {
             data,
             scales,
@@ -149,7 +189,7 @@ impl Weight {
             row_bytes: self.row_bytes[0] as u64,
             groups,
             kind: self.kind(mode) as u32,
-            element: element(float),
+            element,
             group,
             bits,
             unused: 0,
@@ -162,6 +202,8 @@ impl Weight {
 pub struct Weights {
     pub all: Vec<Weight>,
     memory: Vec<Arc<DeviceBuffer>>,
+    /// What has blocks and is still as the file has it.
+    as_in_file: Vec<(BlockRows, Address)>,
     /// Matrices before this one have a place on the device or are elsewhere.
     looked_at: usize,
     /// What is on its way here.
@@ -185,6 +227,17 @@ impl Weights {
             let (mut at, mut arrays) = (memory.at, Vec::new());
             for weight in new.iter_mut().filter(absent) {
                 let mut places = [0; ARRAYS];
+                if let Some(rows) = weight.block_rows(weight.rows()) {
+                    self.as_in_file.push((rows, at));
+                    let mut behind = at;
+                    for bytes in &weight.source.planes {
+                        arrays.push((bytes.clone(), behind));
+                        behind += bytes.len() as u64;
+                    }
+                    weight.at = Some([at; ARRAYS]);
+                    at += Weights::padded(weight) as u64;
+                    continue;
+                }
                 for (bytes, place) in weight.source.planes.iter().zip(&mut places) {
                     arrays.push((bytes.clone(), at));
                     *place = at;
@@ -221,34 +274,19 @@ impl Weights {
         if let Some(coming) = self.coming.take() {
             coming.wait();
         }
-        Ok(())
+        rearrange(gpu, &std::mem::take(&mut self.as_in_file))
     }
 
     /// Bytes that it takes on the device.
     pub fn padded(weight: &Weight) -> usize {
-        weight.source.planes.iter().map(|bytes| bytes.len().next_multiple_of(ALIGNMENT)).sum()
+        match weight.layout {
+            Some(_) => weight.bytes().next_multiple_of(ALIGNMENT),
+            None => weight.source.planes.iter().map(|bytes| bytes.len().next_multiple_of(ALIGNMENT)).sum(),
+        }
     }
 
     /// Bytes on the device, or that will be there.
     pub fn bytes(&self) -> usize {
         self.all.iter().filter(|w| !w.elsewhere).map(Weight::bytes).sum()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use sluice_backend::BlockFormat;
-
-    /// `--device auto` computes on the host where it sees this error, whatever was said around it.
-    #[test]
-    fn formats_without_kernels_are_told_from_other_faults() {
-        let format = WeightFormat::Blocks(BlockFormat::Q4K);
-        let source = |planes| MatrixSource { format, rows: 1, cols: 256, planes };
-        let refused =
-            Weight::new(source(vec![Bytes::from(vec![0; 144])])).map(drop).unwrap_err().context("of a tensor");
-        assert!(refused.is::<FormatRefused>() && format!("{refused:#}").contains("Q4_K"), "{refused:#}");
-        let empty = MatrixSource { rows: 0, ..source(Vec::new()) };
-        assert!(!Weight::new(empty).map(drop).unwrap_err().is::<FormatRefused>());
     }
 }

@@ -180,6 +180,35 @@ fn every_logit_has_the_cpus_bits_in_every_mode() {
     }
 }
 
+/// GGUF files of real models, whose matrices have several types of blocks. They are too large for a device that is emulated.
+const REAL: [&str; 3] =
+    ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m.Q4_K_M.gguf", "qwen2.5-coder-0.5b-instruct.Q4_K_M.gguf"];
+
+#[test]
+fn real_models_in_blocks_have_the_cpus_bits() {
+    let Some((device, _turn)) = device() else { return };
+    let root = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/real-models");
+    let folder = std::env::var_os("SLUICE_REAL_MODELS").map_or_else(root, PathBuf::from);
+    let is_emulated = sluice_cuda::describe(device).is_ok_and(|name| name.starts_with("Emulated"));
+    for path in REAL.map(|name| folder.join(name)) {
+        if is_emulated || !path.exists() {
+            eprintln!("SKIPPED: {}", path.display());
+            continue;
+        }
+        for mode in MODES {
+            let mut cpu = on(None, &path, options(mode, None, 64));
+            let tokens = prompt(&cpu, 150, 7);
+            let wanted = logits(&mut cpu, &tokens);
+            // Tiles of many tokens and of few, and tokens one at a time.
+            for chunk in [100, 7, 1] {
+                let got = logits(&mut on(Some(device), &path, options(mode, None, chunk)), &tokens);
+                let differ = got.iter().zip(&wanted).filter(|(a, b)| a != b).count();
+                assert_eq!((wanted.len(), differ), (got.len(), 0), "{}, {mode:?}, {chunk}", path.display());
+            }
+        }
+    }
+}
+
 #[test]
 fn tokens_one_at_a_time_have_the_cpus_bits() {
     let Some((device, _turn)) = device() else { return };

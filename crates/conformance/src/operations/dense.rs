@@ -4,11 +4,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sluice_backend::{
-    Backend, BlockFormat, DRAWN_TOGETHER, Float, Isa, Linear, Logits, MAX_RANKS, Mlp, Projection, Ranked, Scaled, Top,
-    WeightFormat, sample,
+    Backend, DRAWN_TOGETHER, Float, Isa, Linear, Logits, MAX_RANKS, Mlp, Projection, Ranked, Scaled, Top, WeightFormat,
+    sample,
 };
 
 use crate::case::Case;
+use crate::weights::unit;
 
 pub fn embeddings(c: &mut Case) {
     let (tokens, vocabulary, cols) = (c.tokens(), c.random.usize(1..200), c.cols());
@@ -72,6 +73,8 @@ pub fn interleaved_heads(c: &mut Case) {
         c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });
     } else if c.coin() {
         c.uniform = Some(WeightFormat::Float(Float::Bf16));
+    } else {
+        c.uniform = Some(c.blocks(cols)).filter(|format| c.takes(*format));
     }
     // Mostly as a layer has it.
     let x = if c.once_in(4) { c.tensor(tokens, cols) } else { c.tensor_inside(tokens, cols, [0; 4]) };
@@ -106,14 +109,14 @@ pub fn interleaved_heads(c: &mut Case) {
     }
 }
 
-/// An embedding, projections and a feed-forward layer whose weights are all of one type of GGUF's blocks.
+/// An embedding, projections and a feed-forward layer whose weights are all of one type of GGUF's blocks, or of one format of small floats.
 pub fn blocks(c: &mut Case) {
-    let blocks = c.one_of(&BlockFormat::ALL);
-    if !c.takes(WeightFormat::Blocks(blocks)) {
+    let format = c.blocks(256);
+    if !c.takes(format) {
         return;
     }
-    c.uniform = Some(WeightFormat::Blocks(blocks));
-    let (unit, most) = (blocks.block_columns(), 640 / blocks.block_columns());
+    c.uniform = Some(format);
+    let (unit, most) = (unit(format), 640 / unit(format));
     let (tokens, hidden, width) = (c.tokens(), unit * c.random.usize(1..=most), unit * c.random.usize(1..=most));
     let (vocabulary, rows) = (c.random.usize(2..200), c.random.usize(1..200));
     let (table, norm) = (c.matrix(vocabulary, hidden), c.norm(hidden));
@@ -133,6 +136,9 @@ pub fn blocks(c: &mut Case) {
 pub fn long_rows(c: &mut Case) {
     let (tokens, cols) = (c.one_of(&[1, 1, 1, 3]), 128 * c.random.usize(60..=100));
     let rows = 8 * c.random.usize(1..=5);
+    if c.once_in(3) {
+        c.uniform = Some(c.blocks(cols)).filter(|format| c.takes(*format));
+    }
     let add = c.linear(rows, cols, false);
     let (x, sum) = (c.tensor(tokens, cols), c.tensor(tokens, rows));
     c.shape(format!("{tokens} tokens, x {x}, out {sum}"));
@@ -146,6 +152,8 @@ pub fn large_tiles(c: &mut Case) {
     let mut cols = 256 * c.random.usize(1..=3);
     if c.once_in(3) {
         cols = c.cols();
+    } else if c.once_in(3) {
+        c.uniform = Some(c.blocks(cols)).filter(|format| c.takes(*format));
     } else {
         let (bits, scale) = (c.one_of(&[4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
         c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });

@@ -1,8 +1,8 @@
 //! Mixtures of experts: all kinds of routing, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
-    BlockFormat, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Moe, MoeId,
-    Outcome, Projection, Scoring, SharedExpert, Tensor, WeightFormat,
+    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
+    Projection, Scoring, SharedExpert, Tensor, WeightFormat,
 };
 
 use crate::case::Case;
@@ -183,9 +183,9 @@ pub fn mixtures_of_few_tokens(c: &mut Case) {
     mixtures_of_one_format(c, format, 3, |c, most| c.random.usize(2..=(3 * most).clamp(2, 32)));
 }
 
-/// The same of a type of GGUF's blocks.
+/// The same of a type of GGUF's blocks, or of a format of small floats.
 pub fn mixtures_of_blocks(c: &mut Case) {
-    let format = WeightFormat::Blocks(c.one_of(&BlockFormat::ALL));
+    let format = c.blocks(256);
     if c.takes(format) {
         mixtures_of_one_format(c, format, 2, |c, most| c.random.usize(1..=(3 * most).clamp(2, 32)));
     }

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
-use sluice_backend::{ExpertOptions, Float, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat};
+use sluice_backend::{BlockFormat, ExpertOptions, Float, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat};
 use sluice_experts::{Error, Keep, Policy, ReadFaults};
 use sluice_store::load::{self, LoadOptions};
 use sluice_store::{Bytes, Checkpoint, Dtype, TensorPlan, Writer};
 
 use super::mixture::Drawn;
 use crate::case::Case;
-use crate::weights::Parts;
+use crate::weights::{Parts, unit};
 
 /// A disk that is sometimes slow and has unreadable places.
 #[derive(Debug)]
@@ -97,13 +97,13 @@ fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDis
     OnDisk { matrices, runs }
 }
 
-/// Starts to stream with random options.
-fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize) {
+/// Starts to stream with random options, and up to `most` bytes on a device.
+fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize, most: u64) {
     let pinned = (0..c.random.usize(..4)).map(|_| (c.random.usize(..layers), c.random.usize(..4))).collect();
     let disk = Disk { late: Mutex::new(c.random.fork()), dead };
     let (parts, all) = (c.random.u64(..8), c.once_in(3));
     // Of a device's memory none beyond what a layer needs, some, or all.
-    let some = c.random.u64(..1 << 19);
+    let some = c.random.u64(..most);
     let device_budget = c.one_of(&[Some(0), Some(some), Some(some), None]);
     let lookahead = c.one_of(&[Lookahead::Off, Lookahead::On, Lookahead::Auto]);
     let options = ExpertOptions {
@@ -134,7 +134,7 @@ fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize) {
 
 fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
     let mut drawn = Vec::new();
-    let group = if c.uniform.is_some() { 64 } else { 32 };
+    let group = c.uniform.map_or(32, |format| unit(format).max(64));
     for _ in 0..c.random.usize(1..=3) {
         let (count, intermediate) = (c.random.usize(4..=12), group * c.random.usize(1..=3));
         drawn.push(c.experts(count, hidden, intermediate, stacked));
@@ -143,23 +143,32 @@ fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
 }
 
 pub fn streamed(c: &mut Case) {
-    // Half of the cases are like real checkpoints, for which backends may have faster kernels: matrices of one format with groups of 64, and mostly one or a
-    // few tokens.
+    // Half of the cases are like real checkpoints, for which backends may have faster kernels: matrices of one format with groups of 64 or with blocks, and mostly one
+    // or a few tokens.
     let usual = c.coin();
-    if usual {
+    let in_blocks = usual && c.once_in(3);
+    if in_blocks {
+        let has_codebook =
+            |format: &WeightFormat| matches!(format, WeightFormat::Blocks(of) if !of.codebook().is_empty());
+        let format = c.blocks(256);
+        c.uniform = Some(if has_codebook(&format) { WeightFormat::Blocks(BlockFormat::Q4K) } else { format });
+    } else if usual {
         let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
         c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });
     }
     let (hidden, stacked) = (if usual { 256 } else { 32 } * c.random.usize(1..=4), c.coin());
+    let hidden = if in_blocks { 256 } else { hidden };
     let drawn = layers(c, hidden, stacked);
     let runs: Vec<_> = drawn.iter().enumerate().map(|(l, d)| (l, (0..d.matrices.len()).collect())).collect();
     let moes = c.mixtures(&drawn, |c| on_disk(c, &drawn, &runs).matrices);
     c.uniform = None;
-    stream(c, vec![], drawn.len());
+    // Blocks have more columns. Steps enough that experts come to a device and go again.
+    let (most, steps) = if in_blocks { (1 << 22, 16) } else { (1 << 19, 5) };
+    stream(c, vec![], drawn.len(), most);
     if !usual && c.coin() {
         c.backend.record_routing();
     }
-    for _ in 0..5 {
+    for _ in 0..steps {
         let few = c.one_of(&[1, 1, 2, 5]);
         let tokens = if usual && !c.once_in(4) { few } else { c.tokens() };
         let x = c.tensor(tokens, hidden);
@@ -198,7 +207,7 @@ pub fn failed_rows(c: &mut Case) {
         on_disk.matrices
     });
     c.shape(format!("(layer, expert) that cannot be read: {dead:?}"));
-    stream(c, places, drawn.len());
+    stream(c, places, drawn.len(), 1 << 19);
     c.backend.record_routing();
     for _ in 0..4 {
         let tokens = c.tokens();

@@ -1,5 +1,6 @@
 // Rows of an embedding, and copies of rows.
 #include "format/affine.cuh"
+#include "format/list.cuh"
 #include "format/matrix.cuh"
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
@@ -13,14 +14,20 @@ struct Embed {
     u32 cols;
 };
 
+// The weight at column `i` of row `r`, of any format.
+__device__ __forceinline__ float weight_of(const Matrix& m, u64 r, u32 i) {
+    if (!m.group) return element(m.data + r * m.row_bytes, m.type, i);
+    if (!m.bits) return fp8_weight(m, r, i);
+    return scale_of(m.type) >= SCALE_F16 ? block_weight(m, r, i) : affine_weight(m, r, i);
+}
+
 extern "C" __global__ void embed(const Embed p) {
     begin();
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
         u64 token = p.tokens[r];
         float* out = p.out.row(r);
         for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) {
-            out[c] = p.table.group ? affine_weight(p.table, token, c)
-                                   : element(p.table.data + token * p.table.row_bytes, p.table.type, c);
+            out[c] = weight_of(p.table, token, c);
         }
     }
 }

@@ -103,8 +103,8 @@ __device__ __forceinline__ Quarters quarters(void* at, u32 groups) {
     return x;
 }
 
-// Quantizes eight columns a thread; four neighbouring threads have 32, and get their scale and mean. `i`: which eight columns.
-__device__ __forceinline__ float2 quantize_eight(const float (&v)[8], bool inside, u32 i, uint4* quarters, u32 stride) {
+// Quantizes eight columns a thread, of 32 that four neighbouring threads have, and gives the greatest size of these.
+__device__ __forceinline__ float quantized_eight(const float (&v)[8], u32& even, u32& odd) {
     u32 most = 0;
 #pragma unroll
     for (int k = 0; k < 8; k++) most = max(most, bits(v[k]) & 0x7fffffffu);
@@ -117,8 +117,15 @@ __device__ __forceinline__ float2 quantize_eight(const float (&v)[8], bool insid
     u32 q[8];
 #pragma unroll
     for (int k = 0; k < 8; k++) q[k] = bits(add(mul(v[k], inv), 12582912.0f));
-    u32 even = keep & __byte_perm(__byte_perm(q[0], q[2], 0x0040), __byte_perm(q[4], q[6], 0x0040), 0x5410);
-    u32 odd = keep & __byte_perm(__byte_perm(q[1], q[3], 0x0040), __byte_perm(q[5], q[7], 0x0040), 0x5410);
+    even = keep & __byte_perm(__byte_perm(q[0], q[2], 0x0040), __byte_perm(q[4], q[6], 0x0040), 0x5410);
+    odd = keep & __byte_perm(__byte_perm(q[1], q[3], 0x0040), __byte_perm(q[5], q[7], 0x0040), 0x5410);
+    return a;
+}
+
+// The same; the four threads get their scale and mean. `i`: which eight columns.
+__device__ __forceinline__ float2 quantize_eight(const float (&v)[8], bool inside, u32 i, uint4* quarters, u32 stride) {
+    u32 even, odd;
+    const float a = quantized_eight(v, even, odd);
     if (inside) *(uint2*)((u8*)(quarters + i / 2 % 4 * stride + i / 8) + i % 2 * 8) = make_uint2(even, odd);
     int sum = __dp4a((int)even, 0x01010101, __dp4a((int)odd, 0x01010101, 0));
     sum += __shfl_xor_sync(ALL, sum, 1);

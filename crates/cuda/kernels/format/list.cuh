@@ -5,19 +5,25 @@
 #pragma once
 #include "format/affine.cuh"
 #include "format/bf16.cuh"
+#include "format/blocks.cuh"
 #include "format/floats.cuh"
+#include "format/fp8.cuh"
 
 // Weights as floats, activations as floats: lane sums.
 #define F32_FORMATS(X)          \
     X(f32_f32, Floats<F32>)     \
     X(f16_f32, Floats<F16>)     \
     X(bf16_f32, Floats<BF16>)   \
-    X(affine_f32, AffineFloats)
+    X(affine_f32, AffineFloats) \
+    X(blocks_f32, BlockFloats)  \
+    X(fp8_f32, Fp8Floats)
 
 // Weights as bf16, activations as bf16.
 #define BF16_FORMATS(X)         \
     X(bf16_bf16, Bf16Pairs)     \
-    X(affine_bf16, AffineBf16)
+    X(affine_bf16, AffineBf16)  \
+    X(blocks_bf16, BlockBf16)   \
+    X(fp8_bf16, Fp8Bf16)
 
 // Weights and activations as integers. The number in a name is the bits of a weight.
 #define INT8_FORMATS(X)         \
@@ -46,14 +52,28 @@
 #define INT11_TENSOR_FORMATS(X) \
     X(q4_int11, Int11<4>)
 
+// Weights in blocks and activations, as integers. The number in a name is the bits of what is stored for a weight: an integer (b), or the number of a value in a table,
+// in groups of 32 columns (v) or of 16 (h).
+#define BLOCK_FORMATS(X)        \
+    X(b2_int8, B2)              \
+    X(b3_int8, B3)              \
+    X(b4_int8, B4)              \
+    X(b5_int8, B5)              \
+    X(b6_int8, B6)              \
+    X(b8_int8, B8)              \
+    X(v3_int8, V3)              \
+    X(h3_int8, H3)              \
+    X(v4_int8, V4)              \
+    X(h4_int8, H4)
+
 // `Matrix::kind`: the number of a format in the order of the lists.
 enum : u32 {
 #define KIND(name, F) KIND_##name,
-    F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND)
+    F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND)
 #undef KIND
 };
 
 template <class F> constexpr u32 KIND_OF = 0;
 #define KIND(name, F) template <> constexpr u32 KIND_OF<F> = KIND_##name;
-F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND)
+F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND)
 #undef KIND

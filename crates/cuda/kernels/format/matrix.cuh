@@ -2,7 +2,7 @@
 #pragma once
 #include "prim/numerics.cuh"
 
-// A weight matrix from its first used row on, with the checkpoint's bytes.
+// A weight matrix from its first used row on, with the checkpoint's bytes, or in blocks (format/blocks.cuh), all parts of whose rows are `row_bytes` apart.
 struct Matrix {
     const u8* data;
     const u8* scales;
@@ -12,7 +12,7 @@ struct Matrix {
     u32 groups;
     // Its format: KIND_... of format/list.cuh.
     u32 kind;
-    // Element type of scales and biases, or of the elements if there are none.
+    // Element type of scales and biases, or of the elements if there are none; of blocks: format/blocks.cuh.
     u32 type;
     // Columns of a group; 0 if there are no groups.
     u32 group;

@@ -30,6 +30,15 @@ __device__ __forceinline__ void mma_u8_i8(u32 (&d)[4], const u32 (&a)[4], u32 b0
 #endif
 }
 
+// d = c + a b: a [16, 16] u8, b [16, 8] i8.
+__device__ __forceinline__ void mma_u8_i8_16(u32 (&d)[4], u32 a0, u32 a1, u32 b0) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a0), "r"(a1), "r"(b0), "r"(MAGIC));
+#endif
+}
+
 // d += a b: a [16, 32] u8, b [32, 8] i8.
 __device__ __forceinline__ void mma_u8_i8_add(u32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if __CUDA_ARCH__ >= 800

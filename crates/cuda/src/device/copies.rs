@@ -1,10 +1,12 @@
-//! Streams that only copy, beside the stream that computes.
+//! Streams that copy, beside the stream that computes.
 
 use std::sync::Arc;
 
 use crate::device::device::Device;
 use crate::device::event::SyncEvent;
 use crate::device::sys::{Address, DriverError, checked, sys};
+use crate::kernels::Kernel;
+use crate::parameters::Parameters;
 
 /// A stream of copies. It waits for no other stream, so the host may wait for it at any time, even while the device waits for the host.
 pub struct CopyStream {
@@ -48,6 +50,40 @@ impl CopyStream {
         self.device.bind();
         // SAFETY: as the caller vouches.
         checked(unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), self.stream) })
+    }
+
+    /// Launches a kernel that is a part of a copy over `blocks` blocks of `threads` threads.
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`](crate::device::stream::Gpu::launch).
+    pub unsafe fn launch<P: Parameters>(
+        &self,
+        kernel: Kernel,
+        blocks: u32,
+        threads: u32,
+        p: &P,
+    ) -> Result<(), DriverError> {
+        assert_eq!(kernel.parameters(), size_of::<P>(), "{kernel:?} takes other parameters");
+        if blocks == 0 {
+            return Ok(());
+        }
+        self.device.bind();
+        let mut list = [(&raw const *p).cast_mut().cast::<std::ffi::c_void>()];
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: self.stream,
+            attrs: std::ptr::null_mut(),
+            numAttrs: 0,
+        };
+        let function = self.device.kernels.function(kernel);
+        // SAFETY: the kernel takes one parameter of this size, which the driver copies; for the rest the caller vouches.
+        checked(unsafe { sys::cuLaunchKernelEx(&config, function, list.as_mut_ptr(), std::ptr::null_mut()) })
     }
 
     /// Records an event behind all copies so far.

@@ -1,7 +1,7 @@
 //! Which kernel multiplies with weights of a format, and how it is launched.
 
 use super::families::{Family, Kernel};
-use super::format::KernelFormat;
+use super::format::{BLOCK_FORMATS, KernelFormat};
 use super::shared_memory::STATIC_SHARED;
 use crate::parameters::number;
 
@@ -49,6 +49,9 @@ impl KernelFormat {
     /// [`FEW`]) in blocks that have at most `most` bytes of shared memory.
     pub fn gemm_mma(self, of: usize, tokens: usize, most: usize) -> Option<LaunchShape> {
         let bits = self.bits()?;
+        if self.is_blocks() {
+            return self.gemm_blocks(tokens).filter(|shape| shape.shared + STATIC_SHARED <= most);
+        }
         let tile = [1, 2, 4].iter().position(|n| *n == of)?;
         // As `kernels/gemm/mma*.cu` have them: rows, and kilobytes that stages may take.
         let ways = match tokens {
@@ -61,6 +64,32 @@ impl KernelFormat {
             Some(LaunchShape { kernel: Kernel::of(family, self, tile)?, rows, threads: number(4 * rows), shared })
         });
         shapes.find(|shape| shape.shared + STATIC_SHARED <= most)
+    }
+
+    /// Whether weights lie in blocks, and are multiplied as integers.
+    pub fn is_blocks(self) -> bool {
+        BLOCK_FORMATS.contains(&self)
+    }
+
+    /// Columns of a group of blocks.
+    fn block_group(self) -> usize {
+        let halves = [
+            KernelFormat::B2Int8,
+            KernelFormat::B3Int8,
+            KernelFormat::B6Int8,
+            KernelFormat::H3Int8,
+            KernelFormat::H4Int8,
+        ];
+        if halves.contains(&self) { 16 } else { 32 }
+    }
+
+    /// The kernel for several tokens on tensor cores, in tiles of so many ([`TILE`] or [`FEW`]), where weights lie in blocks.
+    fn gemm_blocks(self, tokens: usize) -> Option<LaunchShape> {
+        let (tile, threads) = if tokens == FEW { (1, 128) } else { (0, 256) };
+        // `BlocksTile` of `kernels/gemm/blocks_mma.cuh`, twice.
+        let (rows, groups) = (64, 4 * 32 / self.block_group());
+        let stage = (rows + tokens) * (128 + 16) + 8 * groups * rows + 4 * (4 + groups) * tokens;
+        Some(LaunchShape { kernel: Kernel::of(Family::GemmBlocks, self, tile)?, rows, threads, shared: 2 * stage })
     }
 
     /// The kernels of integers of 11 bits on tensor cores, for 1, 2, 4 and 8 tokens.
@@ -100,6 +129,10 @@ impl KernelFormat {
     pub fn gemv_or_gemm(self, many: bool, rows: usize, cols: usize) -> LaunchShape {
         let kernel = |family, tile| Kernel::of(family, self, tile).expect("these families have all formats");
         let needs = self.needs();
+        if self.is_blocks() {
+            let family = if many { Family::Gemm8 } else { Family::Gemv };
+            return LaunchShape { kernel: kernel(family, 0), rows: 8, threads: 256, shared: 0 };
+        }
         if needs.int8 && many {
             return LaunchShape { kernel: kernel(Family::Gemm8, 0), rows: 8, threads: 256, shared: 0 };
         }

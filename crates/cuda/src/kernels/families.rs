@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::format::{
-    BF16_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, INT11_FORMATS, INT11_TENSOR_FORMATS, KernelFormat,
+    BF16_FORMATS, BLOCK_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, INT11_FORMATS, INT11_TENSOR_FORMATS,
+    KernelFormat,
 };
 use crate::parameters as p;
 
@@ -65,6 +66,8 @@ kernels! {
         QUANTIZE "quantize" in "elementwise/quantize" takes Quantize;
         ENCODE_INT11 "encode_int11" in "elementwise/int11" takes Quantize;
         EMBED "embed" in "elementwise/embed" takes Embed;
+        REARRANGE "rearrange" in "elementwise/rearrange" takes Rearrange;
+        RESTORE "restore" in "elementwise/rearrange" takes Rearrange;
         COPY_ROWS "copy_rows" in "elementwise/embed" takes CopyRows;
         BETWEEN_SCALE "between_scale" in "elementwise/between" takes Between;
         BETWEEN_GEGLU "between_geglu" in "elementwise/between" takes Between;
@@ -124,6 +127,7 @@ kernels! {
             in "gemv/bf16" of BF16_FORMATS by [""] takes Products;
             in "gemv/int8" of INT8_FORMATS by ["", "_wide"] takes Products;
             in "gemv/int11" of INT11_FORMATS by [""] takes Products;
+            in "gemv/blocks" of BLOCK_FORMATS by [""] takes Products;
         }
         /// Tiles of eight tokens, without tensor cores.
         Gemm8 "gemm_8" {
@@ -131,6 +135,7 @@ kernels! {
             in "gemm/bf16" of BF16_FORMATS by [""] takes Products;
             in "gemm/int8" of INT8_FORMATS by [""] takes Products;
             in "gemm/int11" of INT11_FORMATS by [""] takes Products;
+            in "gemm/blocks" of BLOCK_FORMATS by [""] takes Products;
         }
         /// Lane sums by tiles of 32 rows and 32 tokens.
         Gemm32 "gemm_32" {
@@ -144,6 +149,7 @@ kernels! {
         /// One token, with what comes before the product and behind it: small blocks, large ones, and large ones with more under way.
         GemvFused "gemv_fused" {
             in "gemv/fused" of INT8_FORMATS by ["", "_wide", "_deep"] takes GemvFused;
+            in "gemv/fused_blocks" of BLOCK_FORMATS by ["", "_wide", "_deep"] takes GemvFused;
         }
         /// Many tokens on tensor cores; tiles by groups of activations in a weight group.
         GemmMma "gemm_mma" {
@@ -156,6 +162,10 @@ kernels! {
         /// The same for few tokens.
         GemmMmaFew "gemm_mma" {
             in "gemm/mma_few" of INT8_FORMATS by ["_1_few", "_2_few", "_4_few"] takes Products;
+        }
+        /// Weights in blocks with several tokens on tensor cores: large tiles, and small ones.
+        GemmBlocks "gemm_blocks" {
+            in "gemm/blocks_mma" of BLOCK_FORMATS by ["", "_few"] takes Products;
         }
         /// Few tokens on tensor cores, 16 rows a block.
         GemmM16 "gemm_m16" {

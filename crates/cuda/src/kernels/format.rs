@@ -2,6 +2,8 @@
 
 use sluice_backend::{Activations, Float, WeightFormat};
 
+use super::rows::RowLayout;
+
 /// Which encodings of the activations some matrices need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
@@ -63,6 +65,7 @@ macro_rules! format_lists {
     (INT8 $($variant:ident)*) => { pub const INT8_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (INT11 $($variant:ident)*) => { pub const INT11_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (INT11_TENSOR $($variant:ident)*) => { pub const INT11_TENSOR_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
+    (BLOCK $($variant:ident)*) => { pub const BLOCK_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (BYTE $($variant:ident)*) => { pub const BYTE_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
 }
 
@@ -79,8 +82,14 @@ impl KernelFormat {
             (WeightFormat::Float(Float::F16), _) => KernelFormat::F16F32,
             (WeightFormat::Float(Float::Bf16), Activations::F32) => KernelFormat::Bf16F32,
             (WeightFormat::Float(Float::Bf16), _) => KernelFormat::Bf16Bf16,
-            (WeightFormat::Blocks(_) | WeightFormat::E2m1(_) | WeightFormat::Fp8(_), _) => {
-                unreachable!("refused when a weight is made")
+            (WeightFormat::Fp8(_), Activations::F32 | Activations::Int11) => KernelFormat::Fp8F32,
+            (WeightFormat::Fp8(_), Activations::Bf16 | Activations::Int8) => KernelFormat::Fp8Bf16,
+            (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::F32 | Activations::Int11) => {
+                KernelFormat::BlocksF32
+            }
+            (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::Bf16) => KernelFormat::BlocksBf16,
+            (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::Int8) => {
+                KernelFormat::of_blocks(RowLayout::of(form).expect("it has blocks"))
             }
             (WeightFormat::Affine { .. }, Activations::F32) => KernelFormat::AffineF32,
             (WeightFormat::Affine { .. }, Activations::Bf16) => KernelFormat::AffineBf16,
@@ -89,6 +98,22 @@ impl KernelFormat {
                 let wanted = |format: &&KernelFormat| format.bits() == Some(usize::from(bits));
                 *formats.iter().find(wanted).expect("integers of these bits have kernels")
             }
+        }
+    }
+
+    /// The format that multiplies with such rows as integers.
+    fn of_blocks(layout: RowLayout) -> KernelFormat {
+        match (layout.bits, layout.group, layout.is_looked_up()) {
+            (2, ..) => KernelFormat::B2Int8,
+            (3, 16, true) => KernelFormat::H3Int8,
+            (3, _, true) => KernelFormat::V3Int8,
+            (3, ..) => KernelFormat::B3Int8,
+            (4, 16, _) => KernelFormat::H4Int8,
+            (4, _, true) => KernelFormat::V4Int8,
+            (4, ..) => KernelFormat::B4Int8,
+            (5, ..) => KernelFormat::B5Int8,
+            (6, ..) => KernelFormat::B6Int8,
+            _ => KernelFormat::B8Int8,
         }
     }
 
@@ -121,7 +146,7 @@ mod tests {
             assert_eq!(*format as usize, i);
             assert_eq!(KernelFormat::from_number(i as u32), *format);
         }
-        let lists = [F32_FORMATS, BF16_FORMATS, INT8_FORMATS, INT11_FORMATS].concat();
+        let lists = [F32_FORMATS, BF16_FORMATS, INT8_FORMATS, INT11_FORMATS, BLOCK_FORMATS].concat();
         assert_eq!(lists, KernelFormat::ALL);
         assert!(BYTE_FORMATS.iter().all(|format| INT8_FORMATS.contains(format)));
         assert!(INT11_TENSOR_FORMATS.iter().all(|format| INT11_FORMATS.contains(format)));

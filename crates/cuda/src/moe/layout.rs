@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::blocks::BlockRows;
 use crate::device::memory::ALIGNMENT;
 use crate::parameters::PROJECTIONS;
 use crate::weights::ARRAYS;
@@ -18,6 +19,8 @@ pub struct ExpertLayout {
     pub offsets: [usize; EXPERT_ARRAYS],
     /// The copies: bytes of the slot, and their offset in the buffer.
     pub copies: Vec<(Range<usize>, usize)>,
+    /// Arrays in blocks, which are rearranged on their way: bytes of the slot, and the offset of their rows in the buffer.
+    pub blocks: Vec<(BlockRows, [Range<usize>; 2], usize)>,
 }
 
 impl ExpertLayout {
@@ -25,14 +28,14 @@ impl ExpertLayout {
     pub fn new(parts: &[Range<usize>; EXPERT_ARRAYS]) -> ExpertLayout {
         let there = || parts.iter().filter(|p| !p.is_empty());
         let Some(largest) = there().max_by_key(|p| (p.len(), std::cmp::Reverse(p.start))) else {
-            return ExpertLayout { offsets: [0; EXPERT_ARRAYS], copies: Vec::new() };
+            return ExpertLayout { offsets: [0; EXPERT_ARRAYS], copies: Vec::new(), blocks: Vec::new() };
         };
         let shift = largest.start.next_multiple_of(ALIGNMENT) - largest.start;
         if there().all(|p| (p.start + shift).is_multiple_of(WORD)) {
             let from = there().map(|p| p.start).min().unwrap_or(0);
             let to = there().map(|p| p.end).max().unwrap_or(0);
             let at = std::array::from_fn(|i| if parts[i].is_empty() { 0 } else { parts[i].start + shift });
-            return ExpertLayout { offsets: at, copies: vec![(from..to, from + shift)] };
+            return ExpertLayout { offsets: at, copies: vec![(from..to, from + shift)], blocks: Vec::new() };
         }
         let (mut offsets, mut end, mut copies) = ([0; EXPERT_ARRAYS], 0, Vec::new());
         for (at, part) in offsets.iter_mut().zip(parts).filter(|(_, part)| !part.is_empty()) {
@@ -40,12 +43,36 @@ impl ExpertLayout {
             copies.push((part.clone(), end));
             end += part.len().next_multiple_of(ALIGNMENT);
         }
-        ExpertLayout { offsets, copies }
+        ExpertLayout { offsets, copies, blocks: Vec::new() }
+    }
+
+    /// The same where projections may have blocks.
+    pub fn with_blocks(parts: &[Range<usize>; EXPERT_ARRAYS], rows: &[Option<BlockRows>; PROJECTIONS]) -> ExpertLayout {
+        if rows.iter().all(Option::is_none) {
+            return ExpertLayout::new(parts);
+        }
+        let (mut offsets, mut end, mut copies, mut blocks) = ([0; EXPERT_ARRAYS], 0, Vec::new(), Vec::new());
+        for (projection, rows) in rows.iter().enumerate() {
+            let own = projection * ARRAYS..(projection + 1) * ARRAYS;
+            if let Some(rows) = rows {
+                offsets[own.start] = end;
+                blocks.push((*rows, [0, 1].map(|array| parts[own.start + array].clone()), end));
+                end += rows.own_bytes().next_multiple_of(ALIGNMENT);
+                continue;
+            }
+            for array in own.filter(|array| !parts[*array].is_empty()) {
+                offsets[array] = end;
+                copies.push((parts[array].clone(), end));
+                end += parts[array].len().next_multiple_of(ALIGNMENT);
+            }
+        }
+        ExpertLayout { offsets, copies, blocks }
     }
 
     /// Bytes that are copied.
     pub fn bytes(&self) -> usize {
-        self.copies.iter().map(|(from, _)| from.len()).sum()
+        let blocks = self.blocks.iter().flat_map(|(_, arrays, _)| arrays).map(Range::len);
+        self.copies.iter().map(|(from, _)| from.len()).chain(blocks).sum()
     }
 }
 

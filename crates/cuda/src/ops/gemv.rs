@@ -9,8 +9,9 @@ use crate::ops::product::{MatmulInput, Product};
 use crate::parameters::{self as p, number};
 use crate::weights::{HALVES, KernelFormat};
 
-/// Columns of a weight group that these kernels take.
+/// Columns that a lane takes at a time: a weight group, or 32 columns of blocks.
 const GROUP: usize = 64;
+const PART: usize = 32;
 /// The kernels of a bit width: small blocks, large blocks, and large blocks with more loads in flight.
 const SMALL: usize = 0;
 const WIDE: usize = 1;
@@ -39,10 +40,16 @@ struct LaunchPlan {
     blocks: usize,
 }
 
-/// The plan with the least work for a warp. The costs were measured: instructions of a unit, of a round of units, and of a chain's step from lane to lane.
-fn plan(rows: &[usize], cols: usize, gated: bool, multiprocessors: usize) -> LaunchPlan {
+/// The plan with the least work for a warp. The costs were measured: instructions of a unit, of a round of units, and of a chain's step from lane to lane. `groups`: of a
+/// row, one lane's each. `chains`: of the four, those that a lane carries.
+fn plan(
+    rows: &[usize],
+    (groups, cols): (usize, usize),
+    chains: usize,
+    gated: bool,
+    multiprocessors: usize,
+) -> LaunchPlan {
     let all: usize = rows.iter().sum();
-    let groups = cols / GROUP;
     let rounds = |kernel: usize, log: u32, warps: usize| {
         let (sets, steps) = (all >> (5 - log), groups.div_ceil(1 << log));
         match (steps, gated) {
@@ -52,8 +59,8 @@ fn plan(rows: &[usize], cols: usize, gated: bool, multiprocessors: usize) -> Lau
         }
     };
     let cost = |kernel: usize, log: u32, warps: usize| {
-        let chains = if groups <= 1 << log { 1 } else { UNITS[kernel] };
-        rounds(kernel, log, warps) * (UNITS[kernel] * 70 + 100 + 35 * (1 << log) / 4 * chains)
+        let steps = chains * chains * if groups <= 1 << log { 1 } else { UNITS[kernel] };
+        rounds(kernel, log, warps) * (UNITS[kernel] * 70 + 100 + 35 * (1 << log) / 4 * steps)
     };
     let whole = |log: &u32| rows.iter().all(|r| r.is_multiple_of(32 >> log));
     let best = |kernel: usize, blocks: usize| {
@@ -103,8 +110,8 @@ fn join_heads<'a>(products: &[Product<'a>]) -> Option<(Vec<Product<'a>>, Vec<p::
         while at < period {
             let product = rest.get(count).filter(|_| count < p::RUNS)?;
             let [run, rows, columns] = product.runs?;
-            // Its place if it follows those before it. Scales have two bytes.
-            let scales = 2 * at as u64 * u64::from(first.matrix.groups);
+            // Its place if it follows those before it. Scales have two bytes, or are in the rows.
+            let scales = at as u64 * scale_bytes(&first.matrix);
             let behind = p::Matrix {
                 data: first.matrix.data + at as u64 * first.matrix.row_bytes,
                 scales: first.matrix.scales + scales,
@@ -130,6 +137,12 @@ fn join_heads<'a>(products: &[Product<'a>]) -> Option<(Vec<Product<'a>>, Vec<p::
     Some((matrices, all))
 }
 
+/// Bytes from one row's scales to the next's.
+fn scale_bytes(matrix: &p::Matrix) -> u64 {
+    let is_blocks = KernelFormat::from_number(matrix.kind).is_blocks();
+    if is_blocks { matrix.row_bytes } else { 2 * u64::from(matrix.groups) }
+}
+
 /// Launches the kernel for these products, if there is one. `heads`: where the rows of each product go; empty if they are consecutive. Returns whether it did.
 fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, heads: &[p::Interleaved]) -> Result<bool> {
     let MatmulInput::Floats { x, norm, rows: 1 } = input else { return Ok(false) };
@@ -138,7 +151,7 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
     };
     let cols = first.cols;
     let kind = first.kinds()[0];
-    let pairs = kind == KernelFormat::Bf16Bf16;
+    let (pairs, blocks) = (kind == KernelFormat::Bf16Bf16, kind.is_blocks());
     let fits = |product: &Product| {
         product.table.is_none()
             && product.bias == 0
@@ -146,10 +159,11 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
             && (product.matrix.kind, product.matrix.element) == (first.matrix.kind, first.matrix.element)
             && match pairs {
                 true => product.rows.is_multiple_of(PAIR_ROWS),
+                false if blocks => product.matrix.row_bytes == first.matrix.row_bytes,
                 false => product.matrix.group as usize == GROUP && HALVES.contains(&product.matrix.element),
             }
     };
-    let aligned = cols.is_multiple_of(GROUP)
+    let aligned = cols.is_multiple_of(if blocks { PART } else { GROUP })
         && [x.at, norm.weight].iter().all(|at| at.is_multiple_of(16))
         && (norm.weight == 0 || cols.is_multiple_of(NORMED));
     if !aligned || !products.iter().all(fits) {
@@ -164,11 +178,16 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
         let blocks = if warps > multiprocessors * THREADS[WIDE] / 32 { 2 } else { 1 } * multiprocessors;
         (Kernel::GEMV_FUSED_BF16, THREADS[WIDE], LaunchPlan { log_lanes: 4, kernel: WIDE, blocks }, shared)
     } else if let Some(kernels) = kind.gemv_fused() {
-        let chosen = plan(&rows, cols, gated, multiprocessors);
+        let (units, chains) = if blocks { (cols / PART, PART / first.matrix.group as usize) } else { (groups, 1) };
+        let chosen = plan(&rows, (units, cols), chains, gated, multiprocessors);
         let (kernel, threads) = (kernels[chosen.kernel], THREADS[chosen.kernel]);
         // Quarters of groups with their scales and means, and as f32 what is needed whole before it is encoded, with the norm's weights.
         let loose = if norm.weight != 0 { 8 * cols } else { 4 * cols * usize::from(cols / 8 > threads) };
-        (kernel, threads, chosen, 16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4) + loose)
+        let encoded = match blocks {
+            true => PART * units + 4 * (units.next_multiple_of(4) + (units * chains).next_multiple_of(4)),
+            false => 16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4),
+        };
+        (kernel, threads, chosen, encoded + loose)
     } else {
         return Ok(false);
     };
@@ -201,8 +220,8 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
         parameters.parts[i] = p::FusedMatrix {
             data: from(product.matrix.data, product.matrix.row_bytes as usize),
             // bf16 has none.
-            scales: from(product.matrix.scales, 2 * groups),
-            biases: from(product.matrix.biases, 2 * groups),
+            scales: from(product.matrix.scales, scale_bytes(&product.matrix) as usize),
+            biases: from(product.matrix.biases, scale_bytes(&product.matrix) as usize),
             out: from(product.out.at, 4),
         };
         match i {
@@ -235,7 +254,7 @@ mod tests {
             (vec![151_936], 1024, false),
             (vec![3, 1], 64, false),
         ] {
-            let LaunchPlan { log_lanes, blocks, .. } = plan(&rows, cols, gated, 132);
+            let LaunchPlan { log_lanes, blocks, .. } = plan(&rows, (cols / GROUP, cols), 1, gated, 132);
             assert!((2..=5).contains(&log_lanes) && blocks >= 132, "{rows:?} {cols}");
             assert!(rows.iter().all(|r| r.is_multiple_of(32 >> log_lanes)), "{rows:?} {cols}: 2^{log_lanes} lanes");
         }
@@ -244,17 +263,20 @@ mod tests {
     #[test]
     fn one_round_has_small_blocks_and_few_rounds_one_block_per_multiprocessor() {
         assert_eq!(
-            plan(&[2048, 1024, 1024], 1024, false, 132),
+            plan(&[2048, 1024, 1024], (16, 1024), 1, false, 132),
             LaunchPlan { log_lanes: 4, kernel: SMALL, blocks: 132 }
         );
-        assert_eq!(plan(&[3072, 3072], 1024, true, 132), LaunchPlan { log_lanes: 4, kernel: WIDE, blocks: 132 });
-        assert_eq!(plan(&[12288, 12288], 4096, true, 132).blocks, 264);
-        assert_eq!(plan(&[4096, 1024, 1024], 4096, false, 132).blocks, 132);
+        assert_eq!(
+            plan(&[3072, 3072], (16, 1024), 1, true, 132),
+            LaunchPlan { log_lanes: 4, kernel: WIDE, blocks: 132 }
+        );
+        assert_eq!(plan(&[12288, 12288], (64, 4096), 1, true, 132).blocks, 264);
+        assert_eq!(plan(&[4096, 1024, 1024], (64, 4096), 1, false, 132).blocks, 132);
     }
 
     #[test]
     fn long_rows_have_more_in_flight() {
-        assert_eq!(plan(&[4096], 12288, false, 132).kernel, DEEP);
-        assert_eq!(plan(&[1024], 3072, false, 132).kernel, WIDE);
+        assert_eq!(plan(&[4096], (192, 12288), 1, false, 132).kernel, DEEP);
+        assert_eq!(plan(&[1024], (48, 3072), 1, false, 132).kernel, WIDE);
     }
 }

@@ -164,11 +164,9 @@ impl ExpertStreaming {
     fn copy_pinned(&mut self, weights: &Weights, of: &PinnedExpert, state: BufferState) -> Result<u32> {
         let (layer, layout) = (of.layer, self.layout(of.layer, of.expert));
         let buffer = self.take_buffer(layer, of.expert, state)?;
-        for (from, to) in &layout.copies {
-            let bytes = self.store.pinned_bytes(of, from.clone());
-            // SAFETY: a buffer that nothing else uses; the slot is unpinned only once the copies were waited for.
-            unsafe { self.up.write(self.address(layer, buffer) + *to as u64, bytes)? };
-        }
+        let slot = |range| self.store.pinned_bytes(of, range);
+        // SAFETY: a buffer that nothing else uses; the slot is unpinned only once the copies were waited for.
+        unsafe { self.upload(self.address(layer, buffer), &layout, slot)? };
         self.publish(weights, layer, of.expert, buffer, &layout);
         Ok(buffer)
     }
@@ -177,11 +175,9 @@ impl ExpertStreaming {
     fn copy(&mut self, weights: &Weights, layer: usize, fetch: FetchId, (i, expert): (usize, u32)) -> Result<()> {
         let buffer = self.take_buffer(layer, expert as usize, BufferState::Transient)?;
         let layout = self.layout(layer, expert as usize);
-        for (from, to) in &layout.copies {
-            let bytes = self.store.slot_bytes_at(fetch, i, from.clone());
-            // SAFETY: a buffer that nothing else uses; the slot is released only once the copies were waited for.
-            unsafe { self.up.write(self.address(layer, buffer) + *to as u64, bytes)? };
-        }
+        let slot = |range| self.store.slot_bytes_at(fetch, i, range);
+        // SAFETY: a buffer that nothing else uses; the slot is released only once the copies were waited for.
+        unsafe { self.upload(self.address(layer, buffer), &layout, slot)? };
         self.publish(weights, layer, expert as usize, buffer, &layout);
         Ok(())
     }
@@ -209,7 +205,7 @@ impl ExpertStreaming {
     /// experts.
     pub fn prefetch(&mut self, weights: &Weights, next: usize) -> Result<()> {
         let Some(ActiveLayer { tokens, needs_most, .. }) = self.active else { return Ok(()) };
-        let StreamedLayer { history, is_complete, experts } = &self.layers[next];
+        let StreamedLayer { history, is_complete, experts, .. } = &self.layers[next];
         let is_likely: Vec<bool> = match (history, tokens) {
             (Some(history), Some(tokens)) => (0..experts.count).map(|e| history.is_likely(e, tokens)).collect(),
             _ => vec![needs_most; experts.count],

@@ -12,26 +12,31 @@ mod requests;
 mod settle;
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
-use anyhow::{Error, Result};
-use sluice_backend::{Activations, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
+use anyhow::{Error, Result, bail};
+use sluice_backend::{
+    Activations, ExpertOptions, Experts, Failed, FormatRefused, Lookahead, Moe, Streamed, WeightFormat,
+};
 use sluice_experts::{ExpertPool, ExpertStats, FetchId, PinnedExpert, SlotClass, TierMove};
 use sluice_store::{Bytes, Memory as _};
 
+use crate::blocks::{BlockCopies, BlockRows};
 use crate::device::copies::CopyStream;
 use crate::device::event::SyncEvent;
 use crate::device::memory::DeviceBuffer;
 use crate::device::pinned::RegisteredMemory;
 use crate::device::stream::Gpu;
-use crate::device::sys::Address;
+use crate::device::sys::{Address, DriverError};
+use crate::kernels::RowLayout;
 use crate::moe::expert_pool::{self, BufferPool, BufferState, Division};
 use crate::moe::experts::{Operand, operands};
 use crate::moe::host_split::{HostOffload, HostShare, HostSplit, MAX_PAIRS, SharedHostExperts};
 use crate::moe::layout::{EXPERT_ARRAYS, ExpertLayout};
 use crate::moe::mailbox::Mailbox;
 use crate::moe::tables::{ExpertTables, bytes_of_layer};
-use crate::parameters as p;
+use crate::parameters::{self as p, PROJECTIONS};
 use crate::weights::{ARRAYS, Weights};
 
 /// Device memory that is left to the driver and its graphs if no budget is given.
@@ -44,6 +49,8 @@ const KIND_NONE: u32 = u32::MAX;
 /// A layer of experts.
 struct StreamedLayer {
     experts: Experts,
+    /// `[experts]`
+    blocks: Vec<ExpertBlocks>,
     /// What a large step needed last.
     history: Option<LayerHistory>,
     /// All of its experts stay on the device, and its published table says so.
@@ -121,6 +128,8 @@ pub struct ExpertStreaming {
     mailbox: Mailbox,
     up: CopyStream,
     down: CopyStream,
+    /// Where some experts have blocks.
+    blocks: Option<BlockCopies>,
     store: ExpertPool,
     mode: Activations,
     /// The buffers of each class of layers: their memory, and what is in them.
@@ -164,12 +173,55 @@ pub fn min_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe> 
         experts: experts.count,
         widest: experts.count,
     };
-    let layer = |moe: &Moe| expert_pool::divide(&[class(&moe.experts)], 0).iter().map(Division::bytes).sum();
+    let growth = growth(weights, mixtures.clone());
+    let layer =
+        |moe: &Moe| expert_pool::divide(&grown(&[class(&moe.experts)], growth), 0).iter().map(Division::bytes).sum();
     // Layers of different sizes have buffers of their own.
     let mut layers: Vec<u64> = mixtures.map(layer).collect();
     layers.sort_unstable_by(|a, b| b.cmp(a));
     layers.dedup_by(|a, b| *b - *a <= *b / 16);
     tables + layers.iter().sum::<u64>()
+}
+
+/// The rows of an expert's projections that have blocks.
+type ExpertBlocks = [Option<BlockRows>; PROJECTIONS];
+
+fn blocks_of(weights: &Weights, experts: &Experts, expert: usize) -> ExpertBlocks {
+    operands(experts, expert).map(|o| weights.all[o.weight].block_rows(o.rows))
+}
+
+/// Experts that leave the device go back to the host as the file has them.
+fn refuse_codebooks<'a>(weights: &Weights, mut mixtures: impl Iterator<Item = &'a Moe>) -> Result<()> {
+    let cannot = |rows: &BlockRows| !RowLayout::of(rows.format).is_some_and(RowLayout::can_be_restored);
+    let of_layer =
+        |moe: &Moe| (0..moe.experts.count).flat_map(|e| blocks_of(weights, &moe.experts, e)).flatten().find(cannot);
+    match mixtures.find_map(of_layer).map(|rows| rows.format) {
+        None => Ok(()),
+        Some(WeightFormat::Blocks(blocks)) => {
+            bail!(FormatRefused { format: format!("streamed {}", blocks.name()), device: "a GPU" })
+        }
+        Some(format) => bail!(FormatRefused { format: format!("streamed {format:?}"), device: "a GPU" }),
+    }
+}
+
+/// How many times larger an expert may be on the device than on the host.
+fn growth<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe>) -> f64 {
+    let of_expert = |(experts, e): (&Experts, usize)| {
+        let [mut file, mut own] = [0, 0];
+        for o in operands(experts, e) {
+            let weight = &weights.all[o.weight];
+            file += weight.bytes_per_array(o.rows).iter().sum::<usize>();
+            own += o.rows * weight.bytes_per_row();
+        }
+        own as f64 / file.max(1) as f64
+    };
+    let all = mixtures.flat_map(|moe| (0..moe.experts.count).map(move |e| (&moe.experts, e)));
+    all.map(of_expert).fold(1.0, f64::max)
+}
+
+/// What these slots of the host are on the device.
+fn grown(classes: &[SlotClass], growth: f64) -> Vec<SlotClass> {
+    classes.iter().map(|c| SlotClass { bytes: (c.bytes as f64 * growth).ceil() as usize, ..*c }).collect()
 }
 
 impl ExpertStreaming {
@@ -186,6 +238,8 @@ impl ExpertStreaming {
         computes: &mut Option<SharedHostExperts>,
     ) -> Result<ExpertStreaming> {
         let k = mixtures.clone().map(|m| m.scoring.k()).max().unwrap_or(0);
+        refuse_codebooks(weights, mixtures.clone())?;
+        let growth = growth(weights, mixtures.clone());
         let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
             let of = |o: Operand| weights.all[o.weight].rows_bytes(o.row..o.row + o.rows);
             operands(experts, e).into_iter().flat_map(of).collect()
@@ -193,7 +247,9 @@ impl ExpertStreaming {
         // 1. The host's tiers
         let left = || gpu.device.memory().map_or(0, |(free, _)| (free as u64).saturating_sub(RESERVE));
         let budget = options.device_budget.unwrap_or_else(left).saturating_sub(bytes_of_tables(mixtures.clone()));
-        let faster = |classes: &[SlotClass]| expert_pool::divide(classes, budget).iter().map(|d| d.slots).collect();
+        let faster = |classes: &[SlotClass]| {
+            expert_pool::divide(&grown(classes, growth), budget).iter().map(|d| d.slots).collect()
+        };
         let is_locked = Cell::new(true);
         let mut lend = |bytes: usize| -> std::io::Result<Box<dyn sluice_store::Memory>> {
             let memory = RegisteredMemory::new(&gpu.device, bytes)?;
@@ -209,12 +265,20 @@ impl ExpertStreaming {
         }
         let split = host.map(|host| HostSplit::new(gpu, host, mode, weights, computes)).transpose()?;
         // 2. The device's buffers. They are zeroed, because a kernel may multiply with one before an expert is there if the host computes that expert.
-        let divisions = expert_pool::divide(&store.slot_classes(), budget);
+        let divisions = expert_pool::divide(&grown(&store.slot_classes(), growth), budget);
         let memory = divisions.iter().map(|division| DeviceBuffer::zeroed(gpu, division.bytes() as usize, "experts"));
         let memory = memory.collect::<Result<_>>()?;
         let classes = mixtures.clone().enumerate().map(|(layer, moe)| (store.class_of_layer(layer), moe.experts.count));
         let pool = BufferPool::new(&divisions, classes);
-        let layer = |moe: &Moe| StreamedLayer { experts: moe.experts.clone(), history: None, is_complete: false };
+        let layer = |moe: &Moe| StreamedLayer {
+            blocks: (0..moe.experts.count).map(|e| blocks_of(weights, &moe.experts, e)).collect(),
+            experts: moe.experts.clone(),
+            history: None,
+            is_complete: false,
+        };
+        let layers: Vec<StreamedLayer> = mixtures.clone().map(layer).collect();
+        let in_blocks = layers.iter().flat_map(|layer| &layer.blocks).flatten().flatten();
+        let staging = in_blocks.map(|rows| rows.file_bytes().iter().sum::<usize>()).max();
         let host_width = mixtures.clone().map(|moe| moe.experts.hidden()).max().filter(|_| split.is_some());
         // The driver must not have to load a kernel while the device waits for the host.
         gpu.device.load_kernels()?;
@@ -229,7 +293,8 @@ impl ExpertStreaming {
             divisions,
             memory,
             pool,
-            layers: mixtures.map(layer).collect(),
+            layers,
+            blocks: staging.map(|bytes| BlockCopies::new(gpu, bytes)).transpose()?,
             active: None,
             prefetched: Vec::new(),
             demotions: Vec::new(),
@@ -274,7 +339,29 @@ impl ExpertStreaming {
     /// The places of an expert's arrays in a buffer.
     fn layout(&self, layer: usize, expert: usize) -> ExpertLayout {
         let parts: [_; EXPERT_ARRAYS] = std::array::from_fn(|array| self.store.array_range(layer, expert, array));
-        ExpertLayout::new(&parts)
+        ExpertLayout::with_blocks(&parts, &self.layers[layer].blocks[expert])
+    }
+
+    /// Enqueues the copy of an expert to a buffer at `at`. `slot`: bytes of its slot.
+    ///
+    /// # Safety
+    /// Nothing else uses the buffer; the slot stays as it is until the copies are done.
+    unsafe fn upload<'a>(
+        &self,
+        at: Address,
+        layout: &ExpertLayout,
+        slot: impl Fn(Range<usize>) -> &'a [u8],
+    ) -> Result<(), DriverError> {
+        for (from, to) in &layout.copies {
+            // SAFETY: as the caller vouches.
+            unsafe { self.up.write(at + *to as u64, slot(from.clone()))? };
+        }
+        for (rows, arrays, to) in &layout.blocks {
+            let copies = self.blocks.as_ref().expect("some experts have blocks");
+            // SAFETY: as the caller vouches.
+            unsafe { copies.write(&self.up, rows, at + *to as u64, arrays.each_ref().map(|a| slot(a.clone())))? };
+        }
+        Ok(())
     }
 
     /// Points an expert's entries of the table to a buffer.

@@ -62,6 +62,16 @@ impl ExpertStreaming {
                         // SAFETY: the expert is in its buffer; neither the buffer nor the slot is used for anything else before the copy is done.
                         unsafe { self.down.read(at + *from as u64, bytes)? };
                     }
+                    for (rows, arrays, from) in &layout.blocks {
+                        let copies = self.blocks.as_ref().expect("some experts have blocks");
+                        // SAFETY: as above.
+                        unsafe { copies.restore(&self.down, rows, at + *from as u64)? };
+                        for (array, to) in arrays.iter().enumerate() {
+                            let bytes = self.store.demoted_bytes_mut(&moved, to.clone());
+                            // SAFETY: as above.
+                            unsafe { copies.read(&self.down, rows, array, bytes)? };
+                        }
+                    }
                     let done = self.spare_events.pop().map_or_else(|| SyncEvent::new(&gpu.device), Ok)?;
                     self.down.record(&done)?;
                     self.demotions.push(Demotion { moved, buffer: old, done });
@@ -81,11 +91,9 @@ impl ExpertStreaming {
     fn copy_up(&mut self, weights: &Weights, moved: &TierMove) -> Result<u32> {
         let buffer = self.take_buffer(moved.layer, moved.expert, BufferState::Transient)?;
         let layout = self.layout(moved.layer, moved.expert);
-        for (from, to) in &layout.copies {
-            let bytes = self.store.promoted_bytes(moved, from.clone());
-            // SAFETY: a buffer that nothing else uses; waited for below.
-            unsafe { self.up.write(self.address(moved.layer, buffer) + *to as u64, bytes)? };
-        }
+        let slot = |range| self.store.promoted_bytes(moved, range);
+        // SAFETY: a buffer that nothing else uses; waited for below.
+        unsafe { self.upload(self.address(moved.layer, buffer), &layout, slot)? };
         self.up.wait()?;
         self.publish(weights, moved.layer, moved.expert, buffer, &layout);
         Ok(buffer)

@@ -108,6 +108,25 @@ impl BlockFormat {
         }
     }
 
+    /// The entries of the type's codebook, little-endian: eight bytes each, or four for types of IQ3. Types without one have none.
+    pub fn codebook(self) -> Vec<u8> {
+        fn eights(entries: &[u64]) -> Vec<u8> {
+            entries.iter().flat_map(|entry| entry.to_le_bytes()).collect()
+        }
+        fn fours(entries: &[u32]) -> Vec<u8> {
+            entries.iter().flat_map(|entry| entry.to_le_bytes()).collect()
+        }
+        match self {
+            BlockFormat::Iq3Xxs => fours(&codebooks::IQ3_XXS),
+            BlockFormat::Iq3S => fours(&codebooks::IQ3_S),
+            BlockFormat::Iq2Xxs => eights(&codebooks::IQ2_XXS),
+            BlockFormat::Iq2Xs => eights(&codebooks::IQ2_XS),
+            BlockFormat::Iq2S => eights(&codebooks::IQ2_S),
+            BlockFormat::Iq1S | BlockFormat::Iq1M => eights(&codebooks::IQ1_S),
+            _ => Vec::new(),
+        }
+    }
+
     /// Where a block has its f16 units. Three types have none: IQ1_M spreads its bits over four words, MXFP4 and NVFP4 have other scales.
     const fn units(self) -> &'static [usize] {
         match self {
