@@ -100,7 +100,18 @@ fn index(bytes: &[u8]) {
 /// with a reason.
 fn config(bytes: &[u8]) {
     static MODELS: OnceLock<Vec<Arc<Checkpoint>>> = OnceLock::new();
-    let names = ["qwen3", "qwen3_rope", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "mlx_qwen3_widths"];
+    let names = [
+        "qwen3",
+        "qwen3_rope",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_5_moe",
+        "mlx_qwen3_widths",
+        "quantized/fp8_experts",
+        "quantized/w4a16_asymmetric",
+        "quantized/gptq",
+        "quantized/nvfp4",
+    ];
     let models = MODELS.get_or_init(|| {
         let open = |name: &&str| Checkpoint::open(&root().join("tests/golden").join(name)).expect("a golden model");
         names.iter().map(|name| Arc::new(open(name))).collect()

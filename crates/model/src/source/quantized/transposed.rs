@@ -1,0 +1,127 @@
+//! AWQ and GPTQ store a matrix by columns: words of eight rows of a column, or of several columns of a row, one row of words after another for all outputs. Loading
+//! copies it by rows, as kernels have it, and the integers stay the same. `w = (q - z) s`, with biases `-z s` as in `integers.rs`.
+
+use std::num::NonZero;
+use std::thread;
+
+use anyhow::{Context, Result, bail, ensure};
+use sluice_backend::{Float, WeightFormat};
+use sluice_store::{Buffer, Bytes, Dtype, Tensor};
+
+use super::integers::{Groups, buffers, check_order, make};
+use super::module::{WordOrder, check_columns, read};
+use crate::source::layout::{MatrixShape, float_type};
+
+/// Rows of an AWQ word: the row that each four bits of it hold.
+const AWQ_ROWS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+/// Rows that are copied together: those of the words in one or some cache lines.
+const TOGETHER: usize = 128;
+/// Threads that copy, at most.
+const MAX_THREADS: usize = 16;
+
+/// The format and the planes of a matrix.
+pub(super) fn assemble(
+    [packed, scales, zeros]: [&Tensor; 3],
+    groups: Option<&Tensor>,
+    order: WordOrder,
+    shape: MatrixShape,
+    reads: bool,
+) -> Result<(WeightFormat, Vec<Bytes>)> {
+    let MatrixShape { leading, rows, cols } = shape;
+    let name = &packed.name;
+    ensure!(leading.is_empty(), "tensor {name:?}: stacked experts are not supported");
+    // 1. shapes
+    let unlike = |t: &Tensor| format!("tensor {:?}: {} {:?} does not fit {rows} x {cols}", t.name, t.dtype, t.shape);
+    let are_integers = packed.dtype == Dtype::I32 && zeros.dtype == Dtype::I32;
+    ensure!(are_integers, "tensor {name:?}: {}, and {} of zero points, expected I32", packed.dtype, zeros.dtype);
+    let &[stored, of_rows] = &scales.shape[..] else { bail!(unlike(scales)) };
+    ensure!(of_rows == rows, unlike(scales));
+    let bits = match (order, &packed.shape[..]) {
+        (WordOrder::Awq, &[inputs, words]) if inputs == cols && words.checked_mul(8) == Some(rows) => 4,
+        (WordOrder::Gptq { .. }, &[words, outputs])
+            if outputs == rows && words.checked_mul(32).is_some_and(|n| n.is_multiple_of(cols)) =>
+        {
+            words * 32 / cols
+        }
+        _ => bail!(unlike(packed)),
+    };
+    ensure!([2, 4, 8].contains(&bits), "tensor {name:?}: integers of {bits} bits are not supported (2, 4 and 8 are)");
+    ensure!((rows * bits).is_multiple_of(32) && zeros.shape == [stored, rows * bits / 32], unlike(zeros));
+    let of_columns = Groups::new(&scales.name, cols, stored)?;
+    check_order(groups, cols, stored, reads)?;
+    let float = float_type(&scales.name, scales.dtype)?;
+    let format = WeightFormat::Affine { bits: bits as u8, group: of_columns.columns as u16, scale: Float::F32 };
+    check_columns(format, shape, name)?;
+
+    // 2. integers by rows
+    let by_rows = Buffer::large(packed.bytes.len()).with_context(|| format!("tensor {name:?}: no memory"));
+    let mut by_rows = by_rows?;
+    if !reads {
+        let [scales, biases] = buffers(&scales.name, rows, of_columns, Float::F32)?;
+        return Ok((format, vec![by_rows.into(), scales.into(), biases.into()]));
+    }
+    let (integers, zeros, scale_values) = (read(packed)?, read(zeros)?, read(scales)?);
+    let words = integers.as_chunks::<4>().0;
+    copy_by_rows(&mut by_rows, rows, |first, to| match order {
+        WordOrder::Awq => awq_rows(words, rows / 8, first, cols, to),
+        WordOrder::Gptq { .. } => gptq_rows(words, rows, first, to),
+    });
+
+    // 3. scales and biases
+    let zeros = zeros.as_chunks::<4>().0;
+    let (per_word, mask) = (32 / bits, (1u32 << bits) - 1);
+    let of = |row: usize, group: usize| {
+        let word = u32::from_le_bytes(zeros[group * (rows / per_word) + row / per_word]);
+        let (place, offset) = match order {
+            WordOrder::Awq => (AWQ_ROWS.iter().position(|r| *r == row % 8).expect("one of eight"), 0),
+            WordOrder::Gptq { zero_offset } => (row % per_word, u32::from(zero_offset)),
+        };
+        (float.read(&scale_values, group * rows + row), ((word >> (place * bits) & mask) + offset) as f32)
+    };
+    let [made_scales, biases] = make(&scales.name, rows, of_columns, Float::F32, of)?;
+    Ok((format, vec![by_rows.into(), made_scales.into(), biases.into()]))
+}
+
+/// Calls `copy(first row, bytes of these rows)` for all rows of `to`, on several threads.
+fn copy_by_rows(to: &mut [u8], rows: usize, copy: impl Fn(usize, &mut [u8]) + Sync) {
+    let row = to.len() / rows.max(1);
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
+    let per_thread = rows.div_ceil(threads).next_multiple_of(TOGETHER);
+    thread::scope(|scope| {
+        for (i, part) in to.chunks_mut((per_thread * row).max(1)).enumerate() {
+            let copy = &copy;
+            scope.spawn(move || {
+                for (j, rows) in part.chunks_mut(TOGETHER * row).enumerate() {
+                    copy(i * per_thread + j * TOGETHER, rows);
+                }
+            });
+        }
+    });
+}
+
+/// Rows from `first` on of GPTQ's words `[words of a row, rows]`: each word moves as it is.
+fn gptq_rows(words: &[[u8; 4]], rows: usize, first: usize, to: &mut [u8]) {
+    let row = words.len() / rows * 4;
+    let count = to.len() / row;
+    for (w, across) in words.chunks_exact(rows).enumerate() {
+        for (r, word) in across[first..first + count].iter().enumerate() {
+            to[r * row + w * 4..][..4].copy_from_slice(word);
+        }
+    }
+}
+
+/// Rows from `first` on, a multiple of eight, of AWQ's words `[cols, rows / 8]`.
+fn awq_rows(words: &[[u8; 4]], across: usize, first: usize, cols: usize, to: &mut [u8]) {
+    let row = cols / 2;
+    let places = first / 8..first / 8 + to.len() / row / 8;
+    for (byte, two) in words.chunks_exact(2 * across).enumerate() {
+        let (even, odd) = two.split_at(across);
+        for (w, (even, odd)) in even[places.clone()].iter().zip(&odd[places.clone()]).enumerate() {
+            let (even, odd) = (u32::from_le_bytes(*even), u32::from_le_bytes(*odd));
+            for (place, r) in AWQ_ROWS.into_iter().enumerate() {
+                let shift = 4 * place;
+                to[(w * 8 + r) * row + byte] = (even >> shift & 15 | (odd >> shift & 15) << 4) as u8;
+            }
+        }
+    }
+}
