@@ -223,6 +223,7 @@ CASES = {
     "awq": (DENSE, (awq(), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True})),
     "gptq": (DENSE, (gptq(), {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True})),
     "gptq_v2": (DENSE, (gptq(8, 32, False, 2), {"quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": False, "sym": False, "checkpoint_format": "gptq_v2"})),
+    "gptq_experts": (MOE, (gptq(), {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True})),
     "nvfp4_modelopt": (DENSE, (modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]})),
     "nvfp4": (DENSE, packed(format="nvfp4-pack-quantized", **NVFP4)),
     "nvfp4_experts": (MOE, packed(format="nvfp4-pack-quantized", **NVFP4)),

@@ -1,5 +1,6 @@
 //! Which tensors of a checkpoint hold which weight of a model.
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 
 use anyhow::{Result, bail, ensure};
@@ -97,6 +98,11 @@ pub trait TensorLayout: Debug + Send + Sync {
         _reads: bool,
     ) -> Result<Option<MatrixSource>> {
         Ok(None)
+    }
+
+    /// The name that the values in the tensor `name` have in checkpoints of floats. `None`: it only belongs to other tensors' values, as scales do.
+    fn values_of<'a>(&self, name: &'a str) -> Option<Cow<'a, str>> {
+        Some(Cow::Borrowed(name))
     }
 
     /// How the routed experts of a layer are stored; `gate` is the model's name of their gate projection, `layers.0.mlp.experts.gate_proj`.

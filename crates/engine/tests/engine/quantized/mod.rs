@@ -125,6 +125,12 @@ fn readers_and_places_of_experts_give_the_same_bits() {
         }
         for experts in [Placement::Slots, Placement::PageCache].into_iter().filter(|_| name.ends_with("experts")) {
             let options = Options { experts, ..options(Activations::F32) };
+            if name.starts_with("gptq") {
+                let why = refusal(&folder, options);
+                assert!(why.contains("model.layers.0.mlp.experts.0.gate_proj.weight: experts"), "{why}");
+                assert!(why.contains("cannot stay on disk"), "{why}");
+                continue;
+            }
             assert!(bits(&folder, options, &tokens, &[16]) == wanted, "{name}: {experts:?}");
             streamed += 1;
         }
@@ -132,8 +138,8 @@ fn readers_and_places_of_experts_give_the_same_bits() {
     assert_eq!(streamed, 6);
 }
 
-fn refusal(path: &Path) -> String {
-    match Engine::open(path, options(Activations::F32)) {
+fn refusal(path: &Path, options: Options) -> String {
+    match Engine::open(path, options) {
         Ok(_) => "accepted".into(),
         Err(e) => format!("{e:#}"),
     }
@@ -178,7 +184,7 @@ fn tensors_that_do_not_fit_are_refused_by_their_names() {
                 None => _ = tensors.remove(place),
             }
         });
-        let why = refusal(folder.path());
+        let why = refusal(folder.path(), options(Activations::F32));
         assert!(why.contains(wanted) && why.contains(GATE), "{case} {leaf}: {why}");
     }
 }
@@ -195,7 +201,7 @@ fn methods_that_are_not_read_are_refused_by_their_names() {
     ] {
         config["quantization_config"] = method;
         std::fs::write(&path, config.to_string()).unwrap();
-        let why = refusal(folder.path());
+        let why = refusal(folder.path(), options(Activations::F32));
         assert!(why.contains(wanted), "{why}");
     }
 }

@@ -10,6 +10,7 @@ mod module;
 mod scales;
 mod transposed;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use anyhow::{Result, anyhow, bail, ensure};
@@ -171,9 +172,14 @@ fn fp4(
 }
 
 /// The tensor of a float matrix that stands for the same values: `X.weight` for `X.qweight`.
-fn value_name(name: &str) -> String {
-    let of = |(end, instead): (&str, &str)| Some(format!("{}{instead}", name.strip_suffix(end)?));
-    PACKED.into_iter().find_map(of).unwrap_or_else(|| name.to_owned())
+fn value_name(name: &str) -> Cow<'_, str> {
+    let of = |(end, instead): (&str, &str)| Some(Cow::Owned(format!("{}{instead}", name.strip_suffix(end)?)));
+    PACKED.into_iter().find_map(of).unwrap_or(Cow::Borrowed(name))
+}
+
+/// Whether the tensor `name` only belongs to others' values.
+fn is_beside(name: &str) -> bool {
+    BESIDE.iter().any(|end| name.ends_with(end))
 }
 
 impl TensorLayout for QuantizedLayout {
@@ -228,6 +234,10 @@ impl TensorLayout for QuantizedLayout {
         stored.map(|stored| self.assemble(&stored, shape, reads)).transpose()
     }
 
+    fn values_of<'a>(&self, name: &'a str) -> Option<Cow<'a, str>> {
+        (!is_beside(name)).then(|| value_name(name))
+    }
+
     fn experts(&self, checkpoint: &Checkpoint, gate: &str) -> ExpertStorage {
         self.plain.experts(checkpoint, gate)
     }
@@ -246,7 +256,7 @@ impl TensorLayout for QuantizedLayout {
 
     fn stored(&self, tensor: &Tensor) -> (&'static str, u64) {
         let (name, bytes) = (&*tensor.name, tensor.bytes.len() as u64);
-        if BESIDE.iter().any(|end| name.ends_with(end)) {
+        if is_beside(name) {
             return (tensor.dtype.name(), 0);
         }
         let bits = self.method().map_or(4, Method::bits);

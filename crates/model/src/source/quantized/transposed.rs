@@ -54,15 +54,16 @@ pub(super) fn assemble(
     check_columns(format, shape, name)?;
 
     // 2. integers by rows
-    let by_rows = Buffer::large(packed.bytes.len()).with_context(|| format!("tensor {name:?}: no memory"));
-    let mut by_rows = by_rows?;
+    let len = packed.bytes.len();
+    // Of whole pages.
+    let mut by_rows = Buffer::large(len).with_context(|| format!("tensor {name:?}: no memory"))?;
     if !reads {
         let [scales, biases] = buffers(&scales.name, rows, of_columns, Float::F32)?;
-        return Ok((format, vec![by_rows.into(), scales.into(), biases.into()]));
+        return Ok((format, vec![Bytes::from(by_rows).slice(..len), scales.into(), biases.into()]));
     }
     let (integers, zeros, scale_values) = (read(packed)?, read(zeros)?, read(scales)?);
     let words = integers.as_chunks::<4>().0;
-    copy_by_rows(&mut by_rows, rows, |first, to| match order {
+    copy_by_rows(&mut by_rows[..len], rows, |first, to| match order {
         WordOrder::Awq => awq_rows(words, rows / 8, first, cols, to),
         WordOrder::Gptq { .. } => gptq_rows(words, rows, first, to),
     });
@@ -79,7 +80,7 @@ pub(super) fn assemble(
         (float.read(&scale_values, group * rows + row), ((word >> (place * bits) & mask) + offset) as f32)
     };
     let [made_scales, biases] = make(&scales.name, rows, of_columns, Float::F32, of)?;
-    Ok((format, vec![by_rows.into(), made_scales.into(), biases.into()]))
+    Ok((format, vec![Bytes::from(by_rows).slice(..len), made_scales.into(), biases.into()]))
 }
 
 /// Calls `copy(first row, bytes of these rows)` for all rows of `to`, on several threads.
