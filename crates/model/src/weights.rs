@@ -238,11 +238,10 @@ impl<'a> Weights<'a> {
     pub fn mlp(&mut self, layer: usize, part: &str) -> Result<Mlp> {
         let mut projection = |name: &str| -> Result<Linear> {
             let part = format!("{part}.{name}");
-            let w = self.described(layer, &part);
-            let bias = format!("{}.bias", self.module(&w));
-            if self.tensors.checkpoint().tensor(&bias).is_some() {
-                let may_be_zeros = self.layout().quantized_form().is_some();
-                let none = may_be_zeros && self.values(&bias, &[w.rows])?.0.iter().all(|x| *x == 0.0);
+            let bias = format!("{}.bias", self.module(&self.described(layer, &part)));
+            if let Some(stored) = self.tensors.checkpoint().tensor(&bias) {
+                let is_quantized = self.layout().quantized_form().is_some();
+                let none = is_quantized && stored.bytes.iter().all(|byte| *byte == 0);
                 ensure!(none, "tensor {bias}: feed-forward biases are not supported");
             }
             self.linear(layer, &part)

@@ -1,12 +1,12 @@
 //! Plans a [`Conversion`] from a checkpoint's headers and the model's description: fused experts are split, single ones gathered, and every matrix gets the width
 //! that the rules say.
 
+mod made;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Result, bail, ensure};
-use sluice_backend::MatrixSource;
 use sluice_kernels::format::{Float, WeightFormat};
-use sluice_model::source::MatrixShape;
 use sluice_model::{
     Belongs, Description, Leaf, MixerDescription, ModelTensors, Quantization, WeightClass, WeightDescription,
     WeightKind,
@@ -274,36 +274,6 @@ impl Planner<'_> {
         let form = Some(WeightFormat::Affine { bits, group, scale });
         let source = Source { parts, rows, form, cols, made: Vec::new(), name: t.name.to_string(), pairs: None };
         self.groups(i, weight, source, leading)
-    }
-
-    /// The matrix in tensor `t`, if it is not in the file as it is: its bytes, mapped or made.
-    fn made(&self, t: &Tensor, weight: &WeightDescription) -> Result<Option<MatrixSource>> {
-        let Some(name) = self.tensors.layout().values_of(&t.name) else { return Ok(None) };
-        let stack = [weight.count];
-        let leading = if name.ends_with(".weight") { &[][..] } else { &stack };
-        let shape = MatrixShape { leading, rows: weight.rows, cols: weight.cols };
-        self.tensors.layout().assembled(self.checkpoint, &name, shape, true)
-    }
-
-    /// Plans matrices, of one weight, that are not in files as they are. `leading`: the shape of all without columns.
-    fn made_matrix(
-        &mut self,
-        i: usize,
-        weight: &WeightDescription,
-        t: &Tensor,
-        made: Vec<MatrixSource>,
-        leading: &[usize],
-    ) -> Result<()> {
-        let (form, cols, rows) = (made[0].format, made[0].cols, made[0].rows);
-        let segments = vec![(0, 0); made.len()];
-        let planes = form.planes(cols)?;
-        let parts = planes.iter().map(|p| Rows { row_bytes: p.row_bytes, segments: segments.clone() }).collect();
-        let source = Source { parts, rows, form: Some(form), cols, made, name: t.name.to_string(), pairs: None };
-        if matches!(form, WeightFormat::Affine { .. }) {
-            self.found.parameters += source.all_rows() as u64 * cols as u64;
-            return self.groups(i, weight, source, leading);
-        }
-        self.matrix(i, weight, source, &[leading, &[cols]].concat(), Dtype::BF16)
     }
 
     /// Plans a matrix of affine groups that is counted already: see [`Planner::packed`]. `leading`: its shape without columns.
