@@ -23,8 +23,8 @@ use super::layout::{ExpertStorage, MatrixShape, TensorLayout};
 use crate::config::Config;
 use crate::method::Method;
 
-/// How the names of tensors end that belong to quantised values and are none.
-const BESIDE: [&str; 15] = [
+/// How the names of tensors end that belong to quantised values, or to activations, and are no values.
+const BESIDE: [&str; 20] = [
     ".weight_scale",
     ".weight_scale_inv",
     ".weight_scale_2",
@@ -40,6 +40,11 @@ const BESIDE: [&str; 15] = [
     "_proj_scale",
     ".input_scale",
     ".input_global_scale",
+    ".input_scale_ub",
+    ".output_scale",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
 ];
 
 /// How the names of packed values end, and what those of floats have instead.
@@ -60,7 +65,8 @@ pub(super) struct QuantizedLayout {
 
 /// Whether a checkpoint is of this layout.
 pub(super) fn is_quantized(checkpoint: &Checkpoint, config: &Config) -> bool {
-    let is_packed = |t: &Tensor| PACKED.iter().any(|(end, _)| t.name.ends_with(end));
+    let is_packed =
+        |t: &Tensor| PACKED.iter().any(|(end, _)| t.name.ends_with(end)) || t.name.ends_with(".weight_scale_2");
     let is_fp8 = |t: &Tensor| t.dtype == Dtype::F8_E4M3 && t.name.ends_with("weight");
     !matches!(config.method(), Ok(None)) || checkpoint.tensors().iter().any(|t| is_packed(t) || is_fp8(t))
 }
