@@ -120,6 +120,14 @@ def compressed_tensors(scale_dtype=torch.bfloat16, format=None, **arguments):
         # Values in f32: what the product of the numbers in the file is.
         wide = {k: v.float() if v.dtype in (torch.bfloat16, torch.float16) else v for k, v in stored.items()}
         values = compressor.decompress(wide, scheme)["weight"].float()
+        if format == "nvfp4-pack-quantized":
+            # What it does before it rounds to bf16.
+            from compressed_tensors.compressors.nvfp4 import unpack_fp4_from_uint8
+            from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+            unpacked = unpack_fp4_from_uint8(stored["weight_packed"], *w.shape, dtype=torch.float32)
+            scales, whole = stored["weight_scale"].float(), stored["weight_global_scale"]
+            values = dequantize(unpacked, scales, args=args, global_scale=whole, dtype=torch.float32)
         return {k: v.contiguous() for k, v in stored.items()}, values
     return quantize
 
