@@ -1,6 +1,7 @@
 //! AWQ and GPTQ store a matrix by columns: words of eight rows of a column, or of several columns of a row, one row of words after another for all outputs. Loading
 //! copies it by rows, as kernels have it, and the integers stay the same. `w = (q - z) s`, with biases `-z s` as in `integers.rs`.
 
+use std::array::from_fn;
 use std::num::NonZero;
 use std::thread;
 
@@ -14,8 +15,10 @@ use crate::source::layout::{MatrixShape, float_type};
 
 /// Rows of an AWQ word: the row that each four bits of it hold.
 const AWQ_ROWS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-/// Rows that are copied together: those of the words in one or some cache lines.
+/// Rows that are copied together: of AWQ, those of the words in a cache line.
 const TOGETHER: usize = 128;
+/// Words of a row that are copied together: a cache line.
+const TILE: usize = 16;
 /// Threads that copy, at most.
 const MAX_THREADS: usize = 16;
 
@@ -63,10 +66,7 @@ pub(super) fn assemble(
     }
     let (integers, zeros, scale_values) = (read(packed)?, read(zeros)?, read(scales)?);
     let words = integers.as_chunks::<4>().0;
-    copy_by_rows(&mut by_rows[..len], rows, |first, to| match order {
-        WordOrder::Awq => awq_rows(words, rows / 8, first, cols, to),
-        WordOrder::Gptq { .. } => gptq_rows(words, rows, first, to),
-    });
+    copy_by_rows(&mut by_rows[..len], rows, |first, to| copy_rows(order, words, rows, first, to));
 
     // 3. scales and biases
     let zeros = zeros.as_chunks::<4>().0;
@@ -100,29 +100,44 @@ fn copy_by_rows(to: &mut [u8], rows: usize, copy: impl Fn(usize, &mut [u8]) + Sy
     });
 }
 
-/// Rows from `first` on of GPTQ's words `[words of a row, rows]`: each word moves as it is.
-fn gptq_rows(words: &[[u8; 4]], rows: usize, first: usize, to: &mut [u8]) {
-    let row = words.len() / rows * 4;
-    let count = to.len() / row;
-    for (w, across) in words.chunks_exact(rows).enumerate() {
-        for (r, word) in across[first..first + count].iter().enumerate() {
-            to[r * row + w * 4..][..4].copy_from_slice(word);
+/// Rows from `first` on of a matrix of `rows`: words of 8 rows of a column, `[cols, rows / 8]`, or of columns of a row, `[words of a row, rows]`. They are put together
+/// in a tile first: rows of a matrix often lie so that a cache holds few of them at once.
+fn copy_rows(order: WordOrder, words: &[[u8; 4]], rows: usize, first: usize, to: &mut [u8]) {
+    let row = words.len() / rows;
+    let count = to.len() / (4 * row);
+    let mut tile = [[[0; 4]; TILE]; TOGETHER];
+    for start in (0..row).step_by(TILE) {
+        let width = TILE.min(row - start);
+        for k in 0..width {
+            match order {
+                WordOrder::Gptq { .. } => {
+                    let across = &words[(start + k) * rows + first..][..count];
+                    across.iter().zip(&mut tile).for_each(|(word, to)| to[k] = *word);
+                }
+                WordOrder::Awq => {
+                    let column = |i: usize| &words[((start + k) * 8 + i) * (rows / 8) + first / 8..][..count / 8];
+                    let columns: [&[[u8; 4]]; 8] = from_fn(column);
+                    for (w, tile) in tile.chunks_exact_mut(8).take(count / 8).enumerate() {
+                        let by_row = transposed(from_fn(|i| u32::from_le_bytes(columns[i][w])));
+                        AWQ_ROWS.into_iter().zip(by_row).for_each(|(r, word)| tile[r][k] = word.to_le_bytes());
+                    }
+                }
+            }
+        }
+        for (to, from) in to.chunks_exact_mut(4 * row).zip(&tile) {
+            to[4 * start..][..4 * width].copy_from_slice(from[..width].as_flattened());
         }
     }
 }
 
-/// Rows from `first` on, a multiple of eight, of AWQ's words `[cols, rows / 8]`.
-fn awq_rows(words: &[[u8; 4]], across: usize, first: usize, cols: usize, to: &mut [u8]) {
-    let row = cols / 2;
-    let places = first / 8..first / 8 + to.len() / row / 8;
-    for (byte, two) in words.chunks_exact(2 * across).enumerate() {
-        let (even, odd) = two.split_at(across);
-        for (w, (even, odd)) in even[places.clone()].iter().zip(&odd[places.clone()]).enumerate() {
-            let (even, odd) = (u32::from_le_bytes(*even), u32::from_le_bytes(*odd));
-            for (place, r) in AWQ_ROWS.into_iter().enumerate() {
-                let shift = 4 * place;
-                to[(w * 8 + r) * row + byte] = (even >> shift & 15 | (odd >> shift & 15) << 4) as u8;
-            }
+/// Four bits j of word i become four bits i of word j.
+fn transposed(mut x: [u32; 8]) -> [u32; 8] {
+    for (apart, mask) in [(1, 0x0f0f_0f0f), (2, 0x00ff_00ff), (4, 0x0000_ffff)] {
+        for i in (0..8).filter(|i| i & apart == 0) {
+            let swapped = (x[i] >> (4 * apart) ^ x[i + apart]) & mask;
+            x[i + apart] ^= swapped;
+            x[i] ^= swapped << (4 * apart);
         }
     }
+    x
 }
