@@ -7,6 +7,7 @@ use sluice_backend::{
     MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
+use sluice_store::Bytes;
 
 use crate::cpu::Cpu;
 use crate::exec::context;
@@ -264,9 +265,12 @@ impl Backend for Cpu {
     fn memory(&mut self) -> Vec<MemoryUse> {
         let of = |class| -> usize { self.buffers.iter().filter(|b| b.class == class).map(|b| b.committed).sum() };
         let weights = |mapped: bool| -> usize {
-            // Mapped weights no longer count once they are copied.
-            let of = |w: &&Weight| !w.streamed && w.is_mapped() == mapped && !(mapped && w.is_copied());
-            self.weights.iter().filter(of).map(Weight::bytes).sum()
+            // Mapped weights no longer count once they are copied, nor those that stay on disk; planes that are in no file do.
+            let counts = |w: &Weight, plane: &Bytes| {
+                plane.is_mapped() == mapped && !(mapped && w.is_copied()) && !(w.streamed && plane.is_of_file())
+            };
+            let of = |w: &Weight| w.source().iter().filter(|plane| counts(w, plane)).map(Bytes::len).sum::<usize>();
+            self.weights.iter().map(of).sum()
         };
         let copies = self.replicas.as_ref().map_or(0, Replicas::bytes);
         let scratch = self.encoded.bytes() + self.hidden.bytes() + self.mixture.scratch_bytes();

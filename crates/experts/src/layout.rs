@@ -1,6 +1,7 @@
 //! Where an expert is on disk, and where its arrays are in a slot. Reads are whole pages of the file, as direct reads must be, so an array has the same offset
-//! within a page in its slot as in its file. Arrays that share pages or follow each other are one read.
+//! within a page in its slot as in its file. Arrays that share pages or follow each other are one read. Arrays that are in no file stay where they are.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use sluice_store::Bytes;
@@ -37,6 +38,8 @@ pub struct LayerLayout {
     arrays_in_slot: Vec<Range<usize>>,
     /// Arrays of each expert.
     arrays: usize,
+    /// By expert and array: those that are in no file.
+    kept: HashMap<(usize, usize), Bytes>,
     /// Bytes that an expert takes in a slot, at most.
     pub(crate) slot_bytes: usize,
     /// Bytes of the arrays of all experts.
@@ -46,18 +49,21 @@ pub struct LayerLayout {
 }
 
 impl LayerLayout {
-    /// A layer whose experts are lists of arrays, views of files that are being loaded. Files get their numbers from `files`.
+    /// A layer whose experts are lists of arrays, views of files that are being loaded, or of memory. Files get their numbers from `files`.
     ///
     /// # Panics
-    /// When an array is not a view of such a file.
+    /// When an array is a view of a file that is not being loaded.
     pub fn new(experts: impl Iterator<Item = Vec<Bytes>>, files: &mut StreamedFiles) -> LayerLayout {
         let mut layer = LayerLayout::default();
-        for arrays in experts {
-            let parts = arrays.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()).map(|(array, bytes)| {
+        for (expert, arrays) in experts.enumerate() {
+            let there = arrays.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty());
+            let (of_files, kept): (Vec<_>, Vec<_>) = there.partition(|(_, bytes)| bytes.is_of_file());
+            let parts = of_files.into_iter().map(|(array, bytes)| {
                 let (file, range) = files.locate(bytes);
                 (file, range, array)
             });
             layer.add(arrays.len(), parts.collect());
+            layer.kept.extend(kept.into_iter().map(|(array, bytes)| ((expert, array), bytes.clone())));
         }
         layer
     }
@@ -113,6 +119,11 @@ impl LayerLayout {
     pub(crate) fn extents(&self, expert: usize) -> &[Extent] {
         let from = expert.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.extents[from..self.ends[expert]]
+    }
+
+    /// An expert's array that is in no file, and so in no slot.
+    pub(crate) fn kept(&self, expert: usize, array: usize) -> Option<&Bytes> {
+        if self.kept.is_empty() { None } else { self.kept.get(&(expert, array)) }
     }
 
     /// The bytes of an expert's array in its slot.

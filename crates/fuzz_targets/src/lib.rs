@@ -17,16 +17,18 @@ use sluice_engine::{
     Checkpoint, Config, Constraint, ConstraintSpec, Engine, GrammarFormat, HotExperts, ModelTensors, Options,
 };
 use sluice_experts::Recording;
-use sluice_model::source::{self, gguf};
+use sluice_model::source::{self, MatrixShape, gguf};
 use sluice_store::bundle::{Manifest, PAGE};
 use sluice_store::safetensors::Header;
+use sluice_store::{Dtype, TensorPlan, Writer};
 
 /// A target: its name, which is also that of its folder of seeds, and the function that reads.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [FuzzTarget; 16] = [
+pub const TARGETS: [FuzzTarget; 17] = [
     ("safetensors", safetensors),
     ("gguf", gguf),
+    ("quantized", quantized),
     ("index", index),
     ("config", config),
     ("manifest", manifest),
@@ -90,6 +92,56 @@ fn gguf(bytes: &[u8]) {
     std::fs::remove_file(&path).expect("a temporary file");
 }
 
+/// A quantised matrix: its `quantization_config`, and types and shapes of its tensors by what follows the module's name. It is refused, or its planes have the lengths of
+/// their format, whether values are read or not.
+fn quantized(bytes: &[u8]) {
+    let Ok(Value::Object(given)) = serde_json::from_slice::<Value>(bytes) else { return };
+    let size = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+    let sizes = |v: Option<&Value>| v?.as_array()?.iter().map(size).collect::<Option<Vec<usize>>>();
+    let plan = |(leaf, t): (&String, &Value)| {
+        let (dtype, shape) = (Dtype::from_name(t.get(0)?.as_str()?)?, sizes(t.get(1))?);
+        let plan = TensorPlan { name: format!("model.layers.0.mlp.up_proj{leaf}"), dtype, shape };
+        plan.size().is_some_and(|n| n < 1 << 16).then_some(plan)
+    };
+    let tensors = given.get("tensors").and_then(Value::as_object);
+    let plans: Vec<TensorPlan> = tensors.into_iter().flatten().filter_map(plan).collect();
+    let Some([rows, cols]) = sizes(given.get("shape")).as_deref().and_then(|s| <[usize; 2]>::try_from(s).ok()) else {
+        return;
+    };
+    if plans.is_empty() || !(1..=1 << 24).contains(&rows) || !(1..=1 << 24).contains(&cols) {
+        return;
+    }
+    let name = format!("sluice-fuzz-{}-{:?}", std::process::id(), std::thread::current().id());
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    let mut writer = Writer::create(&folder.join("model.safetensors"), &plans, &Default::default()).expect("a file");
+    for plan in &plans {
+        let values: Vec<u8> = (0..plan.size().expect("checked above")).map(|i| (i * 37 % 251) as u8).collect();
+        writer.append(&plan.name, &values).expect("a tensor");
+    }
+    writer.finish().expect("a file");
+    let config = json!({"model_type": "llama", "quantization_config": given.get("config")}).to_string();
+    let config = Config::parse("config.json".into(), config.as_bytes()).expect("an object");
+    let checkpoint = Checkpoint::open(&folder).expect("what was just written");
+    let tensors = ModelTensors::of_safetensors(checkpoint, config);
+    for t in tensors.checkpoint().tensors() {
+        let _ = (tensors.layout().stored(t), tensors.layout().format(tensors.checkpoint(), t));
+    }
+    let shape = MatrixShape { leading: &[], rows, cols };
+    let of = |reads| tensors.matrix("model.layers.0.mlp.up_proj.weight", shape, reads);
+    if let Ok(read) = of(true) {
+        let planned = of(false).expect("what is read is planned, too");
+        assert_eq!(planned.format, read.format);
+        let planes = read.format.planes(cols).expect("a format of these columns");
+        assert_eq!(read.planes.len(), planes.len());
+        for (plane, (read, planned)) in planes.iter().zip(read.planes.iter().zip(&planned.planes)) {
+            assert_eq!((read.len(), planned.len()), (rows * plane.row_bytes, rows * plane.row_bytes));
+        }
+    }
+    drop(tensors);
+    std::fs::remove_dir_all(&folder).expect("a temporary folder");
+}
+
 /// `model.safetensors.index.json`: no file is outside the folder.
 fn index(bytes: &[u8]) {
     let Ok((files, tensors)) = sluice_store::check_index(bytes) else { return };
@@ -100,7 +152,18 @@ fn index(bytes: &[u8]) {
 /// with a reason.
 fn config(bytes: &[u8]) {
     static MODELS: OnceLock<Vec<Arc<Checkpoint>>> = OnceLock::new();
-    let names = ["qwen3", "qwen3_rope", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "mlx_qwen3_widths"];
+    let names = [
+        "qwen3",
+        "qwen3_rope",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_5_moe",
+        "mlx_qwen3_widths",
+        "quantized/fp8_experts",
+        "quantized/w4a16_asymmetric",
+        "quantized/gptq",
+        "quantized/nvfp4",
+    ];
     let models = MODELS.get_or_init(|| {
         let open = |name: &&str| Checkpoint::open(&root().join("tests/golden").join(name)).expect("a golden model");
         names.iter().map(|name| Arc::new(open(name))).collect()

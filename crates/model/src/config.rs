@@ -8,6 +8,8 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value};
 use sluice_store::{MAX_SETTINGS, read_small};
 
+use crate::method::Method;
+
 /// The part of a `config.json` that describes the text model, with accessors that say which key is wrong.
 #[derive(Debug)]
 pub struct Config {
@@ -228,40 +230,90 @@ impl Config {
         }
     }
 
-    /// How weights are quantised: MLX's `quantization` (or its copy under `quantization_config`).
+    /// MLX's `quantization` or its copy under `quantization_config`, where other producers' methods are; both at the top or in `text_config`.
+    fn quantization_value(&self) -> Option<&Value> {
+        let parts = [Some(&self.root), self.nested.then(|| &self.root["text_config"])];
+        let of = |key: &str| parts.into_iter().flatten().find_map(|part| part.get(key).filter(|q| !q.is_null()));
+        of("quantization").or_else(|| of("quantization_config"))
+    }
+
+    /// The method by which the checkpoint's producer has quantised weights; `None`: they are not quantised, or by MLX.
     ///
     /// # Errors
-    /// A method, width or group size that is not supported.
+    /// A method, or a variant of one, that is not supported.
+    pub fn method(&self) -> Result<Option<Method>> {
+        let Some(q) = self.quantization_value() else { return Ok(None) };
+        Method::read(q).map_err(|e| anyhow!("{}: {e:#}", self.path.display()))
+    }
+
+    /// How weights are quantised by MLX; nothing, if they are by another producer's method.
+    ///
+    /// # Errors
+    /// A method, mode, width or group size that is not supported.
     pub fn quantization(&self) -> Result<Quantization> {
-        let path = self.path.display();
-        let Some(q) = self.root.get("quantization").or_else(|| self.root.get("quantization_config")) else {
-            return Ok(Quantization { default: None, layers: Value::Null });
-        };
-        if q.is_null() {
-            return Ok(Quantization { default: None, layers: Value::Null });
+        let none = Quantization { default: None, layers: Value::Null };
+        let Some(q) = self.quantization_value() else { return Ok(none) };
+        if self.method()?.is_some() {
+            return Ok(none);
         }
-        if let Some(method) = q.get("quant_method").and_then(Value::as_str) {
-            bail!("{path}: quantised by {method:?}, which is not supported (MLX's affine quantisation is)");
-        }
-        let default = affine(q).with_context(|| format!("{path}: `quantization`"))?;
+        let default = group(q).with_context(|| format!("{}: `quantization`", self.path.display()))?;
         Ok(Quantization { default: Some(default), layers: q.clone() })
     }
 }
 
-fn affine(q: &Value) -> Result<(u8, u16)> {
-    let mode = q.get("mode").and_then(Value::as_str).unwrap_or("affine");
-    ensure!(mode == "affine", "mode {mode:?} is not supported (affine is)");
-    let bits = q.get("bits").and_then(Value::as_u64).unwrap_or(0);
-    let group = q.get("group_size").and_then(Value::as_u64).unwrap_or(0);
+/// What MLX's groups consist of: its `mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupMode {
+    /// Integers with a scale and a bias.
+    Affine,
+    /// Numbers of four bits with powers of two as scales, in groups of 32.
+    Mxfp4,
+    /// Numbers of four bits with scales of eight, in groups of 16.
+    Nvfp4,
+    /// Numbers of eight bits with powers of two as scales, in groups of 32.
+    Mxfp8,
+}
+
+impl GroupMode {
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            GroupMode::Affine => "affine",
+            GroupMode::Mxfp4 => "MXFP4",
+            GroupMode::Nvfp4 => "NVFP4",
+            GroupMode::Mxfp8 => "MXFP8",
+        }
+    }
+}
+
+/// Mode, bits and group size.
+type Width = (GroupMode, u8, u16);
+
+fn group(q: &Value) -> Result<Width> {
+    let number = |key: &str| q.get(key).filter(|v| !v.is_null()).map(|v| v.as_u64().unwrap_or(0));
+    let (bits, group) = (number("bits"), number("group_size"));
+    let fixed = |mode: GroupMode, of_bits: u8, of_group: u16| {
+        let fits = bits.is_none_or(|n| n == u64::from(of_bits)) && group.is_none_or(|n| n == u64::from(of_group));
+        ensure!(fits, "{} has {of_bits} bits in groups of {of_group}", mode.name());
+        Ok((mode, of_bits, of_group))
+    };
+    match q.get("mode").and_then(Value::as_str).unwrap_or("affine") {
+        "affine" => {}
+        "mxfp4" => return fixed(GroupMode::Mxfp4, 4, 32),
+        "nvfp4" => return fixed(GroupMode::Nvfp4, 4, 16),
+        "mxfp8" => return fixed(GroupMode::Mxfp8, 8, 32),
+        mode => bail!("mode {mode:?} is not supported (affine, mxfp4, nvfp4 and mxfp8 are)"),
+    }
+    let (bits, group) = (bits.unwrap_or(0), group.unwrap_or(0));
     ensure!([2, 3, 4, 5, 6, 8].contains(&bits), "bits must be 2, 3, 4, 5, 6 or 8, not {bits}");
     ensure!([32, 64, 128].contains(&group), "group_size must be 32, 64 or 128, not {group}");
-    Ok((bits as u8, group as u16))
+    Ok((GroupMode::Affine, bits as u8, group as u16))
 }
 
 /// Bits and group size of each quantised module.
 #[derive(Debug)]
 pub struct Quantization {
-    default: Option<(u8, u16)>,
+    default: Option<Width>,
     layers: Value,
 }
 
@@ -271,6 +323,11 @@ impl Quantization {
     /// # Errors
     /// A width or group size that is not supported, and a config without `quantization`.
     pub fn of(&self, module: &str) -> Result<(u8, u16)> {
+        self.width_of(module).map(|(_, bits, group)| (bits, group))
+    }
+
+    /// The same with the mode.
+    pub(crate) fn width_of(&self, module: &str) -> Result<Width> {
         // A bundle gives each expert its own tensors; the config still names the layer's stack.
         let stack = module.split_once(".experts.").and_then(|(mlp, rest)| {
             let (expert, part) = rest.split_once('.')?;
@@ -278,7 +335,7 @@ impl Quantization {
         });
         let found = self.layers.get(module).or_else(|| self.layers.get(stack?));
         match found {
-            Some(v) if v.is_object() => affine(v).with_context(|| format!("config.json: `quantization` of {module}")),
+            Some(v) if v.is_object() => group(v).with_context(|| format!("config.json: `quantization` of {module}")),
             _ => self.default.ok_or_else(|| anyhow!("{module} has scales, but config.json has no `quantization`")),
         }
     }
@@ -286,13 +343,18 @@ impl Quantization {
     /// (bits, group size) of routed experts: those of their first module that has its own, else the default.
     pub fn of_experts(&self) -> Option<(u8, u16)> {
         let modules = self.layers.as_object().into_iter().flatten();
-        let of_expert = |(name, v): (&String, &Value)| name.contains(".switch_mlp.").then(|| affine(v).ok()).flatten();
-        modules.filter_map(of_expert).next().or(self.default)
+        let of_expert = |(name, v): (&String, &Value)| name.contains(".switch_mlp.").then(|| group(v).ok()).flatten();
+        modules.filter_map(of_expert).next().or(self.default).map(|(_, bits, group)| (bits, group))
+    }
+
+    /// The default mode, if the checkpoint is quantised.
+    pub fn mode(&self) -> Option<GroupMode> {
+        self.default.map(|(mode, ..)| mode)
     }
 
     /// The default (bits, group size), if the checkpoint is quantised.
     pub fn default(&self) -> Option<(u8, u16)> {
-        self.default
+        self.default.map(|(_, bits, group)| (bits, group))
     }
 }
 

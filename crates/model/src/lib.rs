@@ -11,6 +11,7 @@ mod decoder;
 mod description;
 mod head;
 mod layers;
+mod method;
 mod mlx_lm;
 mod options;
 mod rope;
@@ -21,15 +22,16 @@ use anyhow::{Result, ensure};
 use sluice_backend::{Backend, Float};
 
 pub use architectures::{Architecture, Describe, check_supported, describe, register, supported};
-pub use config::{Config, Quantization};
+pub use config::{Config, GroupMode, Quantization};
 pub use decoder::Decoder;
 pub use description::*;
+pub use method::Method;
 pub use mlx_lm::MlxLm;
 pub use options::Options;
 pub use rope::{Rotary, rotary};
 pub use source::{Belongs, ModelSource, ModelTensors};
-pub use weights::Used;
 use weights::Weights;
+pub use weights::{MadeExperts, Used};
 
 /// What the model of `tensors` is. The config says everything but whether the output head is the embedding: files decide that. Reads both matrices where they
 /// may be the same. Errors name the key of `config.json` or the tensor.
@@ -55,6 +57,8 @@ pub struct Loaded {
     pub skipped: Vec<String>,
     /// The weights that are used in place, in the order of their use: the order to read them in.
     pub order: Vec<Used>,
+    /// What of routed experts is made in memory and stays there.
+    pub made_experts: Option<MadeExperts>,
 }
 
 /// Whether [`load`] would succeed; fails with the same error. Reads no weight except those that [`describe_stored`] reads.
@@ -74,6 +78,6 @@ pub fn load(tensors: &ModelTensors, backend: &mut dyn Backend, options: &Options
     let mut weights = Weights::new(tensors, &description, backend, options.max_tokens)?;
     let (skipped, working_type) = (tensors.left_out(&description), tensors.working_type()?);
     let decoder = Decoder::load(&mut weights, &description, positions)?;
-    let order = weights.into_order();
-    Ok(Loaded { description, decoder, working_type, skipped, order })
+    let (order, made_experts) = weights.into_order();
+    Ok(Loaded { description, decoder, working_type, skipped, order, made_experts })
 }

@@ -8,7 +8,7 @@ use sluice_backend::{
 use sluice_store::Bytes;
 
 use crate::description::{Description, WeightDescription, WeightKind};
-use crate::source::{ExpertStorage, ModelTensors, TensorLayout, float_type};
+use crate::source::{ExpertStorage, MatrixShape, ModelTensors, TensorLayout, float_type};
 
 /// Looks weights up in a model's tensors, checks their shapes and hands them to the backend.
 pub struct Weights<'a> {
@@ -16,11 +16,34 @@ pub struct Weights<'a> {
     backend: &'a mut dyn Backend,
     /// Matrices in the order of their use in a step: layer by layer, then embedding and head.
     order: Vec<Used>,
+    /// What of routed experts is made in memory.
+    made_experts: Option<MadeExperts>,
+    /// What is loaded is a routed expert's.
+    of_experts: bool,
     description: &'a Description,
     /// Rows of activations.
     max_tokens: usize,
     /// Whether values of vectors are read; otherwise only names, types and shapes are checked.
     reads: bool,
+}
+
+/// Routed experts of which a part is made at load and is in no file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MadeExperts {
+    /// The first of their matrices, by the name of its tensor.
+    pub name: String,
+    /// Their integers are made too: nothing of them can stay on disk.
+    pub whole: bool,
+}
+
+impl MadeExperts {
+    /// Why they cannot stay on disk: on any device if they are made as a whole, else on a GPU.
+    pub fn cannot_stay_on_disk(&self) -> String {
+        let (how, on) =
+            if self.whole { ("by columns", "") } else { ("without all scales that kernels take", " on a GPU") };
+        let name = &self.name;
+        format!("{name}: experts that are stored {how} cannot stay on disk{on}: keep them in memory (--experts mapped)")
+    }
 }
 
 /// The bytes of one plane of a matrix.
@@ -42,8 +65,18 @@ impl<'a> Weights<'a> {
         max_tokens: usize,
     ) -> Result<Weights<'a>> {
         tensors.config().quantization()?;
+        tensors.layout().check()?;
         tensors.check_embedding()?;
-        Ok(Weights { tensors, backend, order: Vec::new(), description, max_tokens, reads: true })
+        Ok(Weights {
+            tensors,
+            backend,
+            order: Vec::new(),
+            made_experts: None,
+            of_experts: false,
+            description,
+            max_tokens,
+            reads: true,
+        })
     }
 
     /// Uses zeros for the values of vectors, so that no weight is read.
@@ -51,9 +84,9 @@ impl<'a> Weights<'a> {
         Weights { reads: false, ..self }
     }
 
-    /// The matrices that were registered, in the order of their use.
-    pub fn into_order(self) -> Vec<Used> {
-        self.order
+    /// The matrices that were registered, in the order of their use, and what of routed experts is in no file.
+    pub fn into_order(self) -> (Vec<Used>, Option<MadeExperts>) {
+        (self.order, self.made_experts)
     }
 
     /// Activations of a step: `[max_tokens, cols]`.
@@ -104,8 +137,14 @@ impl<'a> Weights<'a> {
 
     /// Registers the matrix in the tensor `name`, of `leading` matrices of `[rows, cols]`.
     fn load(&mut self, name: &str, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixId> {
-        let source = self.tensors.matrix(name, leading, rows, cols)?;
-        self.order.extend(source.planes.iter().map(|bytes| Used { bytes: bytes.clone(), by_experts: false }));
+        let source = self.tensors.matrix(name, MatrixShape { leading, rows, cols }, self.reads)?;
+        // What was made in memory is there, and no reader brings it.
+        let of_files = source.planes.iter().filter(|bytes| bytes.is_of_file());
+        self.order.extend(of_files.map(|bytes| Used { bytes: bytes.clone(), by_experts: self.of_experts }));
+        if self.of_experts && source.planes.iter().any(|bytes| !bytes.is_of_file()) {
+            let first = || MadeExperts { name: name.to_owned(), whole: false };
+            self.made_experts.get_or_insert_with(first).whole |= !source.planes[0].is_of_file();
+        }
         self.backend.matrix(source).with_context(|| format!("tensor {}", name.strip_suffix(".weight").unwrap_or(name)))
     }
     /// The matrix `part`.
@@ -195,15 +234,16 @@ impl<'a> Weights<'a> {
     /// The gated feed-forward module `part`.
     ///
     /// # Errors
-    /// A stored bias, too: no operation adds one, and without it this would be another model.
+    /// A stored bias that is not all zeros (programs of GPTQ write such), too: no operation adds one, and without it this would be another model.
     pub fn mlp(&mut self, layer: usize, part: &str) -> Result<Mlp> {
         let mut projection = |name: &str| -> Result<Linear> {
             let part = format!("{part}.{name}");
             let bias = format!("{}.bias", self.module(&self.described(layer, &part)));
-            ensure!(
-                self.tensors.checkpoint().tensor(&bias).is_none(),
-                "tensor {bias}: feed-forward biases are not supported"
-            );
+            if let Some(stored) = self.tensors.checkpoint().tensor(&bias) {
+                let is_quantized = self.layout().quantized_form().is_some();
+                let none = is_quantized && stored.bytes.iter().all(|byte| *byte == 0);
+                ensure!(none, "tensor {bias}: feed-forward biases are not supported");
+            }
             self.linear(layer, &part)
         };
         Ok(Mlp { gate: projection("gate_proj")?, up: projection("up_proj")?, down: projection("down_proj")? })
@@ -214,7 +254,7 @@ impl<'a> Weights<'a> {
         let parts = ["gate_proj", "up_proj", "down_proj"].map(|p| self.described(layer, &format!("mlp.experts.{p}")));
         let [gate, up, down] = parts;
         let count = gate.count;
-        let from = self.order.len();
+        self.of_experts = true;
         let layout = self.tensors.layout();
         let matrices = match layout.experts(self.tensors.checkpoint(), &self.description.stored_name(&gate)) {
             ExpertStorage::FusedGateUp { gate_up, down: name } => {
@@ -247,7 +287,7 @@ impl<'a> Weights<'a> {
                 [single(gate)?, single(up)?, single(down)?]
             }
         };
-        self.order[from..].iter_mut().for_each(|used| used.by_experts = true);
+        self.of_experts = false;
         let part = |(matrix, w): (ExpertMatrix, WeightDescription)| ExpertPart { matrix, rows: w.rows, cols: w.cols };
         let parts = matrices.into_iter().zip(parts).map(part).collect();
         Ok(Experts { count, kind: ExpertKind::SwiGlu, parts })

@@ -26,6 +26,11 @@ pub fn packed(input: &Config, description: &Description, conversion: &Conversion
 fn quantization(root: &mut Map<String, Value>, conversion: &Conversion, rules: &Rules) {
     let given = root.shift_remove("quantization").or_else(|| root.shift_remove("quantization_config"));
     root.shift_remove("quantization_config");
+    if let Some(Value::Object(text)) = root.get_mut("text_config") {
+        text.shift_remove("quantization_config");
+    }
+    // What another producer's method says of bits and groups is not about the output.
+    let given = given.filter(|q| q.get("quant_method").is_none());
     if !conversion.quantizes && conversion.copied == 0 {
         return;
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sluice_backend::MatrixSource;
 use sluice_kernels::format::{Float, WeightFormat};
 use sluice_model::WeightDescription;
 use sluice_store::TensorPlan;
@@ -26,6 +27,8 @@ pub struct Source {
     /// How rows are stored, if they are numbers of a known format.
     pub form: Option<WeightFormat>,
     pub cols: usize,
+    /// Of matrices that are not in files as they are: one for each segment, with the bytes of the parts.
+    pub made: Vec<MatrixSource>,
     /// The first of its tensors, for messages.
     pub name: String,
     /// Elements of a head whose rows are moved: rows 2i and 2i + 1 of the input are rows i and i + half a head of the output.

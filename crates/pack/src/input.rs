@@ -55,6 +55,11 @@ impl Input {
     /// Whole rows of one segment, from row `from` of all on.
     fn read_piece(&self, source: &Source, part: usize, from: usize, piece: &mut [u8]) -> Result<()> {
         let p = &source.parts[part];
+        if let Some(made) = source.made.get(from / source.rows) {
+            let at = from % source.rows * p.row_bytes;
+            piece.copy_from_slice(&made.planes[part][at..at + piece.len()]);
+            return Ok(());
+        }
         let (file, offset) = p.segments[from / source.rows];
         let (path, file) = &self.0[file];
         file.read_exact_at(piece, offset + (from % source.rows * p.row_bytes) as u64)

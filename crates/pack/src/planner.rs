@@ -1,6 +1,8 @@
 //! Plans a [`Conversion`] from a checkpoint's headers and the model's description: fused experts are split, single ones gathered, and every matrix gets the width
 //! that the rules say.
 
+mod made;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Result, bail, ensure};
@@ -52,7 +54,9 @@ pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Ru
     // Experts with tensors of their own, by layer and projection; a bundle's may be quantised.
     let mut single = BTreeMap::<(Option<usize>, &str), (WeightDescription, BTreeMap<usize, (usize, &Tensor)>)>::new();
     for (i, t) in checkpoint.tensors().iter().enumerate() {
-        let meaning = match tensors.belongs(description, &t.name) {
+        // Scales and the like come with their values.
+        let Some(name) = tensors.layout().values_of(&t.name) else { continue };
+        let meaning = match tensors.belongs(description, &name) {
             Belongs::Text(meaning) => meaning,
             Belongs::Computed => continue,
             Belongs::LeftOut(part) => {
@@ -112,6 +116,14 @@ impl Planner<'_> {
         with: Option<WeightDescription>,
         leaf: Leaf,
     ) -> Result<()> {
+        // 0. matrices that are not in the file as they are
+        if matches!(leaf, Leaf::Weight | Leaf::Bare)
+            && let Some(made) = self.made(t, &weight)?
+        {
+            ensure!(with.is_none() && weight.count == 1, "tensor {:?}: stacks of this form cannot be packed", t.name);
+            return self.made_matrix(i, &weight, t, vec![made], &[weight.rows]);
+        }
+
         // 1. fused experts: the first half of the rows is the gate
         if weight.class == WeightClass::Expert && matches!(leaf, Leaf::Bare | Leaf::Other) {
             let stored = self.stored(t).filter(|_| !t.bytes.is_empty());
@@ -130,7 +142,7 @@ impl Planner<'_> {
                 let segments = (0..experts).map(at).collect();
                 let parts = vec![Rows { row_bytes, segments }];
                 let (form, name) = (Some(form), t.name.to_string());
-                let source = Source { parts, rows: per_part, form, cols, name, pairs: None };
+                let source = Source { parts, rows: per_part, form, cols, made: Vec::new(), name, pairs: None };
                 self.matrix(i, weight, source, &[experts, per_part, cols], dtype)?;
             }
             return Ok(());
@@ -187,9 +199,18 @@ impl Planner<'_> {
     /// Gathers experts with a tensor each into one stack.
     fn gathered(&mut self, weight: WeightDescription, tensors: BTreeMap<usize, (usize, &Tensor)>) -> Result<()> {
         let (i, first) = *tensors.values().next().expect("an entry has a tensor");
-        let [rows, cols] = first.shape[..] else { bail!("tensor {:?}: {:?} is no matrix", first.name, first.shape) };
         let whole = tensors.keys().copied().eq(0..weight.count);
         ensure!(whole, "{}: {} tensors for {} experts", weight.name(), tensors.len(), weight.count);
+        if let Some(made) = self.made(first, &weight)? {
+            let mut all = vec![made];
+            for (_, t) in tensors.values().skip(1) {
+                let other = self.made(t, &weight)?.filter(|other| other.format == all[0].format);
+                let Some(other) = other else { bail!("tensor {:?}: in another form than other experts", t.name) };
+                all.push(other);
+            }
+            return self.made_matrix(i, &weight, first, all, &[weight.count, weight.rows]);
+        }
+        let [rows, cols] = first.shape[..] else { bail!("tensor {:?}: {:?} is no matrix", first.name, first.shape) };
         for (_, t) in tensors.values() {
             let same = t.shape == first.shape && t.dtype == first.dtype;
             ensure!(same, "tensor {:?}: {} {:?} unlike the other experts", t.name, t.dtype, t.shape);
@@ -207,7 +228,7 @@ impl Planner<'_> {
         let segments = all.iter().map(|t| self.place(t)).collect();
         let parts = vec![Rows { row_bytes: cols * first.dtype.size(), segments }];
         let (form, cols, shape) = (Some(form), inputs, [all.len(), rows, inputs]);
-        let source = Source { parts, rows, form, cols, name: first.name.to_string(), pairs: None };
+        let source = Source { parts, rows, form, cols, made: Vec::new(), name: first.name.to_string(), pairs: None };
         self.matrix(i, &weight, source, &shape, dtype)
     }
 
@@ -251,9 +272,16 @@ impl Planner<'_> {
         }
         let scale = scale.expect("set above");
         let form = Some(WeightFormat::Affine { bits, group, scale });
-        let source = Source { parts, rows, form, cols, name: t.name.to_string(), pairs: None };
-        self.found.parameters += rows as u64 * all.len() as u64 * cols as u64;
+        let source = Source { parts, rows, form, cols, made: Vec::new(), name: t.name.to_string(), pairs: None };
+        self.groups(i, weight, source, leading)
+    }
 
+    /// Plans a matrix of affine groups that is counted already: see [`Planner::packed`]. `leading`: its shape without columns.
+    fn groups(&mut self, i: usize, weight: &WeightDescription, source: Source, leading: &[usize]) -> Result<()> {
+        let Some(WeightFormat::Affine { bits, group, scale }) = source.form else {
+            bail!("tensor {:?}: not in groups", source.name)
+        };
+        let cols = source.cols;
         // 2. its new width
         let (in_layers, mlx) = (weight.name(), weight.mlx_name());
         let out = self.description.mlx.full(&mlx);
@@ -310,7 +338,8 @@ impl Planner<'_> {
         let (&cols, leading) = shape.split_last().expect("a matrix has columns");
         let float = float(dtype).expect("checked by the caller");
         self.found.parameters += source.all_rows() as u64 * source.cols as u64;
-        let is_blocks = matches!(source.form, Some(WeightFormat::Blocks(_)));
+        let is_blocks =
+            matches!(source.form, Some(WeightFormat::Blocks(_) | WeightFormat::E2m1(_) | WeightFormat::Fp8(_)));
         let tensor = |leaf: &str, dtype, cols| TensorPlan {
             name: format!("{out}.{leaf}"),
             dtype,
@@ -414,6 +443,7 @@ impl Planner<'_> {
             rows,
             form: float(t.dtype).map(WeightFormat::Float),
             cols,
+            made: Vec::new(),
             name: t.name.to_string(),
             pairs: None,
         }

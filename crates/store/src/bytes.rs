@@ -126,6 +126,11 @@ impl Bytes {
         }
     }
 
+    /// Whether these are bytes of a file, mapped or read, and not made in memory.
+    pub fn is_of_file(&self) -> bool {
+        matches!(&*self.owner, Owner::Mapped(_) | Owner::Loaded(_))
+    }
+
     /// Starts reading a mapped view from disk in the background and returns at once; nothing to do for a copy.
     pub fn will_need(&self) -> io::Result<()> {
         match &*self.owner {

@@ -12,6 +12,7 @@ pub enum Dtype {
     BF16,
     F8_E4M3,
     F8_E5M2,
+    F8_E8M0,
     I64,
     I32,
     I16,
@@ -25,13 +26,14 @@ pub enum Dtype {
 
 impl Dtype {
     /// All types.
-    pub const ALL: [Dtype; 15] = [
+    pub const ALL: [Dtype; 16] = [
         Dtype::F64,
         Dtype::F32,
         Dtype::F16,
         Dtype::BF16,
         Dtype::F8_E4M3,
         Dtype::F8_E5M2,
+        Dtype::F8_E8M0,
         Dtype::I64,
         Dtype::I32,
         Dtype::I16,
@@ -49,7 +51,7 @@ impl Dtype {
             Dtype::F64 | Dtype::I64 | Dtype::U64 => 8,
             Dtype::F32 | Dtype::I32 | Dtype::U32 => 4,
             Dtype::F16 | Dtype::BF16 | Dtype::I16 | Dtype::U16 => 2,
-            Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::I8 | Dtype::U8 | Dtype::BOOL => 1,
+            Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F8_E8M0 | Dtype::I8 | Dtype::U8 | Dtype::BOOL => 1,
         }
     }
 
@@ -62,6 +64,7 @@ impl Dtype {
             Dtype::BF16 => "BF16",
             Dtype::F8_E4M3 => "F8_E4M3",
             Dtype::F8_E5M2 => "F8_E5M2",
+            Dtype::F8_E8M0 => "F8_E8M0",
             Dtype::I64 => "I64",
             Dtype::I32 => "I32",
             Dtype::I16 => "I16",

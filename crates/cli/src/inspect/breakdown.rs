@@ -39,6 +39,8 @@ pub struct Anatomy {
     pub dtypes: BTreeMap<&'static str, u64>,
     /// (bits, group size), if the checkpoint is quantised.
     pub quantization: Option<(u8, u16)>,
+    /// What the form is called, where it is not integers with scales and biases.
+    pub form: Option<String>,
     /// Modules with other bits or groups than that, or unquantised ones of a matrix's shape.
     pub exceptions: usize,
     parts: BTreeMap<Component, Size>,
@@ -67,6 +69,7 @@ impl Anatomy {
             left_out: Vec::new(),
             dtypes: BTreeMap::new(),
             quantization: default,
+            form: tensors.layout().quantized_form().map(str::to_owned),
             exceptions: 0,
             parts: BTreeMap::new(),
             expert_bytes: BTreeMap::new(),

@@ -142,7 +142,7 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
         },
         "left_out": a.left_out,
         "dtypes": a.dtypes.iter().map(|(d, n)| ((*d).to_owned(), Value::from(*n))).collect::<serde_json::Map<_, _>>(),
-        "quantization": a.quantization.map(|(bits, group)| json!({"bits": bits, "group_size": group, "exceptions": a.exceptions})),
+        "quantization": quantization_json(a),
         "bytes_per_token": {
             "weights": a.read_per_token(),
             "kv": {"bf16": a.kv_per_token(2), "f32": a.kv_per_token(4)},
@@ -220,8 +220,26 @@ fn layers(m: &Description) -> String {
     }
 }
 
+fn quantization_json(a: &Anatomy) -> Option<Value> {
+    let mut object = match (a.quantization, &a.form) {
+        (Some((bits, group)), _) => json!({"bits": bits, "group_size": group, "exceptions": a.exceptions}),
+        (None, Some(_)) => json!({}),
+        (None, None) => return None,
+    };
+    if let Some(form) = &a.form {
+        object["form"] = json!(form);
+    }
+    Some(object)
+}
+
 fn quantised(a: &Anatomy) -> String {
     let is_of_blocks = |kind: &&str| ["Q", "IQ", "MXFP", "NVFP"].iter().any(|family| kind.starts_with(family));
+    if let Some(form) = &a.form {
+        return match a.exceptions {
+            0 => form.clone(),
+            n => format!("{form}, {n} modules otherwise"),
+        };
+    }
     match (a.quantization, a.exceptions) {
         (None, _) if a.dtypes.keys().any(is_of_blocks) => "in blocks of these types".to_owned(),
         (None, _) => "no".to_owned(),

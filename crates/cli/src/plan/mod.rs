@@ -134,7 +134,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let stored = config.quantization().ok();
     let (all, of_experts) = (stored.as_ref().and_then(Quantization::default), stored.and_then(|q| q.of_experts()));
     let bits_of = |width: Option<(u8, u16)>| width.map(|(bits, _)| u64::from(bits));
-    let plain = there.and_then(|tensors| block_bits(tensors).or_else(|| float_bits(tensors.checkpoint())));
+    let plain = there.and_then(|tensors| quantized_bits(tensors).or_else(|| float_bits(tensors.checkpoint())));
     let bits = args.bits.or(bits_of(all)).or(plain).unwrap_or(4);
     let experts_bits = args.experts_bits.or(args.bits).or(bits_of(of_experts)).unwrap_or(bits);
     let group = u64::from(args.group_size.or(all.map(|(_, group)| group)).unwrap_or(64));
@@ -304,12 +304,13 @@ pub fn run(args: PlanArgs) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// The width that comes nearest to that of a checkpoint's blocks, if it has any.
-fn block_bits(tensors: &ModelTensors) -> Option<u64> {
+/// The width that comes nearest to that of a checkpoint's quantised matrices, if it has any.
+fn quantized_bits(tensors: &ModelTensors) -> Option<u64> {
     let (checkpoint, layout) = (tensors.checkpoint(), tensors.layout());
-    let is_blocks = |t: &&Tensor| matches!(layout.format(checkpoint, t), Ok(WeightFormat::Blocks(_)));
+    let is_quantized =
+        |t: &&Tensor| matches!(layout.format(checkpoint, t), Ok(form) if !matches!(form, WeightFormat::Float(_)));
     let all: Vec<(u64, u64)> =
-        checkpoint.tensors().iter().filter(is_blocks).map(|t| (t.bytes.len() as u64, layout.stored(t).1)).collect();
+        checkpoint.tensors().iter().filter(is_quantized).map(|t| (t.bytes.len() as u64, layout.stored(t).1)).collect();
     let (bytes, elements) = all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     let average = 8.0 * bytes as f64 / elements.max(1) as f64;
     // Groups of 64 with a scale and a bias of 16 bits take half a bit more.

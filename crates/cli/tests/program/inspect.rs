@@ -38,6 +38,31 @@ fn sizes_are_those_of_the_engine() {
 }
 
 #[test]
+fn forms_of_quantised_checkpoints_are_named() {
+    for (name, parameters, wanted) in [
+        ("fp8_blocks", 118_304, "FP8 (e4m3) in blocks of 128 x 128"),
+        ("fp8_modelopt", 71_008, "FP8 (e4m3), by ModelOpt"),
+        ("w4a16", 71_008, "INT4, by compressed-tensors"),
+        ("w8a16_channels", 71_008, "INT8, by compressed-tensors"),
+        ("awq", 71_008, "INT4, by AWQ"),
+        ("gptq_v2", 71_008, "INT8, by GPTQ"),
+        ("nvfp4", 71_008, "NVFP4, by compressed-tensors"),
+        ("mxfp4", 71_008, "MXFP4, by compressed-tensors"),
+        ("mlx_mxfp8", 71_008, "MXFP8"),
+    ] {
+        let model = golden(&format!("quantized/{name}"));
+        let found = json(output(&["inspect", &model, "--json"]));
+        assert_eq!(found["quantization"]["form"], wanted, "{name}");
+        assert_eq!(found["parameters"]["all"], parameters, "{name}");
+        assert_eq!(found["supported"], true, "{name}");
+        let shown = success(output(&["inspect", &model]));
+        assert!(shown.contains(&format!("quantised   {wanted}\n")), "{shown}");
+        let planned = json(output(&["plan", &model, "--disk-bandwidth", "1GB", "--context", "64", "--json"]));
+        assert!(planned["resident"].as_u64().unwrap() > 0, "{name}");
+    }
+}
+
+#[test]
 fn an_unsupported_architecture_is_shown_and_said_to_be_one() {
     let dir = copy_of("qwen3");
     let path = dir.path().join("config.json");

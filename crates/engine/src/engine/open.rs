@@ -156,6 +156,9 @@ impl Engine {
             backend.profile(true);
         }
         let loaded = sluice_model::load(tensors, &mut *backend, &options.model(longest))?;
+        if let Some(made) = loaded.made_experts.filter(|_| streamed) {
+            ensure!(!made.whole && backend.device_memory().is_none(), made.cannot_stay_on_disk());
+        }
         let (model, decoder) = (loaded.description, loaded.decoder);
         let max_context = options.max_context.unwrap_or(model.max_context);
         let max_context_asked = max_context;

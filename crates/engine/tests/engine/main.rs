@@ -18,6 +18,7 @@ mod json_schema_suite;
 mod nodes;
 mod numerics;
 mod prompt_cache;
+mod quantized;
 mod real_models;
 mod sources;
 mod spill;

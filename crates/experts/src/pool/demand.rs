@@ -198,8 +198,8 @@ impl ExpertPool {
     pub fn array(&self, fetch: FetchId, position: usize, array: usize) -> &[u8] {
         let fetch = self.live(fetch);
         let slot = &self.slots[fetch.handed_over(position) as usize];
-        let part = self.layers[fetch.layer].part(fetch.wanted[position] as usize, array);
-        slot.bytes(part)
+        let (layer, expert) = (&self.layers[fetch.layer], fetch.wanted[position] as usize);
+        layer.kept(expert, array).map_or_else(|| slot.bytes(layer.part(expert, array)), |bytes| bytes)
     }
 
     /// Why the expert at this position, which has failed, cannot be read. To be asked once.

@@ -41,7 +41,7 @@ impl ExpertPool {
     /// When the budget is too small for a layer's `most` experts at once, or there is no memory.
     ///
     /// # Panics
-    /// When an array is not a view of a file that is being loaded.
+    /// When an array is a view of a file that is not being loaded.
     pub fn open<E: Iterator<Item = Vec<Bytes>>>(
         layers: impl Iterator<Item = E>,
         most: usize,

@@ -1,9 +1,10 @@
 //! Which tensors of a checkpoint hold which weight of a model.
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 
-use anyhow::{Result, bail};
-use sluice_backend::{Float, WeightFormat};
+use anyhow::{Result, bail, ensure};
+use sluice_backend::{Float, MatrixSource, WeightFormat};
 use sluice_store::{Checkpoint, Dtype, Tensor};
 
 use crate::description::ProjectionLayout;
@@ -19,6 +20,32 @@ pub enum ExpertStorage {
     Single,
 }
 
+/// The shape of a matrix, or of a stack of them: `[leading.., rows, cols]`.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixShape<'a> {
+    /// Matrices of a stack; empty for one.
+    pub leading: &'a [usize],
+    /// Outputs of each.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+}
+
+impl MatrixShape<'_> {
+    /// Rows of all matrices together.
+    pub fn all_rows(self) -> usize {
+        self.leading.iter().product::<usize>() * self.rows
+    }
+
+    /// Refuses a tensor that has not `last` elements for each row.
+    pub(crate) fn check(self, tensor: &Tensor, last: usize) -> Result<()> {
+        let wanted = [self.leading, &[self.rows, last]].concat();
+        let (name, shape) = (&tensor.name, &tensor.shape);
+        ensure!(*shape == wanted, "tensor {name:?} has shape {shape:?}, the config asks for {wanted:?}");
+        Ok(())
+    }
+}
+
 /// How the tensors of a checkpoint hold the weights of a model. The model's own names are those of a Hugging Face text model, such as
 /// `layers.0.mlp.gate.weight`; the checkpoint's may differ.
 ///
@@ -26,6 +53,19 @@ pub enum ExpertStorage {
 pub trait TensorLayout: Debug + Send + Sync {
     /// What people call this layout.
     fn name(&self) -> &'static str;
+
+    /// Refuses a checkpoint that is quantised in a way that is not read.
+    ///
+    /// # Errors
+    /// The message names the method.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What people call the form that most matrices are quantised in, where bits and groups alone do not tell it.
+    fn quantized_form(&self) -> Option<&str> {
+        None
+    }
 
     /// The checkpoint's name for the model's tensor or module `short`.
     fn full(&self, short: &str) -> String;
@@ -44,6 +84,26 @@ pub trait TensorLayout: Debug + Send + Sync {
 
     /// The tensor that holds the plane `plane` (as the format calls it) of the matrix whose values are in the tensor `name`.
     fn plane(&self, checkpoint: &Checkpoint, name: &str, plane: &str) -> Option<Tensor>;
+
+    /// The matrix whose values a checkpoint of floats would have in the tensor `name`, where it is not the planes of its format as they are. `None` where it is.
+    /// Unless it `reads`, what would be made of values is zeros.
+    ///
+    /// # Errors
+    /// Tensors that are missing, have another shape, or are of a form that is not supported.
+    fn assembled(
+        &self,
+        _checkpoint: &Checkpoint,
+        _name: &str,
+        _shape: MatrixShape,
+        _reads: bool,
+    ) -> Result<Option<MatrixSource>> {
+        Ok(None)
+    }
+
+    /// The name that the values in the tensor `name` have in checkpoints of floats. `None`: it only belongs to other tensors' values, as scales do.
+    fn values_of<'a>(&self, name: &'a str) -> Option<Cow<'a, str>> {
+        Some(Cow::Borrowed(name))
+    }
 
     /// How the routed experts of a layer are stored; `gate` is the model's name of their gate projection, `layers.0.mlp.experts.gate_proj`.
     fn experts(&self, checkpoint: &Checkpoint, gate: &str) -> ExpertStorage;

@@ -2,12 +2,12 @@
 //! projection. What `pack` writes is this too, also where a bundle gives experts tensors of their own.
 
 use anyhow::{Result, anyhow, ensure};
-use sluice_backend::WeightFormat;
+use sluice_backend::{E2m1, Fp8, Fp8Scale, WeightFormat};
 use sluice_store::{Checkpoint, Dtype, Tensor};
 
 use super::hugging_face::HuggingFaceLayout;
 use super::layout::{ExpertStorage, TensorLayout, float_type};
-use crate::config::{Config, Quantization};
+use crate::config::{Config, GroupMode, Quantization};
 
 /// The layout of models that MLX has converted.
 #[derive(Debug)]
@@ -37,6 +37,11 @@ impl TensorLayout for MlxLayout {
         "MLX"
     }
 
+    fn quantized_form(&self) -> Option<&str> {
+        let mode = self.quantization.as_ref().ok()?.mode()?;
+        (mode != GroupMode::Affine).then(|| mode.name())
+    }
+
     fn full(&self, short: &str) -> String {
         self.plain.full(short)
     }
@@ -55,9 +60,24 @@ impl TensorLayout for MlxLayout {
             return self.plain.format(checkpoint, tensor);
         };
         let quantization = self.quantization.as_ref().map_err(|why| anyhow!("{why}"))?;
-        let (bits, group) = quantization.of(module)?;
+        let (mode, bits, group) = quantization.width_of(module)?;
         ensure!(tensor.dtype == Dtype::U32, "tensor {name:?} has scales, but is {:?} instead of U32", tensor.dtype);
         let biases = checkpoint.tensor(&format!("{module}.biases"));
+        if mode != GroupMode::Affine {
+            let bytes = scales.dtype == Dtype::U8;
+            ensure!(bytes, "tensor {:?}: {} are no scales of {}", scales.name, scales.dtype, mode.name());
+            ensure!(biases.is_none(), "tensor {module:?}: biases, which {} does not have", mode.name());
+            let global = checkpoint.tensor(&format!("{module}.global_scale"));
+            ensure!(global.is_none(), "tensor {module:?}: a scale of the whole matrix is not supported");
+        }
+        match mode {
+            GroupMode::Affine => {}
+            GroupMode::Mxfp4 => return Ok(WeightFormat::E2m1(E2m1::Power)),
+            GroupMode::Nvfp4 => {
+                return Ok(WeightFormat::E2m1(E2m1::E4m3 { global: 1f32.to_bits(), divides: false }));
+            }
+            GroupMode::Mxfp8 => return Ok(WeightFormat::Fp8(Fp8 { group, scale: Fp8Scale::Power })),
+        }
         let biases = biases.ok_or_else(|| anyhow!("tensor {module:?}: scales without biases are not supported"))?;
         ensure!(biases.dtype == scales.dtype, "{module:?}: scales and biases differ in type");
         Ok(WeightFormat::Affine { bits, group, scale: float_type(&scales.name, scales.dtype)? })

@@ -14,6 +14,7 @@ mod layout;
 mod mlx;
 mod model_source;
 mod prefixes;
+mod quantized;
 mod safetensors;
 mod tensors;
 mod text_files;
@@ -22,7 +23,7 @@ pub use detect::{gguf_files, gguf_name, is_gguf, is_model, open, open_with_tenso
 pub use folder::SafetensorsFolder;
 pub use gguf::GgufModel;
 pub(crate) use layout::float_type;
-pub use layout::{ExpertStorage, TensorLayout};
+pub use layout::{ExpertStorage, MatrixShape, TensorLayout};
 pub use model_source::ModelSource;
 pub use tensors::{Belongs, ModelTensors};
 pub use text_files::{TextFile, TextFiles, is_missing};

@@ -6,11 +6,15 @@ use super::hugging_face::HuggingFaceLayout;
 use super::layout::TensorLayout;
 use super::mlx::MlxLayout;
 use super::prefixes::Prefixes;
+use super::quantized::{QuantizedLayout, is_quantized};
 use crate::config::Config;
 
 /// The layout of a checkpoint of safetensors. Only the tensors themselves tell MLX's from Hugging Face's: their names, and the shape of convolutions.
 pub(super) fn layout_of(checkpoint: &Checkpoint, config: &Config) -> Box<dyn TensorLayout> {
     let plain = HuggingFaceLayout { prefixes: Prefixes::detect(checkpoint) };
+    if is_quantized(checkpoint, config) {
+        return Box::new(QuantizedLayout::new(plain, checkpoint, config));
+    }
     let of_mlx = |t: &Tensor| t.name.ends_with(".scales") || t.name.contains(".switch_mlp.");
     let converted = checkpoint.tensors().iter().find(|t| t.name.ends_with(".conv1d.weight")).is_some_and(is_converted);
     if converted

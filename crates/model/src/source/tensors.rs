@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{Float, MatrixSource, WeightFormat};
 use sluice_store::{Checkpoint, Tensor};
 
-use super::layout::{TensorLayout, float_type};
+use super::layout::{MatrixShape, TensorLayout, float_type};
 use super::safetensors::layout_of;
 use crate::config::Config;
 use crate::description::{Description, Leaf, Meaning, WeightClass};
@@ -78,8 +78,8 @@ impl ModelTensors {
         Ok(())
     }
 
-    /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised. Blocks of GGUF do not say what
-    /// they were made of; it was bf16, most likely.
+    /// The floating-point type that the checkpoint works in: that of the embedding, or of its scales where it is quantised. Blocks of GGUF and scales of
+    /// eight bits do not say what they were made of; it was bf16, most likely.
     ///
     /// # Errors
     /// An embedding that is missing or of another type.
@@ -87,17 +87,21 @@ impl ModelTensors {
         let t = self.tensor("embed_tokens.scales").or_else(|| self.tensor("embed_tokens.weight"));
         let t = t.ok_or_else(|| anyhow!("no tensor {:?}", self.layout.full("embed_tokens.weight")))?;
         match self.layout.format(&self.checkpoint, &t) {
-            Ok(WeightFormat::Blocks(_)) => Ok(Float::Bf16),
+            Ok(WeightFormat::Blocks(_) | WeightFormat::E2m1(_) | WeightFormat::Fp8(_)) => Ok(Float::Bf16),
             _ => float_type(&t.name, t.dtype),
         }
     }
 
-    /// The matrix whose values are in the tensor `name`: `[leading.., rows, cols]`, with the experts of a stack in front.
+    /// The matrix whose values are in the tensor `name`, with the experts of a stack in front. Unless it `reads`, planes that are made of others are zeros.
     ///
     /// # Errors
     /// A tensor that is missing, has another shape, or is of a format that is not supported.
-    pub fn matrix(&self, name: &str, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixSource> {
+    pub fn matrix(&self, name: &str, shape: MatrixShape, reads: bool) -> Result<MatrixSource> {
         let checkpoint = &self.checkpoint;
+        if let Some(made) = self.layout.assembled(checkpoint, name, shape, reads)? {
+            return Ok(made);
+        }
+        let cols = shape.cols;
         let t = checkpoint.tensor(name);
         let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", checkpoint.named().display()))?;
         let form = self.layout.format(checkpoint, &t)?;
@@ -110,11 +114,11 @@ impl ModelTensors {
         for plane in form.planes(cols).with_context(|| format!("tensor {module}"))?.iter() {
             let t = self.layout.plane(checkpoint, name, plane.name);
             let t = t.ok_or_else(|| anyhow!("no tensor {module:?}.{}", plane.name))?;
-            let wanted = [leading, &[rows, plane.row_bytes / plane.element.size()]].concat();
-            ensure!(t.shape == wanted, "tensor {:?} has shape {:?}, the config asks for {wanted:?}", t.name, t.shape);
+            // MLX has bytes in words.
+            shape.check(&t, plane.row_bytes / t.dtype.size())?;
             parts.push(t.bytes.clone());
         }
-        Ok(MatrixSource { format: form, rows: leading.iter().product::<usize>() * rows, cols, planes: parts })
+        Ok(MatrixSource { format: form, rows: shape.all_rows(), cols, planes: parts })
     }
 
     /// What the tensor `name` is to the model that `description` describes.

@@ -1,0 +1,119 @@
+//! Matrices of quantised safetensors in shapes that the golden checkpoints do not have: stacks, wide groups, odd widths, gpt-oss.
+
+use sluice_backend::{E2m1, Float, Fp8, Fp8Scale, MatrixSource, WeightFormat};
+use sluice_model::source::MatrixShape;
+use sluice_model::{Config, ModelTensors};
+use sluice_store::{Checkpoint, Dtype, TensorPlan, Writer};
+use tempfile::TempDir;
+
+/// A checkpoint of these tensors, whose bytes count upwards.
+fn checkpoint(method: &str, tensors: &[(&str, Dtype, &[usize])]) -> (TempDir, ModelTensors) {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = |(name, dtype, shape): &(&str, Dtype, &[usize])| TensorPlan {
+        name: (*name).to_owned(),
+        dtype: *dtype,
+        shape: shape.to_vec(),
+    };
+    let plans: Vec<TensorPlan> = tensors.iter().map(plan).collect();
+    let path = folder.path().join("model.safetensors");
+    let mut writer = Writer::create(&path, &plans, &Default::default()).unwrap();
+    for plan in &plans {
+        let bytes: Vec<u8> = (0..plan.size().unwrap()).map(|i| (i % 61) as u8).collect();
+        writer.append(&plan.name, &bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    let config = format!(r#"{{"model_type": "llama", "quantization_config": {method}}}"#);
+    let config = Config::parse("config.json".into(), config.as_bytes()).unwrap();
+    let tensors = ModelTensors::of_safetensors(Checkpoint::open(folder.path()).unwrap(), config);
+    (folder, tensors)
+}
+
+fn matrix(tensors: &ModelTensors, name: &str, shape: MatrixShape) -> Result<MatrixSource, String> {
+    tensors.matrix(name, shape, true).map_err(|e| format!("{e:#}"))
+}
+
+#[test]
+fn gpt_oss_has_blocks_and_scales_in_stacks() {
+    let name = "model.layers.0.mlp.experts.gate_up_proj";
+    let (blocks, scales) = (format!("{name}_blocks"), format!("{name}_scales"));
+    let (_folder, tensors) = checkpoint(
+        r#"{"quant_method": "mxfp4"}"#,
+        &[(&blocks, Dtype::U8, &[2, 6, 3, 16]), (&scales, Dtype::U8, &[2, 6, 3])],
+    );
+    let found = matrix(&tensors, name, MatrixShape { leading: &[2], rows: 6, cols: 96 }).unwrap();
+    assert_eq!((found.format, found.rows, found.cols), (WeightFormat::E2m1(E2m1::Power), 12, 96));
+    assert_eq!(found.planes.iter().map(|p| p.len()).collect::<Vec<_>>(), [2 * 6 * 48, 2 * 6 * 3]);
+    assert!(found.planes.iter().all(|plane| plane.is_of_file()));
+    let stored = tensors.checkpoint().tensor(&blocks).unwrap();
+    assert_eq!(tensors.layout().stored(&stored), ("MXFP4", 2 * 6 * 96));
+    let why = matrix(&tensors, name, MatrixShape { leading: &[2], rows: 6, cols: 64 }).unwrap_err();
+    assert!(why.contains("gate_up_proj_blocks") && why.contains("[2, 6, 3, 16]"), "{why}");
+}
+
+#[test]
+fn stacks_of_fp8_have_blocks_of_each_expert() {
+    let name = "model.layers.0.mlp.experts.down_proj";
+    let (_folder, tensors) = checkpoint(
+        r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#,
+        &[(name, Dtype::F8_E4M3, &[3, 160, 288]), (&format!("{name}_scale_inv"), Dtype::F8_E8M0, &[3, 2, 3])],
+    );
+    let shape = MatrixShape { leading: &[3], rows: 160, cols: 288 };
+    let found = matrix(&tensors, name, shape).unwrap();
+    assert_eq!(found.format, WeightFormat::Fp8(Fp8 { group: 128, scale: Fp8Scale::Power }));
+    let scales = &found.planes[1];
+    for row in 0..3 * 160 {
+        let first = (row / 160 * 2 + row % 160 / 128) * 3;
+        let wanted: Vec<u8> = (first..first + 3).map(|i| i as u8).collect();
+        assert_eq!(scales[row * 3..][..3], wanted[..], "row {row}");
+    }
+    // Without values, as `inspect` asks for it, the shape is the same.
+    let empty = tensors.matrix(name, shape, false).unwrap();
+    assert_eq!((empty.format, empty.planes[1].len()), (found.format, scales.len()));
+    assert!(empty.planes[1].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn wide_groups_are_several_for_kernels_and_narrow_ones_are_refused() {
+    let packed = r#"{"quant_method": "compressed-tensors", "format": "pack-quantized"}"#;
+    let (name, shape) = ("model.layers.0.mlp.up_proj.weight", MatrixShape { leading: &[], rows: 2, cols: 768 });
+    let (of_values, of_scales) = (format!("{name}_packed"), format!("{name}_scale"));
+    for (groups, columns, times) in [(1, 128, 6), (2, 128, 3), (3, 128, 2), (4, 64, 3), (6, 128, 1), (24, 32, 1)] {
+        let (_folder, tensors) =
+            checkpoint(packed, &[(&of_values, Dtype::I32, &[2, 768 * 3 / 32]), (&of_scales, Dtype::F32, &[2, groups])]);
+        let found = matrix(&tensors, name, shape).unwrap();
+        assert_eq!(found.format, WeightFormat::Affine { bits: 3, group: columns, scale: Float::F32 }, "{groups}");
+        assert_eq!(found.planes[1].len(), 2 * groups * times * 4);
+        // Scales are the file's own where each is of one group.
+        assert_eq!(found.planes[1].is_of_file(), times == 1);
+        let floats = |plane: usize| -> Vec<f32> {
+            found.planes[plane].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        };
+        let (scales, biases) = (floats(1), floats(2));
+        assert!(scales.iter().zip(&biases).all(|(s, b)| *b == -4.0 * s), "{groups}");
+        assert!(scales.chunks(times).all(|same| same.iter().all(|s| *s == same[0])), "{groups}");
+    }
+    let tensors = [(&*of_values, Dtype::I32, &[2, 96][..]), (&*of_scales, Dtype::F32, &[2, 48])];
+    let (_folder, tensors) = checkpoint(packed, &tensors);
+    let why = matrix(&tensors, name, shape).unwrap_err();
+    assert!(why.contains("groups of 16 columns") && why.contains(&of_scales), "{why}");
+}
+
+#[test]
+fn modules_that_stayed_floats_are_floats() {
+    let (_folder, tensors) = checkpoint(
+        r#"{"quant_method": "fp8", "modules_to_not_convert": ["mlp.gate"]}"#,
+        &[
+            ("model.layers.0.mlp.gate.weight", Dtype::BF16, &[4, 32]),
+            ("model.layers.0.mlp.down_proj.weight", Dtype::F8_E5M2, &[4, 32]),
+            ("model.layers.0.mlp.up_proj.weight", Dtype::F32, &[4, 32]),
+            ("model.layers.0.mlp.up_proj.weight_scale", Dtype::F32, &[4, 1]),
+        ],
+    );
+    let shape = MatrixShape { leading: &[], rows: 4, cols: 32 };
+    let found = matrix(&tensors, "model.layers.0.mlp.gate.weight", shape).unwrap();
+    assert_eq!(found.format, WeightFormat::Float(Float::Bf16));
+    for (part, wanted) in [("down_proj", "F8_E5M2"), ("up_proj", "with scales")] {
+        let why = matrix(&tensors, &format!("model.layers.0.mlp.{part}.weight"), shape).unwrap_err();
+        assert!(why.contains(wanted) && why.contains(part), "{why}");
+    }
+}
