@@ -155,7 +155,10 @@ impl Client {
 
     /// The failure of a connection.
     pub fn unreachable(&self, url: &Url, cause: &str) -> Failure {
-        Failure::Again(Error::Unreachable { host: url.authority.clone(), cause: cause.to_owned() }, None)
+        Failure::Again(
+            Error::Unreachable { host: url.authority.clone(), cause: cause.trim_start_matches("io: ").to_owned() },
+            None,
+        )
     }
 
     /// What a status other than 2xx means. `what` is the repository or file that was asked for.
@@ -223,7 +226,10 @@ impl Client {
                 Err(Failure::Again(e, asked)) => (e, asked),
             };
             tries += 1;
-            if tries >= self.settings.tries {
+            // Whoever has no network shall not wait for long.
+            let all = self.settings.tries;
+            let most = if matches!(error, Error::Unreachable { .. }) { all.div_ceil(2) } else { all };
+            if tries >= most {
                 return Err(error);
             }
             let pause = self.pause(tries, asked);

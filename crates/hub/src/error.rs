@@ -22,9 +22,7 @@ pub enum Error {
         cache: PathBuf,
     },
     /// No answer after several tries.
-    #[error(
-        "{host}: {cause} (the network, or HF_ENDPOINT and the proxy's variables); try again, what is there is kept"
-    )]
+    #[error("{host} cannot be reached: {cause}; try again, what is there is kept")]
     Unreachable {
         /// The server.
         host: String,
@@ -96,6 +94,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// What happened, without what to do: there will be another try.
+    pub(crate) fn brief(&self) -> String {
+        match self {
+            Error::Unreachable { host, cause } => format!("{host}: {cause}"),
+            Error::Busy { host, status, reason } => format!("{host}: {status} {reason}"),
+            other => other.to_string(),
+        }
+    }
+
     /// Whether the hub could not be asked, so that what lies in the cache has to do.
     pub fn is_absence(&self) -> bool {
         matches!(self, Error::Offline { .. } | Error::Unreachable { .. } | Error::Busy { .. })

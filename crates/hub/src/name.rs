@@ -292,6 +292,41 @@ mod tests {
     }
 
     #[test]
+    fn no_text_makes_a_name_that_leads_elsewhere() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let parts = [
+            "org",
+            "name",
+            "/",
+            "/",
+            ":",
+            "@",
+            "..",
+            ".",
+            "hf:",
+            "https://",
+            "hf.co/",
+            "resolve/main/",
+            "a.gguf",
+            "%2f",
+            "é",
+            "\n",
+            "\\",
+            "~",
+            "Q8_0",
+        ];
+        for _ in 0..50_000 {
+            let text: String = (0..random.usize(1..8)).map(|_| *random.choice(&parts).unwrap()).collect();
+            let Ok(name) = ModelName::parse(&text, "hub.example") else { continue };
+            assert!(!name.repo.folder().contains('/') && name.repo.as_str().matches('/').count() == 1, "{text}");
+            assert!(is_relative(name.revision()), "{text}");
+            if let Choice::File(file) = &name.choice {
+                assert!(is_relative(file), "{text}");
+            }
+        }
+    }
+
+    #[test]
     fn folders_of_the_cache_are_repositories() {
         let repo = Repo::new("org", "some-model").unwrap();
         assert_eq!(repo.folder(), "models--org--some-model");

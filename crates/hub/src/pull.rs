@@ -13,7 +13,7 @@ use crate::cache::{MAX_SMALL, RepoCache};
 use crate::client::{Client, Failure};
 use crate::error::{Error, Naming, Result};
 use crate::lock::Lock;
-use crate::name::ModelName;
+use crate::name::{Choice, ModelName};
 use crate::partial::{self, Partial};
 use crate::selection::{self, Selection};
 use crate::settings::Settings;
@@ -69,14 +69,19 @@ pub enum Extent {
     Config,
 }
 
-/// The model in the cache, if all of it is there. Asks nobody.
-pub fn find(settings: &Settings, name: &ModelName) -> Option<Model> {
+/// The model in the cache, if so much of it is there. Asks nobody.
+pub fn find(settings: &Settings, name: &ModelName, extent: Extent) -> Option<Model> {
     let cache = RepoCache::new(&settings.cache, &name.repo);
     let commit = cache.commit_of(name.revision())?;
     let files = cache.files(&commit);
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
-    let selection = selection::select(&files, &name.choice, &mut |file| cache.read(&commit, file)).ok()?;
-    Some(Model::of(&cache, name, &commit, &selection))
+    let whole = selection::select(&files, &name.choice, &mut |file| cache.read(&commit, file)).ok();
+    let config = || {
+        let has_config = extent == Extent::Config && name.choice == Choice::Usual && files.contains(&"config.json");
+        let small = files.iter().filter(|file| selection::is_small(file)).map(|file| (*file).to_owned()).collect();
+        has_config.then(|| Selection { small, weights: Vec::new(), entry: None, label: None })
+    };
+    Some(Model::of(&cache, name, &commit, &whole.or_else(config)?))
 }
 
 /// The model, with what was missing fetched.
@@ -87,15 +92,19 @@ pub fn pull(client: &Arc<Client>, name: &ModelName, extent: Extent, watch: &dyn 
     let settings = client.settings();
     if settings.offline {
         let absent = || Error::Offline { name: name.to_string(), cache: settings.cache.clone() };
-        return find(settings, name).ok_or_else(absent);
+        return find(settings, name, extent).ok_or_else(absent);
     }
     let pull = Pull { client, name, cache: RepoCache::new(&settings.cache, &name.repo), watch };
-    // What is here is not worth waiting for an answer that may never come.
-    let here = find(settings, name);
-    let listing = match (here, pull.listing()) {
+    // For what is here, an answer that may never come is waited for once.
+    let here = find(settings, name, extent);
+    let answer = match here {
+        None => pull.trying(|| api::list(client, name)),
+        Some(_) => api::list(client, name).map_err(|(Failure::Final(e) | Failure::Again(e, _))| e),
+    };
+    let listing = match (here, answer) {
         (_, Ok(listing)) => listing,
         (Some(model), Err(e)) if e.is_absence() => {
-            watch.event(Event::Note(format!("{e}; taking what is in the cache")));
+            watch.event(Event::Note(format!("{}; taking what is in the cache", e.brief())));
             return Ok(model);
         }
         (_, Err(e)) => return Err(e),
@@ -120,14 +129,10 @@ impl Pull<'_> {
     fn trying<T>(&self, attempt: impl FnMut() -> Result<T, Failure>) -> Result<T> {
         let waits = |e: &Error, pause: Duration| {
             if pause >= Duration::from_secs(2) {
-                self.watch.event(Event::Note(format!("{e}: waiting {} s", pause.as_secs())));
+                self.watch.event(Event::Note(format!("{}: next try in {} s", e.brief(), pause.as_secs())));
             }
         };
         self.client.trying(&|| self.watch.is_stopped(), &waits, attempt)
-    }
-
-    fn listing(&self) -> Result<Listing> {
-        self.trying(|| api::list(self.client, self.name))
     }
 
     fn facts(&self, listing: &Listing, file: &str) -> Result<FileFacts> {

@@ -104,6 +104,8 @@ pub fn fetch(
     let (mut told, mut reported) = (0, Instant::now());
     let outcome = loop {
         locked(&shared.notes).drain(..).for_each(|note| watch.event(Event::Note(note)));
+        // Looked at before the rest, since whoever ends says why before.
+        let is_dead = threads.is_empty() || threads.iter().any(|thread| thread.is_finished());
         let count = shared.finished.load(Ordering::Acquire);
         let linked = shared.jobs[told..count].iter().try_for_each(&mut *finished);
         told = count;
@@ -119,6 +121,10 @@ pub fn fetch(
         }
         if watch.is_stopped() {
             break Err(Error::Stopped);
+        }
+        if is_dead {
+            let cause = std::io::Error::other("a thread that fetches has ended");
+            break Err(Error::Io { path: shared.jobs[count].blob.clone(), cause });
         }
         if reported.elapsed() >= REPORT {
             reported = Instant::now();
@@ -195,7 +201,11 @@ impl Shared {
                     if let Some(asked) = asked.filter(|asked| !asked.is_zero()) {
                         let until = Instant::now() + asked;
                         locked(&self.pause).replace(until);
-                        locked(&self.notes).push(format!("{e}: waiting {} s, as the server asks", asked.as_secs()));
+                        locked(&self.notes).push(format!(
+                            "{}: waiting {} s, as the server asks",
+                            e.brief(),
+                            asked.as_secs()
+                        ));
                     }
                     self.wait(Instant::now() + pause);
                 }

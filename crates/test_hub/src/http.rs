@@ -6,7 +6,7 @@ use std::net::TcpStream;
 /// A request as it arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// `GET` or `HEAD`.
+    /// `GET` or `HEAD`; `CONNECT` of a proxy.
     pub method: String,
     /// Path and query.
     pub path: String,
@@ -26,10 +26,8 @@ pub fn read(stream: &mut BufReader<TcpStream>, is_for_bytes: bool) -> io::Result
     }
     let mut words = line.split_whitespace();
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    // A proxy is asked with the whole address.
-    let path = target.strip_prefix("http://").map_or(target, |rest| rest.find('/').map_or("/", |at| &rest[at..]));
     let mut request =
-        Request { method: method.to_owned(), path: path.to_owned(), authorization: None, range: None, is_for_bytes };
+        Request { method: method.to_owned(), path: target.to_owned(), authorization: None, range: None, is_for_bytes };
     loop {
         let mut header = String::new();
         stream.take(65536).read_line(&mut header)?;

@@ -145,6 +145,14 @@ impl Connection {
         let mut reader = BufReader::new(copy);
         while let Ok(Some(request)) = http::read(&mut reader, self.is_for_bytes) {
             locked(&self.state).requests.push(request.clone());
+            // As a proxy it knows the way to both servers, since it is both.
+            if request.method == "CONNECT" {
+                self.is_for_bytes = request.path == self.bytes.to_string();
+                if self.stream.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").is_err() {
+                    break;
+                }
+                continue;
+            }
             let answered = if self.is_for_bytes { self.send_blob(&request) } else { self.answer(&request) };
             if !matches!(answered, Ok(true)) {
                 break;

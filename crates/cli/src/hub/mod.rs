@@ -15,7 +15,6 @@ pub use pull::run as run_pull;
 pub use shelf::{ListArgs, RemoveArgs, VerifyArgs, list, remove, verify};
 pub use sluice_hub::is_cached;
 
-use crate::terminal;
 use screen::Screen;
 
 /// What to open for an argument: a folder or a file that is there, or else the model of the hub with that name. What of the model is not in the cache is fetched, after a
@@ -38,7 +37,7 @@ fn resolve(named: &Path, extent: Extent) -> Result<PathBuf> {
     }
     let settings = Settings::from_env()?;
     let name = named_at(named, &settings)?;
-    if let Some(model) = sluice_hub::find(&settings, &name) {
+    if let Some(model) = sluice_hub::find(&settings, &name, extent) {
         return Ok(model.path);
     }
     let screen = Screen::for_use(&name, settings.host());
@@ -54,11 +53,16 @@ fn named_at(named: &Path, settings: &Settings) -> Result<ModelName> {
         bail!("{shown}: no such folder or file");
     }
     match ModelName::parse(text, settings.host()) {
-        Ok(name) if is_below_a_folder(named) && sluice_hub::find(settings, &name).is_none() => {
+        Ok(name) if is_below_a_folder(named) && sluice_hub::find(settings, &name, Extent::Config).is_none() => {
             bail!("{shown}: no such folder or file (hf:{text} is the hub's model of that name)")
         }
         Ok(name) => Ok(name),
-        Err(e) => bail!("{shown}: no such folder or file; {e}"),
+        Err(e) => {
+            let why = e.to_string();
+            // The message need not name it twice.
+            let why = why.strip_prefix(&format!("{text:?}: ")).or_else(|| why.strip_prefix(&format!("{text}: ")));
+            bail!("{shown}: no such folder or file; {}", why.unwrap_or(&e.to_string()))
+        }
     }
 }
 
@@ -97,7 +101,7 @@ pub fn is_surely_name(word: &Path) -> bool {
         Settings::from_env()
             .ok()
             .zip(ModelName::parse(text, "").ok())
-            .is_some_and(|(s, n)| sluice_hub::find(&s, &n).is_some())
+            .is_some_and(|(s, n)| sluice_hub::find(&s, &n, Extent::Config).is_some())
     };
     is_spelled_out || has_a_size() || is_here()
 }
@@ -111,15 +115,6 @@ pub fn name_of(path: &Path) -> Option<String> {
     let inside = path.components().skip_while(|part| part.as_os_str() != &*commit).skip(1).collect::<PathBuf>();
     let label = sluice_hub::read_gguf_name(inside.to_str()?)?.label;
     Some(format!("{repo}:{label}"))
-}
-
-/// The cache, for messages: the home folder is `~`.
-fn shown_folder(folder: &Path) -> String {
-    let home = crate::folders::home();
-    match home.and_then(|home| folder.strip_prefix(home).ok().map(Path::to_owned)) {
-        Some(rest) => terminal::shown(&format!("~/{}", rest.display())),
-        None => terminal::shown(&folder.display().to_string()),
-    }
 }
 
 #[cfg(test)]

@@ -8,11 +8,10 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use sluice_hub::{Error, Event, Model, ModelName, Planned, Watch};
 
-use super::shown_folder;
 use crate::interrupt::{self, Hold, Interrupted};
 use crate::progress::Progress;
 use crate::terminal::{note, shown_json};
-use crate::units;
+use crate::{folders, units};
 
 /// The time over which the rate is taken.
 const WINDOW: Duration = Duration::from_secs(5);
@@ -74,20 +73,17 @@ impl Screen {
         match outcome {
             Ok(done) => Ok(done),
             Err(Error::Stopped) => {
-                let kept = state.last.map_or(String::new(), |(done, all)| {
-                    format!(" with {} of {}", units::bytes(done), units::bytes(all))
+                let kept = state.last.filter(|(done, _)| *done > 0).map_or(String::new(), |(done, all)| {
+                    format!(" with {} of {}, which are kept", units::bytes(done), units::bytes(all))
                 });
                 if self.what == "fetching" {
-                    note(&format!(
-                        "{}: stopped{kept}; all of it is kept, the same command goes on from there",
-                        self.name
-                    ));
+                    note(&format!("{}: stopped{kept}; the same command goes on from there", self.name));
                 }
                 Err(Interrupted.into())
             }
             Err(Error::Space { folder, needed, free }) => {
                 let (needed, free) = (units::bytes(needed), units::bytes(free));
-                let folder = shown_folder(&folder);
+                let folder = folders::shown(&folder);
                 anyhow::bail!(
                     "{}: {needed} more are needed, and {folder} has {free} free: `sluice rm` removes models, HF_HUB_CACHE names another disk",
                     self.name
@@ -113,7 +109,7 @@ impl Screen {
             planned.name,
             bytes(planned.bytes),
             self.host,
-            shown_folder(planned.cache),
+            folders::shown(planned.cache),
             bytes(planned.free)
         ));
     }

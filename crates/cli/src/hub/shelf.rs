@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 use sluice_hub::{Finding, Listed, ModelName, Settings};
 
 use super::screen::{Screen, Voice, time};
-use super::shown_folder;
 use crate::terminal::{note, shown, shown_json};
-use crate::units;
+use crate::{folders, units};
 
 #[derive(Args)]
 pub struct ListArgs {
@@ -49,7 +48,7 @@ pub fn list(args: &ListArgs) -> Result<()> {
         return Ok(());
     }
     if models.is_empty() {
-        note(&format!("{}: no models; `sluice pull ORG/NAME` fetches one", shown_folder(&settings.cache)));
+        note(&format!("{}: no models; `sluice pull ORG/NAME` fetches one", folders::shown(&settings.cache)));
         return Ok(());
     }
     let widest = models.iter().map(|model| shown(&model.name).chars().count()).max().unwrap_or(0);

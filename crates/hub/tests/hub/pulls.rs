@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::thread;
 
-use sluice_hub::{Client, Error, Extent, pull};
+use sluice_hub::{Client, Error, Extent, Url, find, pull};
 use sluice_test_hub::{Content, sha256};
 
 use crate::support::*;
@@ -135,13 +135,15 @@ fn what_lies_there_is_taken_whatever_the_hub_answers() {
         assert!(heard.notes.borrow().iter().any(|note| note.contains("taking what is in the cache")));
     }
     // Nobody there at all.
-    let settings = place.settings();
-    let (name, dir) = (place.name("org/name"), place.dir.path().join("kept"));
-    fs::rename(place.cache(), &dir).unwrap();
-    drop(place);
-    let settings = sluice_hub::Settings { cache: dir, tries: 2, ..settings };
-    let client = Arc::new(Client::new(settings.clone()));
-    assert!(sluice_hub::find(&settings, &name).is_none() || pull(&client, &name, Extent::Whole, &()).is_ok());
+    let Place { hub, dir, .. } = &place;
+    let settings = sluice_hub::Settings { tries: 2, ..place.settings() };
+    let nobody = Url::parse("http://127.0.0.1:1").unwrap();
+    let client = Arc::new(Client::new(sluice_hub::Settings { endpoint: nobody, ..settings }));
+    hub.requests();
+    assert_eq!(pull(&client, &place.name("org/name"), Extent::Whole, &()).unwrap().path, model.path);
+    let error = pull(&client, &place.name("org/other"), Extent::Whole, &()).unwrap_err().to_string();
+    assert!(error.starts_with("127.0.0.1:1 cannot be reached: ") && error.contains("try again"), "{error}");
+    assert!(hub.requests().is_empty() && dir.path().exists());
 }
 
 #[test]
@@ -167,6 +169,10 @@ fn a_config_alone_can_be_fetched_and_the_rest_later() {
         config.path.join("config.json").is_file() && !config.path.join("model-00001-of-00002.safetensors").exists()
     );
     assert!(place.find("org/name").is_none());
+    // Another estimate asks nobody.
+    place.hub.requests();
+    let again = find(&place.settings(), &place.name("org/name"), Extent::Config).unwrap();
+    assert_eq!((again.path, place.hub.requests().len()), (config.path, 0));
     let model = place.pull("org/name").unwrap();
     assert_files(&model, &model.path, &files);
 }

@@ -88,7 +88,7 @@ impl Place {
     }
 
     pub fn find(&self, text: &str) -> Option<Model> {
-        find(&self.settings(), &self.name(text))
+        find(&self.settings(), &self.name(text), Extent::Whole)
     }
 
     /// Puts a model of safetensors in two shards, and what lies beside it, on the hub.
