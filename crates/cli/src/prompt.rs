@@ -230,8 +230,11 @@ mod tests {
     fn a_model_alone_is_no_prompt() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("snapshots")).unwrap();
-        let refused = sorted(None, &[dir.path().to_str().unwrap()], false).unwrap_err().to_string();
-        assert!(refused.contains("this is a model"), "{refused}");
+        for model in [dir.path().to_str().unwrap(), "Qwen/Qwen3-0.6B", "hf:org/name"] {
+            let refused = sorted(None, &[model], false).unwrap_err().to_string();
+            assert!(refused.contains("this is a model"), "{refused}");
+        }
+        assert_eq!(sorted(None, &["org/name-8B:q4_0"], true).unwrap(), (Some("org/name-8B:q4_0".into()), None));
     }
 
     #[test]

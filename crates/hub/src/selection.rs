@@ -153,11 +153,14 @@ fn gguf(files: &[&str], choice: &Choice) -> Result<Selection> {
 
 fn miss(files: &[&str], models: &BTreeMap<String, Gguf>, choice: &Choice) -> String {
     if models.is_empty() {
-        let pickled = files.iter().any(|file| [".bin", ".pt", ".pth"].iter().any(|end| file.ends_with(end)));
-        let why =
-            if pickled { "only PyTorch's pickles, which are not loaded" } else { "neither safetensors nor GGUF files" };
-        let asked = if *choice == Choice::Usual { "" } else { " (a quantisation is chosen among GGUF files)" };
-        return format!("there are {why}{asked}");
+        let ends = |all: &[&str]| files.iter().any(|file| all.iter().any(|end| file.ends_with(end)));
+        return match choice {
+            Choice::Usual if ends(&[".bin", ".pt", ".pth"]) => "there are only PyTorch's pickles, which are not loaded",
+            Choice::Usual => "there are neither safetensors nor GGUF files",
+            _ if ends(&[".safetensors"]) => "there are only safetensors, and quantisations are chosen among GGUF files: leave it out",
+            _ => "there are no GGUF files, among which a quantisation is chosen",
+        }
+        .to_owned();
     }
     let mut labels: Vec<&str> = models.values().filter(|m| m.is_whole()).map(|model| &*model.label).collect();
     labels.sort_unstable();

@@ -24,7 +24,8 @@ fn logits(output: std::process::Output) -> Value {
 fn a_model_is_fetched_by_name_once_and_answers_as_its_folder() {
     let place = Place::new();
     let folder = place.add_tiny();
-    let own = logits(output(&[&LOGITS[..], &[&folder]].concat()));
+    let of_folder = output(&[&LOGITS[..], &[&folder]].concat());
+    let (own_said, own) = (stderr(&of_folder), logits(of_folder));
     assert!(own.is_array());
     let asking = |name: &str| place.sluice(&[&LOGITS[..], &[name]].concat());
     let first = asking("org/tiny").output().unwrap();
@@ -35,7 +36,7 @@ fn a_model_is_fetched_by_name_once_and_answers_as_its_folder() {
     place.hub.requests();
     for name in ["org/tiny", "hf:org/tiny", "hf.co/org/tiny", "https://huggingface.co/org/tiny", "org/tiny@main"] {
         let again = asking(name).output().unwrap();
-        assert_eq!((stderr(&again), logits(again)), (String::new(), own.clone()), "{name}");
+        assert_eq!((stderr(&again), logits(again)), (own_said.clone(), own.clone()), "{name}");
     }
     let offline = asking("org/tiny").env("HF_HUB_OFFLINE", "1").output().unwrap();
     assert_eq!(logits(offline), own);
@@ -52,9 +53,9 @@ fn names_stand_where_models_do() {
     assert!(out.path().join("config.json").is_file());
     assert_refused(
         &place.output(&["run", "org/tiny:Q4_K_M", "hi"]),
-        &["org/tiny", "neither safetensors nor GGUF", "quantisation"],
+        &["org/tiny", "only safetensors", "leave it out"],
     );
-    assert_refused(&place.output(&["run", "Qwen/Qwen3-0.6B"]), &["this is a model; what is the prompt?"]);
+    assert_refused(&place.output(&["run", "Qwen/Qwen3-0.6B"]), &["there is no prompt"]);
     assert_refused(&place.output(&["run", "qwen3:8b", "hi"]), &["qwen3:8b", "unsloth/Qwen3-8B-GGUF"]);
     assert_refused(&place.output(&["chat", "nothing"]), &["nothing: no such folder", "ORG/NAME"]);
     assert_refused(&place.output(&["inspect", "src/nothing"]), &["src/nothing"]);
