@@ -14,6 +14,8 @@ pub const INDEX: &str = "model.safetensors.index.json";
 const BUNDLE: &str = "bundle.json";
 /// The quantisation that is taken if none is asked for.
 const USUAL: [&str; 2] = ["Q4_K_M", "UD-Q4_K_M"];
+/// Labels of models that are not quantised.
+const FLOATS: [&str; 5] = ["BF16", "F16", "F32", "FP16", "FP32"];
 /// Labels that a message lists.
 const LISTED: usize = 40;
 
@@ -144,7 +146,11 @@ fn gguf(files: &[&str], choice: &Choice) -> Result<Selection> {
             Some(plain) => labelled(plain),
             None => labelled(&format!("UD-{label}")),
         }),
-        Choice::Usual => USUAL.iter().find_map(|label| labelled(label)).or_else(|| whole().next()),
+        Choice::Usual => {
+            let usual = USUAL.iter().find_map(|label| labelled(label));
+            // Names in order begin with BF16 more often than not, which nobody means.
+            usual.or_else(|| whole().find(|model| !FLOATS.contains(&&*model.label))).or_else(|| whole().next())
+        }
     };
     let Some(found) = found else { return Err(Error::NoChoice(miss(files, &models, choice))) };
     let weights: Vec<String> = found.parts.values().map(|file| (*file).to_owned()).collect();
@@ -277,6 +283,8 @@ mod tests {
         let error = select(&files, &quant("BF16"), &mut no_text).unwrap_err().to_string();
         assert_eq!(error, "there is no BF16; quantisations: Q4_K_M, Q8_0, UD-Q2_K_XL, UD-Q4_K_XL");
         assert_eq!(weights(&["b-Q8_0.gguf", "a-Q5_K_M.gguf"], &Choice::Usual), ["a-Q5_K_M.gguf"]);
+        assert_eq!(weights(&["a-BF16.gguf", "a-Q8_0.gguf", "a-MXFP4.gguf"], &Choice::Usual), ["a-MXFP4.gguf"]);
+        assert_eq!(weights(&["a-F16.gguf"], &Choice::Usual), ["a-F16.gguf"]);
     }
 
     #[test]
