@@ -163,7 +163,9 @@ fn miss(files: &[&str], models: &BTreeMap<String, Gguf>, choice: &Choice) -> Str
         return match choice {
             Choice::Usual if ends(&[".bin", ".pt", ".pth"]) => "there are only PyTorch's pickles, which are not loaded",
             Choice::Usual => "there are neither safetensors nor GGUF files",
-            _ if ends(&[".safetensors"]) => "there are only safetensors, and quantisations are chosen among GGUF files: leave it out",
+            _ if ends(&[".safetensors"]) => {
+                "there are only safetensors, and quantisations are chosen among GGUF files: leave it out"
+            }
             _ => "there are no GGUF files, among which a quantisation is chosen",
         }
         .to_owned();

@@ -51,10 +51,7 @@ fn names_stand_where_models_do() {
     let out = tempfile::tempdir().unwrap();
     success(place.output(&["pack", "org/tiny", &text(out.path()), "--bits", "none"]));
     assert!(out.path().join("config.json").is_file());
-    assert_refused(
-        &place.output(&["run", "org/tiny:Q4_K_M", "hi"]),
-        &["org/tiny", "only safetensors", "leave it out"],
-    );
+    assert_refused(&place.output(&["run", "org/tiny:Q4_K_M", "hi"]), &["org/tiny", "only safetensors", "leave it out"]);
     assert_refused(&place.output(&["run", "Qwen/Qwen3-0.6B"]), &["there is no prompt"]);
     assert_refused(&place.output(&["run", "qwen3:8b", "hi"]), &["qwen3:8b", "unsloth/Qwen3-8B-GGUF"]);
     assert_refused(&place.output(&["chat", "nothing"]), &["nothing: no such folder", "ORG/NAME"]);
