@@ -14,11 +14,11 @@ use sluice_store::{MAX_SETTINGS, read_small};
 use crate::device::DeviceArg;
 use crate::{default_model, folders, hub, machine};
 
-/// The folder that the command line names, or a setting, or else the demo model's. For a model in Hugging Face's cache, the folder with its files.
+/// What the command line names, or a setting, or else the demo model's folder. A name of the hub's is fetched if it is not in the cache.
 pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
     let Some(named) = named.or(default_model::configured()) else { return default_model::demo_folder() };
     ensure!(!named.as_os_str().is_empty(), "the model's name is empty");
-    hub::followed(named.to_owned())
+    hub::resolved(named)
 }
 
 #[derive(Args, Clone, Debug)]

@@ -3,7 +3,9 @@
 use std::env;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use crate::terminal;
 
 /// Compiled images of tokenizers: `~/.cache/sluice/tokenizers`.
 pub fn tokenizer_cache() -> Option<PathBuf> {
@@ -44,6 +46,12 @@ fn base(name: &str, in_home: &str) -> Option<PathBuf> {
 /// The user's home, if there is one.
 pub fn home() -> Option<PathBuf> {
     env::var_os("HOME").map(PathBuf::from).filter(|p| p.is_absolute())
+}
+
+/// A folder for messages: the home folder is `~`.
+pub fn shown(folder: &Path) -> String {
+    let in_home = home().and_then(|home| folder.strip_prefix(home).ok().map(|rest| Path::new("~").join(rest)));
+    terminal::shown(&in_home.as_deref().unwrap_or(folder).display().to_string())
 }
 
 /// The folder, created for this user alone if it is missing.

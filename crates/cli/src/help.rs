@@ -5,9 +5,10 @@ use std::fmt::Write;
 use clap::Command;
 
 /// Each group's heading, and its commands.
-const GROUPS: [(&str, &[&str]); 6] = [
+const GROUPS: [(&str, &[&str]); 7] = [
     ("Talk with a model", &["run", "chat"]),
     ("Let programs and browsers talk with it", &["serve"]),
+    ("Fetch and keep models", &["pull", "list", "rm", "verify"]),
     ("See what fits before it is loaded", &["inspect", "plan"]),
     ("Make a model smaller", &["pack"]),
     ("Measure speed and quality", &["bench", "eval"]),

@@ -69,6 +69,15 @@ enum Command {
     Pack(pack::PackArgs),
     /// Estimate where a model would fit, and how fast it would run.
     Plan(plan::PlanArgs),
+    /// Fetch a model from the Hugging Face hub, or what is missing of it.
+    Pull(hub::PullArgs),
+    /// List the models in the cache that Hugging Face's programs share.
+    #[command(alias = "ls")]
+    List(hub::ListArgs),
+    /// Remove models from that cache.
+    Rm(hub::RemoveArgs),
+    /// Compare a model's files with the hub's checksums.
+    Verify(hub::VerifyArgs),
     /// Measure how fast this machine computes, next to its own limits.
     Bench(bench::BenchArgs),
     /// List, check or clear the prompt cache on disk.
@@ -113,6 +122,10 @@ fn main() -> ExitCode {
             Command::Bench(args) => bench::run(args, start),
             Command::Plan(args) => plan::run(args),
             Command::Cache(args) => cache::run(args),
+            Command::Pull(args) => hub::run_pull(args),
+            Command::List(args) => hub::list(&args),
+            Command::Rm(args) => hub::remove(&args),
+            Command::Verify(args) => hub::verify(&args),
             Command::Eval(args) => eval::run(args),
         });
     match result {

@@ -79,6 +79,11 @@ impl Progress {
         self.bar.set_position(done as u64);
     }
 
+    /// Shows a text after the elapsed time: a rate, say.
+    pub fn add(&self, text: String) {
+        self.bar.set_prefix(text);
+    }
+
     /// Removes the line.
     pub fn finish(&mut self) {
         if let Some((sender, thread)) = self.shower.take() {
@@ -90,7 +95,7 @@ impl Progress {
 }
 
 fn style(bar: &ProgressBar, what: &'static str, unit: &str) {
-    let shape = format!("{{msg}} {{bar:30}} {{pos}} of {{len}} {unit}, {{elapsed}}");
+    let shape = format!("{{msg}} {{bar:30}} {{pos}} of {{len}} {unit}, {{elapsed}}{{prefix}}");
     if let Ok(style) = ProgressStyle::with_template(&shape) {
         bar.set_style(style.progress_chars("=> "));
     }

@@ -148,13 +148,15 @@ fn sort_words(
         (None, Some(first), Some(second)) => {
             let path = Path::new(&first);
             // An empty name has its own error later.
-            ensure!(first.is_empty() || path.exists(), "{}: no such folder ({hint})", path.display());
+            let is_model = path.exists() || hub::may_be_name(path);
+            ensure!(first.is_empty() || is_model, "{}: no such folder ({hint})", path.display());
             Ok((Some(first.into()), Some(second)))
         }
         (None, Some(only), None) => {
             let path = Path::new(&only);
-            let is_model = source::is_model(path) || hub::is_cached(path);
-            if (piped && path.is_dir()) || is_weights(path) {
+            let is_name = hub::is_surely_name(path) && !hub::is_below_a_folder(path);
+            let is_model = source::is_model(path) || hub::is_cached(path) || is_name;
+            if (piped && (path.is_dir() || is_name)) || is_weights(path) {
                 return Ok((Some(path.to_owned()), None));
             }
             ensure!(!is_model, "{}: this is a model; what is the prompt? (`sluice run MODEL PROMPT`)", path.display());
@@ -169,7 +171,11 @@ fn sort_words(
 fn quoted_hint(model_is_named: bool, words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|w| w.to_string_lossy()).collect();
     let (model, prompt) = match &words[..] {
-        [model, prompt @ ..] if !model_is_named && !prompt.is_empty() && Path::new(&**model).exists() => {
+        [model, prompt @ ..]
+            if !model_is_named
+                && !prompt.is_empty()
+                && (Path::new(&**model).exists() || hub::is_surely_name(Path::new(&**model))) =>
+        {
             (format!("{model} "), prompt)
         }
         all => (String::new(), all),
@@ -187,8 +193,7 @@ fn is_weights(path: &Path) -> bool {
 fn looks_like_a_path(path: &Path) -> bool {
     let Some(text) = path.to_str() else { return true };
     let explicit = ["/", "./", "../"].iter().any(|p| text.starts_with(p));
-    let parent_is_there = || path.parent().is_some_and(|p| !p.as_os_str().is_empty() && p.is_dir());
-    !text.contains(char::is_whitespace) && !path.exists() && (explicit || parent_is_there())
+    !text.contains(char::is_whitespace) && !path.exists() && (explicit || hub::is_below_a_folder(path))
 }
 
 /// Appends a blank line and the piped text, without the line end that `echo` adds.
@@ -225,8 +230,11 @@ mod tests {
     fn a_model_alone_is_no_prompt() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("snapshots")).unwrap();
-        let refused = sorted(None, &[dir.path().to_str().unwrap()], false).unwrap_err().to_string();
-        assert!(refused.contains("this is a model"), "{refused}");
+        for model in [dir.path().to_str().unwrap(), "Qwen/Qwen3-0.6B", "hf:org/name"] {
+            let refused = sorted(None, &[model], false).unwrap_err().to_string();
+            assert!(refused.contains("this is a model"), "{refused}");
+        }
+        assert_eq!(sorted(None, &["org/name-8B:q4_0"], true).unwrap(), (Some("org/name-8B:q4_0".into()), None));
     }
 
     #[test]

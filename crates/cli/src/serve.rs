@@ -84,14 +84,20 @@ fn why_no_model(folder: &Path) -> &'static str {
 /// The folders in `folder` that have a model, sorted by name.
 fn within(folder: &Path) -> Result<Vec<PathBuf>> {
     let name = || folder.display().to_string();
-    let mut found = Vec::new();
+    let (mut found, mut of_hub) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(folder).with_context(name)? {
         // Incomplete downloads in Hugging Face's cache are not models.
-        found.extend(hub::followed(entry.with_context(name)?.path()).ok().filter(|path| has_model(path)));
+        let Ok(path) = sluice_hub::followed(entry.with_context(name)?.path()) else { continue };
+        // A snapshot may have several quantisations.
+        match source::gguf_files(&path) {
+            Ok(files) if hub::name_of(&path).is_some() && !path.join("config.json").is_file() => of_hub.extend(files),
+            _ => found.extend(Some(path).filter(|path| has_model(path))),
+        }
     }
     // The file of a model by itself; a file that is (a part of) another is not listed.
     found.retain(|path| path.is_dir());
     found.extend(source::gguf_files(folder)?);
+    found.extend(of_hub);
     ensure!(!found.is_empty(), "{}: no GGUF file in it, and none of the folders in it has a config.json", name());
     found.sort();
     Ok(found)

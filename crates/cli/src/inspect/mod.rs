@@ -46,7 +46,7 @@ pub fn run(args: InspectArgs) -> Result<()> {
     let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
     let source = source::open(&folder).map_err(|e| load::naming(&folder, e))?;
     if let Some(original) = &args.quality {
-        return quality::run(&folder, &hub::followed(original.clone())?, args.json);
+        return quality::run(&folder, &hub::resolved(original)?, args.json);
     }
     let tensors = source.tensors()?;
     let checkpoint = tensors.checkpoint();

@@ -20,7 +20,7 @@ use crate::{folders, hub, interrupt, terminal};
 /// Quantise a model to MLX's format (lossy: `sluice eval ppl` measures what it costs)
 #[derive(Debug, clap::Args)]
 pub struct PackArgs {
-    /// Folder with the checkpoint: safetensors in bf16, f16 or f32, or of MLX (what is quantised already stays as it is, unless
+    /// Folder or name of the checkpoint: safetensors in bf16, f16 or f32, or of MLX (what is quantised already stays as it is, unless
     /// --experts-bits, --set or a recipe asks for fewer bits)
     input: PathBuf,
     /// Folder to write; an interrupted packing goes on where it was
@@ -101,7 +101,7 @@ enum LayoutArg {
 pub fn run(args: PackArgs) -> Result<()> {
     let begin = Instant::now();
     let options = args.options()?;
-    let input = hub::followed(args.input.clone())?;
+    let input = hub::resolved(&args.input)?;
     let hold = interrupt::hold();
     let screen = Screen::default();
     let result = sluice_pack::pack(&input, &args.output, &options, &screen);

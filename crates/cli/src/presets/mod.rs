@@ -53,14 +53,14 @@ impl Named {
     }
 }
 
-/// The model that `named` means: a folder with a `config.json`, a GGUF file, a config alone, or a known model.
+/// The model that `named` means: a folder with a `config.json`, a GGUF file, a config alone, a known model, or the hub's model of that name.
 ///
 /// # Errors
 /// A name that means none of these; the message lists the known models.
 pub fn find(named: &Path) -> Result<Named> {
     let described = |config| Ok(Named::Described(Box::new(config)));
     if named.is_dir() || source::is_gguf(named) {
-        return Ok(Named::Stored(source::open(&hub::followed(named.to_owned())?)?));
+        return Ok(Named::Stored(source::open(&hub::resolved(named)?)?));
     }
     if named.is_file() {
         let text = read_small(named, MAX_SETTINGS)?;
@@ -68,6 +68,9 @@ pub fn find(named: &Path) -> Result<Named> {
     }
     let name = named.display().to_string();
     let Some(text) = text(&name) else {
+        if hub::may_be_name(named) {
+            return Ok(Named::Stored(source::open(&hub::described(named)?)?));
+        }
         bail!("{name}: no such folder or file, and no model that is known (known are {})", names())
     };
     described(Config::parse(PathBuf::from(format!("{name}/config.json")), text.as_bytes())?)

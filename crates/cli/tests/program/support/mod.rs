@@ -2,6 +2,7 @@
 
 pub mod dialects;
 pub mod group;
+pub mod hub;
 pub mod packing;
 pub mod server;
 
@@ -11,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// The program with a home of its own, and without a demo model unless the test names one.
+/// The program with a home of its own, without a demo model unless the test names one, and without the network.
 pub fn sluice(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
     command.args(args).stdin(Stdio::null()).env("HOME", env!("CARGO_TARGET_TMPDIR"));
-    for name in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "SLUICE_DEMO"] {
+    for name in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "SLUICE_DEMO"].iter().chain(&hub::VARIABLES) {
         command.env_remove(name);
     }
+    command.env("HF_HUB_OFFLINE", "1");
     command
 }
 

@@ -1,0 +1,158 @@
+//! Models by name: what an argument means, and the commands `pull`, `list`, `rm` and `verify`. Names, the cache and transfers are `sluice_hub`.
+
+mod pull;
+mod screen;
+mod shelf;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use sluice_hub::{Client, Extent, ModelName, Settings};
+
+pub use pull::PullArgs;
+pub use pull::run as run_pull;
+pub use shelf::{ListArgs, RemoveArgs, VerifyArgs, list, remove, verify};
+pub use sluice_hub::is_cached;
+
+use screen::Screen;
+
+/// What to open for an argument: a folder or a file that is there, or else the model of the hub with that name. What of the model is not in the cache is fetched, after a
+/// line that says how much that is.
+///
+/// # Errors
+/// A path that is not there, a name that is none, and whatever keeps a model from being fetched.
+pub fn resolved(named: &Path) -> Result<PathBuf> {
+    resolve(named, Extent::Whole)
+}
+
+/// The same for those who need no weights: of safetensors that are not in the cache only the config is fetched.
+pub fn described(named: &Path) -> Result<PathBuf> {
+    resolve(named, Extent::Config)
+}
+
+fn resolve(named: &Path, extent: Extent) -> Result<PathBuf> {
+    if named.exists() {
+        return Ok(sluice_hub::followed(named.to_owned())?);
+    }
+    let settings = Settings::from_env()?;
+    let name = named_at(named, &settings)?;
+    if let Some(model) = sluice_hub::find(&settings, &name, extent) {
+        return Ok(model.path);
+    }
+    let screen = Screen::for_use(&name, settings.host());
+    let pulled = sluice_hub::pull(&Arc::new(Client::new(settings)), &name, extent, &screen);
+    Ok(screen.ended(pulled)?.path)
+}
+
+/// The name that an argument is.
+fn named_at(named: &Path, settings: &Settings) -> Result<ModelName> {
+    let shown = named.display();
+    let Some(text) = named.to_str() else { bail!("{shown}: no such folder or file") };
+    if is_path(text) {
+        bail!("{shown}: no such folder or file");
+    }
+    match ModelName::parse(text, settings.host()) {
+        Ok(name) if is_below_a_folder(named) && sluice_hub::find(settings, &name, Extent::Config).is_none() => {
+            bail!("{shown}: no such folder or file (hf:{text} is the hub's model of that name)")
+        }
+        Ok(name) => Ok(name),
+        Err(e) => {
+            let why = e.to_string();
+            // The message need not name it twice.
+            let why = why.strip_prefix(&format!("{text:?}: ")).or_else(|| why.strip_prefix(&format!("{text}: ")));
+            bail!("{shown}: no such folder or file; {}", why.unwrap_or(&e.to_string()))
+        }
+    }
+}
+
+/// Whether a text can only be a path.
+fn is_path(text: &str) -> bool {
+    let is_remote = text.contains("://") || text.starts_with("hf:") || text.starts_with("hf.co/");
+    let is_file = [".gguf", ".safetensors", ".json"].iter().any(|end| text.ends_with(end)) && !text.contains(':');
+    !is_remote && (is_file || ["/", "./", "../", "~"].iter().any(|begin| text.starts_with(begin)))
+}
+
+/// Whether its parent is a folder here: then a typo is likelier than a name.
+pub fn is_below_a_folder(path: &Path) -> bool {
+    path.parent().is_some_and(|p| !p.as_os_str().is_empty() && p.is_dir())
+}
+
+/// Whether a word that is no path was meant as the name of a model: where a model may stand, or the name of one at Ollama.
+pub fn may_be_name(word: &Path) -> bool {
+    let Some(text) = word.to_str().filter(|text| !text.contains(char::is_whitespace) && !is_path(text)) else {
+        return false;
+    };
+    ModelName::parse(text, "").is_ok() || text.contains([':', '@']) && sluice_hub::likely(text).is_some()
+}
+
+/// Whether a word can hardly be anything but the name of a model, where it may also be a prompt: `Qwen/Qwen3-0.6B`, but not `and/or`.
+pub fn is_surely_name(word: &Path) -> bool {
+    let Some(text) = word.to_str().filter(|_| !word.exists() && may_be_name(word)) else { return false };
+    let is_spelled_out =
+        text.starts_with("hf:") || text.starts_with("hf.co/") || text.contains("://") || text.contains([':', '@']);
+    let has_a_size = || {
+        let name = text.rsplit('/').next().unwrap_or_default();
+        name.len() >= 4
+            && name.contains(|c: char| c.is_ascii_digit())
+            && name.contains(|c: char| c.is_ascii_alphabetic())
+    };
+    let is_here = || {
+        Settings::from_env()
+            .ok()
+            .zip(ModelName::parse(text, "").ok())
+            .is_some_and(|(s, n)| sluice_hub::find(&s, &n, Extent::Config).is_some())
+    };
+    is_spelled_out || has_a_size() || is_here()
+}
+
+/// `ORG/NAME` of a snapshot's folder, `ORG/NAME:QUANT` of a GGUF file in it.
+pub fn name_of(path: &Path) -> Option<String> {
+    let (repo, commit) = sluice_hub::origin(path)?;
+    if path.is_dir() {
+        return Some(repo.to_string());
+    }
+    let inside = path.components().skip_while(|part| part.as_os_str() != &*commit).skip(1).collect::<PathBuf>();
+    let label = sluice_hub::read_gguf_name(inside.to_str()?)?.label;
+    Some(format!("{repo}:{label}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_told_apart_from_names() {
+        for (word, may_be, surely) in [
+            ("Qwen/Qwen3-0.6B", true, true),
+            ("unsloth/Qwen3-8B-GGUF:q4_k_m", true, true),
+            ("hf:org/name", true, true),
+            ("https://huggingface.co/org/name", true, true),
+            ("qwen3:8b", true, true),
+            ("and/or", true, false),
+            ("1/2", true, false),
+            ("Hello", false, false),
+            ("Once upon a time", false, false),
+            ("./org/name1", false, false),
+            ("org/name1.gguf", false, false),
+            ("qwen3", false, false),
+        ] {
+            let word = Path::new(word);
+            assert_eq!((may_be_name(word), is_surely_name(word)), (may_be, surely), "{}", word.display());
+        }
+    }
+
+    #[test]
+    fn a_snapshots_files_have_the_models_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = dir.path().join("models--org--m-GGUF/snapshots/0123");
+        std::fs::create_dir_all(snapshot.join("UD-Q2_K_XL")).unwrap();
+        assert_eq!(name_of(&snapshot).as_deref(), Some("org/m-GGUF"));
+        for (file, name) in
+            [("m-Q4_K_M.gguf", "org/m-GGUF:Q4_K_M"), ("UD-Q2_K_XL/m-00001-of-00002.gguf", "org/m-GGUF:UD-Q2_K_XL")]
+        {
+            assert_eq!(name_of(&snapshot.join(file)).as_deref(), Some(name));
+        }
+        assert_eq!(name_of(dir.path()), None);
+    }
+}

@@ -1,0 +1,7 @@
+//! The crate against a local hub: what it fetches, from whom, and what it makes of a hub that misbehaves. The program's tests kill it and fill its disk.
+
+mod denials;
+mod interruptions;
+mod pulls;
+mod shelf;
+mod support;
