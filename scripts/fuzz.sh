@@ -17,7 +17,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 if ! (cd fuzz && RUSTFLAGS=$(echo $coverage) cargo build --release --locked --target "$host" --target-dir ../target/fuzz); then
     echo "fuzz: libFuzzer cannot be built here; random changes of the seeds instead"
     for name in "${targets[@]}"; do
-        SLUICE_FUZZ_TARGET=$name SLUICE_FUZZ_SECONDS=$seconds cargo test --release --locked -p sluice-fuzz-targets --test replay -- --nocapture
+        SLUICE_FUZZ_TARGET=$name SLUICE_FUZZ_SECONDS=$seconds cargo test --profile quick --locked --workspace --test replay -- --nocapture
     done
     exit 0
 fi

@@ -4,7 +4,7 @@
 #   scripts/sanitize.sh address   reads and writes outside of what was allocated, or after it was freed; the whole workspace
 #   scripts/sanitize.sh thread    data races; the tests of what runs on several threads: the pool, readers, experts, the cache, the engine, the server
 #
-# More arguments go to `cargo test` in place of the choice of tests: scripts/sanitize.sh address -p sluice-store --test readers
+# More arguments go to `cargo test` in place of the choice of tests: scripts/sanitize.sh address -p sluice-store --test store readers
 #
 # Sanitizers are switches that stable compilers keep locked; RUSTC_BOOTSTRAP opens them. The thread sanitizer must see the standard
 # library's own locks, or it takes what they order for races (111 in the readers' tests, all false), so the library is built anew: from the
@@ -58,7 +58,8 @@ elif [ "$kind" = address ]; then
   run --workspace -- "${left_out[@]}"
 else
   # Of the engine only what has threads: a template's depth, which its own tests go to the end of, takes more stack here than there is.
-  run -p sluice-cpu -p sluice-store -p sluice-experts --lib --test readers --test schedules
+  run -p sluice-cpu -p sluice-store -p sluice-experts --lib --test schedules
+  run -p sluice-store --test store readers
   # One test at a time: rustix maps and unmaps memory by system calls of its own, so that addresses which a test gave back would look shared with the test that gets them.
   export RUST_TEST_THREADS=1
   run -p sluice-cache -p sluice-server --lib --tests

@@ -97,11 +97,37 @@ setup_kernels() {
   scripts/kernels --if-gpu >&2 || say "the GPU's kernels are not made: the program computes on the CPU alone"
 }
 
+# A place for the temporary files of compilers, pip and tests, which write some hundred megabytes.
+setup_temporary() {
+  local target=${CARGO_TARGET_DIR:-target} temporary=${TMPDIR:-/tmp} probe
+  if ! mkdir -p "$target/tmp" 2>/dev/null || [ ! -w "$target/tmp" ]; then
+    say "nothing can be written to $target: please set CARGO_TARGET_DIR to a folder of yours"
+    exit 1
+  fi
+  if probe=$(mktemp 2>/dev/null) && rm "$probe" && [ "$(free_megabytes "$temporary")" -ge 512 ]; then return; fi
+  export TMPDIR
+  TMPDIR=$(cd "$target/tmp" && pwd)
+  say "there is no room for temporary files in $temporary: they go to $TMPDIR"
+}
+
+# setup_room MEGABYTES: a word beforehand where a build from nothing, which takes so much, will not fit.
+setup_room() {
+  local target=${CARGO_TARGET_DIR:-target} free
+  free=$(free_megabytes "$target")
+  if [ "$free" -lt "$1" ] && ! compgen -G "$target/*/deps" >/dev/null; then
+    say "there are $free MB free for $target, and a build from nothing takes about $1: it may stop with \"No space left on device\". CARGO_TARGET_DIR names another folder"
+  fi
+}
+
+# Megabytes that can be written to a folder.
+free_megabytes() { df -Pm "$1" | { read -r _ && read -r _ _ _ free _ && echo "$free"; }; }
+
 no_rust() {
   say "Rust $wanted cannot be fetched ($why), and none that is here is new enough ($least): see https://rustup.rs"
   exit 1
 }
 
+setup_temporary
 command -v cc >/dev/null || install_packages gcc libc6-dev
 for needed in "$@"; do
   [ -n "$(type -P "${needed%%=*}")" ] || install_packages "${needed#*=}"

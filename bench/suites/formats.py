@@ -121,9 +121,9 @@ def values(notes):
         return []
     say("values")
     golden = (ROOT / "crates" / "kernels" / "tests" / "blocks_golden.txt").read_text().splitlines()
-    test = (ROOT / "crates" / "kernels" / "tests" / "blocks_golden.rs").read_text()
+    test = (ROOT / "crates" / "kernels" / "tests" / "kernels" / "blocks_golden.rs").read_text()
     blocks = int(re.search(r"const BLOCKS: usize = (\d+)", test)[1])
-    output(["cargo", "test", "--quiet", "--release", "--locked", "-p", "sluice-kernels", "--test", "blocks_golden"])
+    output(["cargo", "test", "--quiet", "--release", "--locked", "-p", "sluice-kernels", "--test", "kernels", "blocks_golden"])
     compared = sum(blocks * int(line.split()[1]) for line in golden)
     case = f"dequantised values, {len(golden)} types, the gguf package's"
     return [compare(SUITE, case, "differ", f"of {compared:,} values", [0], None, "")]

@@ -1,4 +1,4 @@
-"""Which Rust toolchain `scripts/setup.sh` takes, on machines made of stubs: nothing is fetched or installed. Standard library only."""
+"""Which Rust toolchain and which folders `scripts/setup.sh` takes, on machines made of stubs: nothing is fetched or installed. Standard library only."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # What setup.sh uses of a minimal system.
-TOOLS = "bash dirname env grep head id sed sh sort".split()
+TOOLS = "bash df dirname env grep head id mkdir mktemp rm sed sh sort".split()
 
 
 class Setup(unittest.TestCase):
@@ -97,6 +97,36 @@ class Setup(unittest.TestCase):
         self.assert_refused("Rust 1.95.0 cannot be fetched (curl: (6) Could not resolve host), and none that is here is new enough (1.95)")
         self.rustup({"stable-x86_64-unknown-linux-gnu": "1.94.0"})
         self.assert_refused("none that is here is new enough")
+
+
+class Room(unittest.TestCase):
+    def setup_room(self, free, temporary="there"):
+        """What is said, and what becomes of TMPDIR, before a build that takes 2000 MB, where `df` says that so many megabytes are free in target/ and in TMPDIR."""
+        with tempfile.TemporaryDirectory() as root:
+            root = Path(root)
+            for name in ("bin", "there", "repository"):
+                (root / name).mkdir()
+            (root / "bin/df").write_text(f'#!/bin/sh\necho head\ncase $2 in target) echo d 1 1 {free[0]} 1% /;; *) echo d 1 1 {free[1]} 1% /;; esac\n')
+            (root / "bin/df").chmod(0o755)
+            script = f'set -euo pipefail; eval "$(sed "/^setup_temporary$/,\\$d" {ROOT}/scripts/setup.sh)"; setup_temporary; setup_room 2000; echo "$TMPDIR"'
+            env = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "TMPDIR": str(root / temporary)}
+            env.pop("CARGO_TARGET_DIR", None)
+            done = subprocess.run(["bash", "-c", script], cwd=root / "repository", env=env, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stderr.replace(str(root), ""), done.stdout.strip().replace(str(root), "")
+
+    def test_where_there_is_room_nothing_is_said(self):
+        self.assertEqual(self.setup_room((2000, 512)), ("", "/there"))
+
+    def test_a_full_disk_is_named_before_the_build(self):
+        said, _ = self.setup_room((1999, 512))
+        self.assertIn("there are 1999 MB free for target, and a build from nothing takes about 2000", said)
+
+    def test_temporary_files_go_where_there_is_room(self):
+        for free, temporary in ((511, "there"), (512, "not-there")):
+            said, folder = self.setup_room((2000, free), temporary)
+            self.assertEqual(folder, "/repository/target/tmp")
+            self.assertIn(f"no room for temporary files in /{temporary}: they go to /repository/target/tmp", said)
 
 
 class Sourcing(unittest.TestCase):

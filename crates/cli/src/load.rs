@@ -76,16 +76,19 @@ fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options)
     };
     let mut device = chosen;
     let opened = loop {
-        match open(&device, options.clone()) {
-            Err(refused) if *asked == DeviceArg::Auto && refused.is::<FormatRefused>() => {
-                device = device::host();
-                terminal::note(&format!("device: {device} instead: {refused:#}"));
+        let opened = open(&device, options.clone());
+        let next = match &opened {
+            // Further devices of the kind have no kernels for it either.
+            Err(why) if why.is::<FormatRefused>() => Some(device::host()),
+            Err(why) if refused_by_device(why) => Some(device.and_another().unwrap_or_else(device::host)),
+            _ => None,
+        };
+        match (opened, next) {
+            (Err(why), Some(next)) if *asked == DeviceArg::Auto => {
+                device = next;
+                terminal::note(&format!("device: {device} instead: {why:#}"));
             }
-            Err(small) if *asked == DeviceArg::Auto && refused_by_device(&small) => {
-                device = device.and_another().unwrap_or_else(device::host);
-                terminal::note(&format!("device: {device} instead: {small:#}"));
-            }
-            opened => break opened,
+            (opened, _) => break opened,
         }
     };
     let engine = opened.map_err(|e| naming(folder, e))?;

@@ -2,7 +2,8 @@
 
 use crate::dispatch::simd;
 use crate::format::packing::{Packing, with_packing};
-use crate::format::{Float, Grouped, WeightFormat};
+use crate::format::{BlockFormat, Float, Grouped, WeightFormat};
+use crate::generic::Generic16;
 use crate::instructions::f32_dot::Lanes;
 use crate::instructions::unpack::{Unpack, unpack_columns};
 use crate::matrix::Matrix;
@@ -126,4 +127,45 @@ unsafe fn dequantize_row_lanes<V: Unpack>(w: &Matrix, row: usize, out: &mut [f32
 simd! {
     /// Row `row` of a matrix of any format as f32: widened, or `fma(q, s, b)`. `out`: [cols].
     pub fn dequantize_row(w: &Matrix, row: usize, out: &mut [f32]) = dequantize_row_lanes
+}
+
+/// What blocks hold: weights are `(q - zero) * s`, or `q * s + b` where blocks have biases of their own ([`BlockFormat::zero`]).
+pub struct BlockValues {
+    /// `[columns]`, unsigned.
+    pub integers: Vec<u8>,
+    /// `[groups]`
+    pub scales: Vec<f32>,
+    /// `[groups]`; `-zero * s` where blocks have none of their own.
+    pub biases: Vec<f32>,
+}
+
+/// What `blocks` of a type hold, by its plain definition.
+///
+/// # Panics
+/// Where they are not whole blocks.
+pub fn block_values(format: BlockFormat, blocks: &[u8]) -> BlockValues {
+    assert!(blocks.len().is_multiple_of(format.block_bytes()), "{} bytes are not whole blocks", blocks.len());
+    let count = blocks.len() / format.block_bytes();
+    let columns = count * format.block_columns();
+    let (mut integers, groups) = (vec![0; columns], columns / format.group());
+    let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
+    let (q, s, b) = (integers.as_mut_ptr(), scales.as_mut_ptr(), biases.as_mut_ptr());
+    // SAFETY: the blocks are as many, and there is room for their columns and groups.
+    unsafe { Generic16::unpack_blocks(format, blocks.as_ptr(), count, q, s, b) };
+    BlockValues { integers, scales, biases }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_have_the_bits_that_the_list_says() {
+        for format in BlockFormat::ALL {
+            let mut blocks = vec![0; 100 * format.block_bytes()];
+            fastrand::Rng::with_seed(3).fill(&mut blocks);
+            let greatest = block_values(format, &blocks).integers.into_iter().max().unwrap();
+            assert_eq!(8 - greatest.leading_zeros(), u32::from(format.bits()), "{format:?}: {greatest}");
+        }
+    }
 }

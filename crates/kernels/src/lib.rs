@@ -60,8 +60,6 @@ pub mod rows;
 pub mod sample;
 pub mod scratch;
 #[cfg(test)]
-mod test_guarded;
-#[cfg(test)]
 mod test_random;
 
 pub use isa::Isa;

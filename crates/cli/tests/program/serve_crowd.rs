@@ -1,5 +1,5 @@
-//! A thousand requests over 64 connections, many of which go away, ask for too much or are invalid. Each answer is the one that the request has alone, nobody waits forever,
-//! and nothing is held afterwards.
+//! Hundreds of requests (`SLUICE_CROWD=N`: as many) over 64 connections, many of which go away, ask for too much or are invalid. Each answer is the one that the
+//! request has alone, nobody waits forever, and nothing is held afterwards.
 
 use crate::support;
 
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use support::server::{Server, agent};
 use support::{demo, memory_of};
 
-const REQUESTS: usize = 1000;
+const REQUESTS: usize = 400;
 const CONNECTIONS: usize = 64;
 const CONTEXT: usize = 400;
 const BUDGET: u64 = 90_000_000;
@@ -94,8 +94,9 @@ fn wrong(server: &Server, random: &mut Rng) {
 }
 
 #[test]
-fn a_thousand_requests_leave_nothing_behind() {
+fn a_crowd_of_requests_leaves_nothing_behind() {
     let Some(_) = demo() else { return };
+    let requests = std::env::var("SLUICE_CROWD").map_or(REQUESTS, |n| n.parse().expect("SLUICE_CROWD: a number"));
     let (context, budget) = (CONTEXT.to_string(), BUDGET.to_string());
     let flags = ["--parallel", "6", "--queue", "30", "--max-context", &context, "--memory-budget", &budget];
     let server = Server::start(&flags).unwrap();
@@ -106,7 +107,7 @@ fn a_thousand_requests_leave_nothing_behind() {
             let (server, answers, next, whole, gone) = (&server, &answers, &next, &whole, &gone);
             scope.spawn(move || {
                 let mut random = Rng::with_seed(connection as u64);
-                while next.fetch_add(1, Ordering::Relaxed) < REQUESTS {
+                while next.fetch_add(1, Ordering::Relaxed) < requests {
                     let body = request(&mut random);
                     match random.usize(..10) {
                         0..=5 => {
@@ -126,7 +127,7 @@ fn a_thousand_requests_leave_nothing_behind() {
             });
         }
     });
-    assert!(whole.into_inner() > REQUESTS / 3 && gone.into_inner() > REQUESTS / 6);
+    assert!(whole.into_inner() > requests / 3 && gone.into_inner() > requests / 6);
     // 1. All is freed, including what clients had that went away
     let nobody = |s: &Server| {
         ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "sluice:states_in_use"]

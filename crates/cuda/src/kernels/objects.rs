@@ -9,6 +9,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use sluice_store::read_small;
 
 use super::families::Kernel;
 
@@ -16,6 +17,10 @@ include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 
 /// Names a folder whose kernels are loaded instead of those that are packed into the program.
 const FOLDER: &str = "SLUICE_CUDA_KERNELS";
+
+/// The most bytes of an object in a folder, and of the code that it unpacks to: many times what the largest unit has.
+const MAX_OBJECT: u64 = 64 << 20;
+const MAX_CODE: u64 = 256 << 20;
 
 /// Bytes that lie in the program for GPUs: programs that compute elsewhere never read them.
 pub fn embedded_bytes() -> u64 {
@@ -100,7 +105,7 @@ fn read_folder(folder: &Path) -> Result<Vec<Found>> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "kernels") {
-            let object = fs::read(&path)?;
+            let object = read_small(&path, MAX_OBJECT)?;
             let (architecture, unit) = heading(&object).with_context(|| format!("{} is damaged", path.display()))?;
             all.push((architecture, unit, object.into()));
         }
@@ -135,8 +140,9 @@ fn parts(object: &[u8]) -> Option<(&[u8], &[u8])> {
 fn unpacked(packed: &[u8]) -> Result<Vec<u8>> {
     let mut all = Vec::new();
     if !packed.is_empty() {
-        flate2::read::GzDecoder::new(packed).read_to_end(&mut all)?;
+        flate2::read::GzDecoder::new(packed).take(MAX_CODE + 1).read_to_end(&mut all)?;
         ensure!(!all.is_empty(), "an empty module");
+        ensure!(all.len() as u64 <= MAX_CODE, "a module of more than {MAX_CODE} bytes");
     }
     Ok(all)
 }
@@ -170,6 +176,16 @@ mod tests {
         assert_eq!(why(Vec::new(), 90), none);
         let old = "this program was built with GPU kernels for compute capability 9.0 on, and this device has 8.6: run scripts/kernels, then cargo build --release";
         assert_eq!(why(whole(90), 86), old);
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("gemv_fused.kernels");
+        // Opened as a file, it would wait for a writer.
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let why = format!("{:#}", read_folder(folder.path()).err().unwrap());
+        assert_eq!(why, format!("{}: not a regular file", pipe.display()));
     }
 
     #[test]

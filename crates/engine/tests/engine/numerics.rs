@@ -1,5 +1,5 @@
 //! A golden hash of logits: when arithmetic changes, this fails until `NUMERICS_VERSION` is raised and the hashes are recorded anew
-//! (`UPDATE_NUMERICS=1 cargo test --release -p sluice-engine --test engine numerics`).
+//! (`UPDATE_NUMERICS=1 cargo test --profile quick --workspace --test engine numerics`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

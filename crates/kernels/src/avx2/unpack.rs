@@ -2,9 +2,8 @@ use std::arch::x86_64::*;
 
 use super::Avx2x16;
 use crate::format::BlockFormat;
-use crate::format::blocks::unpack::with_block;
 use crate::format::packing::Packing;
-use crate::instructions::unpack::{Unpack, each_block};
+use crate::instructions::unpack::{Unpack, unpack_each};
 
 impl Unpack for Avx2x16 {
     #[inline(always)]
@@ -22,7 +21,8 @@ impl Unpack for Avx2x16 {
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c,bmi2")]
     unsafe fn unpack_blocks(
         format: BlockFormat,
         blocks: *const u8,
@@ -32,13 +32,6 @@ impl Unpack for Avx2x16 {
         b: *mut f32,
     ) {
         // SAFETY: the caller's.
-        unsafe { unpack_blocks(format, blocks, count, q, s, b) }
+        unsafe { unpack_each(format, blocks, count, q, s, b) }
     }
-}
-
-#[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c,bmi2")]
-unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
-    // SAFETY: the caller's.
-    unsafe { with_block!(format, B => each_block::<B>(blocks, count, q, s, b)) }
 }

@@ -8,17 +8,14 @@
 use std::arch::x86_64::*;
 
 use super::block_rows::{Large, PIECE, Rows, Small, Unpacked, halves};
+use super::four_rows::{FourRows, NATURAL, gather, store};
 use super::int8_decode::FEW;
 use super::spread::first_bytes;
 use crate::format::blocks::unpack::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::format::{BlockFormat, WeightFormat};
-use crate::input::ORDER;
 use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
-
-/// Prefetch distance in bytes, at least.
-const AHEAD: usize = 8 << 10;
 
 /// Bytes of a token's piece: its activations, then for each register of groups sixteen `sx` and sixteen `mx`.
 const fn token_piece(group: usize) -> usize {
@@ -69,19 +66,14 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
 unsafe fn all_rows<R: Rows>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let [prepared, room] = scratch.cut(sizes(w.cols, tokens.len(), R::GROUP));
     let token_bytes = w.cols.div_ceil(PIECE) * token_piece(R::GROUP);
-    // Four streams, a quarter of the rows each. They are on different pages, so that more of the hardware prefetchers' trackers work at once.
-    let quarter = w.rows.div_ceil(4);
-    let rows_ahead = AHEAD.div_ceil(4 * w.row_bytes());
+    let streams = FourRows::new(0..w.rows, w.row_bytes());
     // SAFETY: the scratch holds all tokens and what the rows are unpacked to; rows and tokens stay inside the tile.
     unsafe {
         for (i, &token) in tokens.iter().enumerate() {
             prepare::<R>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
         }
-        for r in 0..quarter {
-            // Beyond the last row, the last row is computed again.
-            let index: [usize; 4] = std::array::from_fn(|i| (i * quarter + r).min(w.rows - 1));
-            // The same column some rows further on in the stream, or past its end in the rows that often follow. A prefetch does not fault.
-            let further = if r + rows_ahead < quarter { rows_ahead } else { w.rows + rows_ahead - quarter };
+        for r in 0..streams.quarter {
+            let (index, further) = (streams.index(r), streams.further(r));
             let rows = R::new(w, index, further * w.row_bytes(), room);
             let mut i = 0;
             while i < tokens.len() {
@@ -111,15 +103,6 @@ struct Out {
 /// Lays out one token: per piece its activations as [`Rows::weights`] has weights, and its scales in the lanes of the sums.
 #[inline(always)]
 unsafe fn prepare<R: Rows>(x: &Groups, token: usize, cols: usize, out: *mut u8) {
-    const NATURAL: [u8; 64] = {
-        let (mut index, mut i) = ([0; 64], 0);
-        while i < 64 {
-            // The place of byte i of natural order.
-            index[i / 8 * 8 + ORDER[i % 8]] = (i % 16) as u8;
-            i += 1;
-        }
-        index
-    };
     let groups = cols / 32;
     // SAFETY: the token's columns and groups are read under masks; `out` holds a token.
     unsafe {
@@ -202,13 +185,7 @@ unsafe fn four_rows<R: Rows, const T: usize>(rows: &R, cols: usize, x: *const u8
             }
         }
         for t in 0..T {
-            let pairs = _mm256_add_ps(_mm512_castps512_ps256(acc[t]), _mm512_extractf32x8_ps::<1>(acc[t]));
-            let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
-            let mut sums = [0f32; 4];
-            _mm_storeu_ps(sums.as_mut_ptr(), four);
-            for i in 0..4 {
-                *out.at.add(t * out.stride + out.index[i]) = sums[i];
-            }
+            store(acc[t], out.at.add(t * out.stride), out.index);
         }
     }
 }
@@ -262,16 +239,5 @@ unsafe fn sums<R: Rows, const T: usize>(
             }
         }
         all
-    }
-}
-
-/// From sums of four products each, a group in a quad, to the groups' sums, lane 4g + r: a 4 x 4 transposition that adds on its way.
-#[inline(always)]
-unsafe fn gather(d: [__m512i; 4]) -> __m512i {
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe {
-        let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(d[0], d[1]), _mm512_unpackhi_epi32(d[0], d[1]));
-        let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(d[2], d[3]), _mm512_unpackhi_epi32(d[2], d[3]));
-        _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
     }
 }

@@ -8,10 +8,10 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use super::four_rows::{self, FourRows, NATURAL, store};
 use super::scale_stream::ScaleStream;
 use super::spread::{first_bytes, spread};
 use crate::format::packing::{Packing, with_packing, with_parts};
-use crate::input::ORDER;
 use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
@@ -20,8 +20,6 @@ use crate::scratch::{Scratch, cut_bytes};
 pub(super) const FEW: usize = 12;
 /// Columns of a piece.
 const PIECE: usize = 128;
-/// Prefetch distance in bytes, at least: what a core reads during the latency of memory, and some more.
-const AHEAD: usize = 8 << 10;
 
 /// Bytes of a token's step: its activations, then sixteen `sx` for each part, then sixteen `mx`.
 const fn token_step(parts: usize) -> usize {
@@ -105,15 +103,6 @@ unsafe fn all_rows<P: Packing, const PARTS: usize>(
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn prepare<P: Packing, const PARTS: usize>(x: &Groups, token: usize, cols: usize, out: *mut u8) {
-    const NATURAL: [u8; 64] = {
-        let (mut index, mut i) = ([0; 64], 0);
-        while i < 64 {
-            // The place of byte i of natural order.
-            index[i / 8 * 8 + ORDER[i % 8]] = (i % 16) as u8;
-            i += 1;
-        }
-        index
-    };
     let (groups, step_cols) = (cols / 32, PIECE * PARTS);
     // SAFETY: the token's columns and groups are read under masks; `out` holds a token.
     unsafe {
@@ -170,15 +159,10 @@ unsafe fn rows<P: Packing, const PARTS: usize, const T: usize>(
     let (step_bytes, steps) = (step_cols / 8 * P::BITS, w.cols / step_cols);
     let token_bytes = token_bytes(w.cols, PARTS);
     let rest = (w.cols - steps * step_cols) / (32 * PARTS);
-    // Four streams, a quarter of the rows each. They are on different pages, so that more of the hardware prefetchers' trackers work at once.
-    let quarter = all.len().div_ceil(4);
-    let rows_ahead = AHEAD.div_ceil(4 * row_bytes);
+    let streams = FourRows::new(all, row_bytes);
     let mut scales = ScaleStream::new(w);
-    for r in 0..quarter {
-        // Beyond the last row, the last row is computed again.
-        let index: [usize; 4] = std::array::from_fn(|i| all.start + (i * quarter + r).min(all.len() - 1));
-        // The same column some rows further on in the stream, or past its end in the rows that often follow. A prefetch does not fault.
-        let further = if r + rows_ahead < quarter { rows_ahead } else { all.len() + rows_ahead - quarter };
+    for r in 0..streams.quarter {
+        let (index, further) = (streams.index(r), streams.further(r));
         let ahead = further * row_bytes;
         // SAFETY: rows are inside the matrix, steps inside the rows and the token.
         unsafe {
@@ -237,13 +221,7 @@ unsafe fn rows<P: Packing, const PARTS: usize, const T: usize>(
                 }
             }
             for t in 0..T {
-                let pairs = _mm256_add_ps(_mm512_castps512_ps256(acc[t]), _mm512_extractf32x8_ps::<1>(acc[t]));
-                let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
-                let mut sums = [0f32; 4];
-                _mm_storeu_ps(sums.as_mut_ptr(), four);
-                for i in 0..4 {
-                    *out.add(t * w.rows + index[i]) = sums[i];
-                }
+                store(acc[t], out.add(t * w.rows), index);
             }
         }
     }
@@ -358,10 +336,7 @@ unsafe fn gather<P: Packing>(d: [__m512i; 4]) -> __m512i {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
         if alternate(P::BITS) {
-            // A quad is a group: a 4 x 4 transposition that adds on its way.
-            let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(d[0], d[1]), _mm512_unpackhi_epi32(d[0], d[1]));
-            let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(d[2], d[3]), _mm512_unpackhi_epi32(d[2], d[3]));
-            _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+            four_rows::gather(d)
         } else {
             // Quads hold two sums of groups 0, 0, 2, 2 (quads 0 and 1) or 1, 1, 3, 3 (quads 2 and 3).
             let pair = |a, b| {

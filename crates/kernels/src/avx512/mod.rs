@@ -9,6 +9,7 @@ mod bytes;
 mod codebooks;
 mod encode;
 mod f32_dot;
+mod four_rows;
 mod int11_dot;
 pub mod int8_amx;
 pub mod int8_batch;

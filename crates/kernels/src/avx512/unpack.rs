@@ -29,7 +29,8 @@ impl Unpack for Avx512x16 {
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
     unsafe fn unpack_blocks(
         format: BlockFormat,
         blocks: *const u8,
@@ -39,37 +40,30 @@ impl Unpack for Avx512x16 {
         b: *mut f32,
     ) {
         // SAFETY: the caller's.
-        unsafe { unpack_blocks(format, blocks, count, q, s, b) }
-    }
-}
-
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16,avx2,fma,f16c,bmi2")]
-unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
-    // SAFETY: the caller's.
-    unsafe {
-        match format {
-            BlockFormat::Q4_0 => small::<Q4_0>(blocks, count, q, s, b),
-            BlockFormat::Q4_1 => small::<Q4_1>(blocks, count, q, s, b),
-            BlockFormat::Q5_0 => small::<Q5_0>(blocks, count, q, s, b),
-            BlockFormat::Q5_1 => small::<Q5_1>(blocks, count, q, s, b),
-            BlockFormat::Q8_0 => small::<Q8_0>(blocks, count, q, s, b),
-            BlockFormat::Iq4Nl => small::<Iq4Nl>(blocks, count, q, s, b),
-            BlockFormat::Mxfp4 => small::<Mxfp4>(blocks, count, q, s, b),
-            BlockFormat::Q2K => large::<Q2K>(blocks, count, q, s, b),
-            BlockFormat::Q3K => large::<Q3K>(blocks, count, q, s, b),
-            BlockFormat::Q4K => large::<Q4K>(blocks, count, q, s, b),
-            BlockFormat::Q5K => large::<Q5K>(blocks, count, q, s, b),
-            BlockFormat::Q6K => large::<Q6K>(blocks, count, q, s, b),
-            BlockFormat::Iq4Xs => large::<Iq4Xs>(blocks, count, q, s, b),
-            BlockFormat::Iq3Xxs => looked_up::<Iq3Xxs>(blocks, count, q, s, b),
-            BlockFormat::Iq3S => looked_up::<Iq3S>(blocks, count, q, s, b),
-            BlockFormat::Iq2Xxs => looked_up::<Iq2Xxs>(blocks, count, q, s, b),
-            BlockFormat::Iq2Xs => looked_up::<Iq2Xs>(blocks, count, q, s, b),
-            BlockFormat::Iq2S => looked_up::<Iq2S>(blocks, count, q, s, b),
-            BlockFormat::Iq1S => looked_up::<Iq1S>(blocks, count, q, s, b),
-            BlockFormat::Iq1M => looked_up::<Iq1M>(blocks, count, q, s, b),
-            BlockFormat::Nvfp4 => looked_up::<Nvfp4>(blocks, count, q, s, b),
+        unsafe {
+            match format {
+                BlockFormat::Q4_0 => small::<Q4_0>(blocks, count, q, s, b),
+                BlockFormat::Q4_1 => small::<Q4_1>(blocks, count, q, s, b),
+                BlockFormat::Q5_0 => small::<Q5_0>(blocks, count, q, s, b),
+                BlockFormat::Q5_1 => small::<Q5_1>(blocks, count, q, s, b),
+                BlockFormat::Q8_0 => small::<Q8_0>(blocks, count, q, s, b),
+                BlockFormat::Iq4Nl => small::<Iq4Nl>(blocks, count, q, s, b),
+                BlockFormat::Mxfp4 => small::<Mxfp4>(blocks, count, q, s, b),
+                BlockFormat::Q2K => large::<Q2K>(blocks, count, q, s, b),
+                BlockFormat::Q3K => large::<Q3K>(blocks, count, q, s, b),
+                BlockFormat::Q4K => large::<Q4K>(blocks, count, q, s, b),
+                BlockFormat::Q5K => large::<Q5K>(blocks, count, q, s, b),
+                BlockFormat::Q6K => large::<Q6K>(blocks, count, q, s, b),
+                BlockFormat::Iq4Xs => large::<Iq4Xs>(blocks, count, q, s, b),
+                BlockFormat::Iq3Xxs => looked_up::<Iq3Xxs>(blocks, count, q, s, b),
+                BlockFormat::Iq3S => looked_up::<Iq3S>(blocks, count, q, s, b),
+                BlockFormat::Iq2Xxs => looked_up::<Iq2Xxs>(blocks, count, q, s, b),
+                BlockFormat::Iq2Xs => looked_up::<Iq2Xs>(blocks, count, q, s, b),
+                BlockFormat::Iq2S => looked_up::<Iq2S>(blocks, count, q, s, b),
+                BlockFormat::Iq1S => looked_up::<Iq1S>(blocks, count, q, s, b),
+                BlockFormat::Iq1M => looked_up::<Iq1M>(blocks, count, q, s, b),
+                BlockFormat::Nvfp4 => looked_up::<Nvfp4>(blocks, count, q, s, b),
+            }
         }
     }
 }

@@ -424,6 +424,3 @@ simd! {
     /// `[key_dim, columns]`, in place; `out`: `[tokens, columns]`. Columns do not depend on each other; blocks of 64 suit the kernel best.
     pub fn recurrence(state: &mut RowsMut, inputs: &HeadInputs, out: &mut RowsMut) = recurrence_lanes
 }
-
-#[cfg(test)]
-mod tests;

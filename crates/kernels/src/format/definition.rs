@@ -36,8 +36,16 @@ pub(crate) trait Format {
     fn planes(&self, cols: usize) -> Result<Planes, MatrixError>;
     /// How groups of columns are packed; `None` for formats without groups.
     fn grouped(&self) -> Option<Grouped>;
-    /// The encoding of activations that a matrix takes in `mode` (the table in `docs/numerics.md`).
-    fn activation_format(&self, mode: Activations) -> ActivationFormat;
+    /// The encoding of activations that a matrix takes in `mode` (the table in `docs/numerics.md`). Unless a format says otherwise, it has products of 8-bit integers
+    /// where it has groups, and none of 11-bit ones.
+    fn activation_format(&self, mode: Activations) -> ActivationFormat {
+        match mode {
+            // Activations as they are are no less precise than integers of 11 bits.
+            Activations::F32 | Activations::Int11 => ActivationFormat::F32,
+            Activations::Int8 if self.grouped().is_some() => ActivationFormat::Int8,
+            Activations::Int8 | Activations::Bf16 => ActivationFormat::Bf16,
+        }
+    }
 }
 
 /// A format in groups: unsigned integers q, and for each `group` columns a scale s and a bias b, so that `w = fma(q, s, b)`. For blocks it says what they are unpacked to.

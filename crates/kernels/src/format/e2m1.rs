@@ -3,7 +3,7 @@
 //! Column 2i is the low half of byte i, column 2i + 1 the high half. Doubled, the numbers are integers: kernels take `q = 2 * e2m1 + 12` and half of the scale.
 
 use super::blocks::unpack::{E2M1, half_of_power};
-use super::definition::{ActivationFormat, Activations, Format, Grouped};
+use super::definition::{Format, Grouped};
 use super::float::Float;
 use super::packing::PackingName;
 use super::planes::{Element, MatrixError, Planes};
@@ -81,14 +81,6 @@ impl Format for E2m1 {
 
     fn grouped(&self) -> Option<Grouped> {
         Some(Grouped { packing: PackingName::U8, group: self.group(), scale: Float::F32 })
-    }
-
-    fn activation_format(&self, mode: Activations) -> ActivationFormat {
-        match mode {
-            Activations::F32 | Activations::Int11 => ActivationFormat::F32,
-            Activations::Bf16 => ActivationFormat::Bf16,
-            Activations::Int8 => ActivationFormat::Int8,
-        }
     }
 }
 

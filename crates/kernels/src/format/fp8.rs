@@ -2,7 +2,7 @@
 //!
 //! A scale plane has numbers for each row. Where a checkpoint has one for each 128 rows, or for the whole matrix, who loads it repeats them: 3 % of the weights' bytes at most.
 
-use super::definition::{ActivationFormat, Activations, Format, Grouped};
+use super::definition::{Format, Grouped};
 use super::e2m1::e4m3;
 use super::float::Float;
 use super::planes::{Element, MatrixError, Planes};
@@ -86,12 +86,5 @@ impl Format for Fp8 {
 
     fn grouped(&self) -> Option<Grouped> {
         None
-    }
-
-    fn activation_format(&self, mode: Activations) -> ActivationFormat {
-        match mode {
-            Activations::F32 | Activations::Int11 => ActivationFormat::F32,
-            Activations::Bf16 | Activations::Int8 => ActivationFormat::Bf16,
-        }
     }
 }

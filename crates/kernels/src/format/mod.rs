@@ -83,7 +83,7 @@ impl WeightFormat {
     /// Whether unpacked integers have seven bits at most.
     pub(crate) fn is_narrow(self) -> bool {
         match self {
-            WeightFormat::Blocks(blocks) => blocks.is_narrow(),
+            WeightFormat::Blocks(blocks) => blocks.bits() < 8,
             WeightFormat::E2m1(_) => true,
             _ => self.grouped().is_some_and(|grouped| grouped.packing.bits() < 8),
         }

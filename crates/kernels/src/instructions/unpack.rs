@@ -1,7 +1,7 @@
 //! Unpacks the bit stream of a row into one byte per integer.
 
 use super::f32_dot::Lanes;
-use crate::format::blocks::unpack::Block;
+use crate::format::blocks::unpack::{Block, with_block};
 use crate::format::packing::{Packing, PackingName, with_packing};
 use crate::format::{BlockFormat, WeightFormat};
 use crate::matrix::Matrix;
@@ -29,11 +29,23 @@ pub(crate) trait Unpack: Lanes {
     unsafe fn unpack<P: Packing>(p: *const u8, q: *mut u8, n: usize);
 
     /// Unpacks `count` blocks from `blocks` to their integers, and the scale and bias of each group: `-zero * s` where blocks have none of their own.
-    /// No call of it is inlined: it is compiled once for each type and instruction set.
+    /// No call of it is inlined: it is compiled once for each type and instruction set. An instruction set without code of its own enables itself for
+    /// [`unpack_each`].
     ///
     /// # Safety
     /// As for [`Lanes`]; `blocks` holds so many, `q` their columns, `s` and `b` their groups.
-    unsafe fn unpack_blocks(format: BlockFormat, blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32);
+    #[inline(never)]
+    unsafe fn unpack_blocks(
+        format: BlockFormat,
+        blocks: *const u8,
+        count: usize,
+        q: *mut u8,
+        s: *mut f32,
+        b: *mut f32,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { unpack_each(format, blocks, count, q, s, b) }
+    }
 }
 
 /// Unpacks columns `k..k + cols` of row `r` of a matrix whose format [is unpacked](WeightFormat::is_unpacked).
@@ -66,6 +78,23 @@ pub(crate) unsafe fn unpack_columns<V: Unpack>(
         }
         _ => unreachable!("kernels take this format as it is"),
     }
+}
+
+/// [`Unpack::unpack_blocks`] by the plain definition of each type.
+///
+/// # Safety
+/// As for [`Unpack::unpack_blocks`].
+#[inline(always)]
+pub(crate) unsafe fn unpack_each(
+    format: BlockFormat,
+    blocks: *const u8,
+    count: usize,
+    q: *mut u8,
+    s: *mut f32,
+    b: *mut f32,
+) {
+    // SAFETY: the caller's.
+    unsafe { with_block!(format, B => each_block::<B>(blocks, count, q, s, b)) }
 }
 
 /// [`Unpack::unpack_blocks`] for a type, by its plain definition.

@@ -9,8 +9,6 @@ mod bf16_dot;
 mod f32_dot;
 mod int11_dot;
 mod int8_dot;
-#[cfg(test)]
-mod tests;
 
 use crate::Isa;
 use crate::format::{ActivationFormat, Activations, Float, WeightFormat};

@@ -3,7 +3,7 @@
 pub(crate) mod codebooks;
 pub(crate) mod unpack;
 
-use super::definition::{ActivationFormat, Activations, Format, Grouped};
+use super::definition::{Format, Grouped};
 use super::float::Float;
 use super::packing::PackingName;
 use super::planes::{Element, MatrixError, Planes};
@@ -201,14 +201,5 @@ impl Format for BlockFormat {
     /// Of the integers and scales that blocks are unpacked to.
     fn grouped(&self) -> Option<Grouped> {
         Some(Grouped { packing: PackingName::U8, group: self.group(), scale: Float::F32 })
-    }
-
-    fn activation_format(&self, mode: Activations) -> ActivationFormat {
-        match mode {
-            // Of integers of 11 bits there are no products of blocks: they are as precise with activations as they are.
-            Activations::F32 | Activations::Int11 => ActivationFormat::F32,
-            Activations::Bf16 => ActivationFormat::Bf16,
-            Activations::Int8 => ActivationFormat::Int8,
-        }
     }
 }

@@ -28,7 +28,7 @@ pub(crate) trait Block {
 
 /// Makes the list of types: a type for each, and the macro `with_block!` that goes from a [`BlockFormat`](super::BlockFormat) to it.
 macro_rules! blocks {
-    ($d:tt $($name:ident = $unpack:ident: $columns:literal columns, $bytes:literal bytes, groups of $group:literal, zero $zero:literal, $biased:literal;)+) => {
+    ($d:tt $($name:ident = $unpack:ident: $columns:literal columns, $bytes:literal bytes, groups of $group:literal, integers of $bits:literal bits, zero $zero:literal, $biased:literal;)+) => {
         $(
             pub(crate) struct $name;
 
@@ -70,22 +70,24 @@ macro_rules! blocks {
             }
 
             /// Columns that share a scale: 16 or 32.
-            pub(crate) const fn group(self) -> usize {
+            pub const fn group(self) -> usize {
                 match self {
                     $(super::BlockFormat::$name => $group),+
                 }
             }
 
             /// The unpacked integer that stands for 0, and whether blocks have biases of their own.
-            pub(crate) const fn zero(self) -> (f32, bool) {
+            pub const fn zero(self) -> (f32, bool) {
                 match self {
                     $(super::BlockFormat::$name => ($zero as f32, $biased)),+
                 }
             }
 
-            /// Whether unpacked integers have seven bits at most.
-            pub(crate) const fn is_narrow(self) -> bool {
-                !matches!(self, super::BlockFormat::Q8_0 | super::BlockFormat::Iq4Nl | super::BlockFormat::Iq4Xs)
+            /// Bits of the greatest unpacked integer.
+            pub(crate) const fn bits(self) -> u8 {
+                match self {
+                    $(super::BlockFormat::$name => $bits),+
+                }
             }
         }
 
@@ -105,27 +107,27 @@ macro_rules! blocks {
 }
 
 blocks! { $
-    Q4_0 = q4_0: 32 columns, 18 bytes, groups of 32, zero 8, false;
-    Q4_1 = q4_1: 32 columns, 20 bytes, groups of 32, zero 0, true;
-    Q5_0 = q5_0: 32 columns, 22 bytes, groups of 32, zero 16, false;
-    Q5_1 = q5_1: 32 columns, 24 bytes, groups of 32, zero 0, true;
-    Q8_0 = q8_0: 32 columns, 34 bytes, groups of 32, zero 128, false;
-    Q2K = q2_k: 256 columns, 84 bytes, groups of 16, zero 0, true;
-    Q3K = q3_k: 256 columns, 110 bytes, groups of 16, zero 4, false;
-    Q4K = q4_k: 256 columns, 144 bytes, groups of 32, zero 0, true;
-    Q5K = q5_k: 256 columns, 176 bytes, groups of 32, zero 0, true;
-    Q6K = q6_k: 256 columns, 210 bytes, groups of 16, zero 32, false;
-    Iq4Nl = iq4_nl: 32 columns, 18 bytes, groups of 32, zero 128, false;
-    Iq4Xs = iq4_xs: 256 columns, 136 bytes, groups of 32, zero 128, false;
-    Iq3Xxs = iq3_xxs: 256 columns, 98 bytes, groups of 32, zero 62, false;
-    Iq3S = iq3_s: 256 columns, 110 bytes, groups of 32, zero 15, false;
-    Iq2Xxs = iq2_xxs: 256 columns, 66 bytes, groups of 32, zero 43, false;
-    Iq2Xs = iq2_xs: 256 columns, 74 bytes, groups of 16, zero 43, false;
-    Iq2S = iq2_s: 256 columns, 82 bytes, groups of 16, zero 43, false;
-    Iq1S = iq1_s: 256 columns, 50 bytes, groups of 32, zero 9, false;
-    Iq1M = iq1_m: 256 columns, 56 bytes, groups of 16, zero 9, false;
-    Mxfp4 = mxfp4: 32 columns, 17 bytes, groups of 32, zero 12, false;
-    Nvfp4 = nvfp4: 64 columns, 36 bytes, groups of 16, zero 12, false;
+    Q4_0 = q4_0: 32 columns, 18 bytes, groups of 32, integers of 4 bits, zero 8, false;
+    Q4_1 = q4_1: 32 columns, 20 bytes, groups of 32, integers of 4 bits, zero 0, true;
+    Q5_0 = q5_0: 32 columns, 22 bytes, groups of 32, integers of 5 bits, zero 16, false;
+    Q5_1 = q5_1: 32 columns, 24 bytes, groups of 32, integers of 5 bits, zero 0, true;
+    Q8_0 = q8_0: 32 columns, 34 bytes, groups of 32, integers of 8 bits, zero 128, false;
+    Q2K = q2_k: 256 columns, 84 bytes, groups of 16, integers of 2 bits, zero 0, true;
+    Q3K = q3_k: 256 columns, 110 bytes, groups of 16, integers of 3 bits, zero 4, false;
+    Q4K = q4_k: 256 columns, 144 bytes, groups of 32, integers of 4 bits, zero 0, true;
+    Q5K = q5_k: 256 columns, 176 bytes, groups of 32, integers of 5 bits, zero 0, true;
+    Q6K = q6_k: 256 columns, 210 bytes, groups of 16, integers of 6 bits, zero 32, false;
+    Iq4Nl = iq4_nl: 32 columns, 18 bytes, groups of 32, integers of 8 bits, zero 128, false;
+    Iq4Xs = iq4_xs: 256 columns, 136 bytes, groups of 32, integers of 8 bits, zero 128, false;
+    Iq3Xxs = iq3_xxs: 256 columns, 98 bytes, groups of 32, integers of 7 bits, zero 62, false;
+    Iq3S = iq3_s: 256 columns, 110 bytes, groups of 32, integers of 5 bits, zero 15, false;
+    Iq2Xxs = iq2_xxs: 256 columns, 66 bytes, groups of 32, integers of 7 bits, zero 43, false;
+    Iq2Xs = iq2_xs: 256 columns, 74 bytes, groups of 16, integers of 7 bits, zero 43, false;
+    Iq2S = iq2_s: 256 columns, 82 bytes, groups of 16, integers of 7 bits, zero 43, false;
+    Iq1S = iq1_s: 256 columns, 50 bytes, groups of 32, integers of 5 bits, zero 9, false;
+    Iq1M = iq1_m: 256 columns, 56 bytes, groups of 16, integers of 5 bits, zero 9, false;
+    Mxfp4 = mxfp4: 32 columns, 17 bytes, groups of 32, integers of 5 bits, zero 12, false;
+    Nvfp4 = nvfp4: 64 columns, 36 bytes, groups of 16, integers of 5 bits, zero 12, false;
 }
 
 /// The f16 at byte `at`, widened without a call: this is inlined where the compiler may vectorise it.

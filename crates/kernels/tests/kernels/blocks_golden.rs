@@ -46,7 +46,7 @@ fn bits(x: f32) -> u32 {
 
 #[test]
 fn blocks_have_the_values_of_the_gguf_package() {
-    let golden = include_str!("blocks_golden.txt");
+    let golden = include_str!("../blocks_golden.txt");
     assert_eq!(golden.lines().count(), BlockFormat::ALL.len());
     for line in golden.lines() {
         let mut words = line.split(' ');

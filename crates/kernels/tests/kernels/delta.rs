@@ -1,10 +1,12 @@
 //! The delta rule against its definition in `docs/numerics.md`.
 
-use super::*;
-use crate::Isa;
-use crate::math::{sigmoid1, softplus1};
-use crate::test_random::{assert_close, bits, random};
 use proptest::prelude::*;
+use sluice_kernels::Isa;
+use sluice_kernels::delta::*;
+use sluice_kernels::math::{exp1, sigmoid1, softplus1};
+use sluice_kernels::rows::{Rows, RowsMut};
+
+use crate::random::{assert_close, bits, random};
 
 /// Feeds `tokens` in runs whose lengths `chunk` gives.
 fn conv(

@@ -1,7 +1,7 @@
 //! Memory for tests of reads beyond the end.
 
 /// Bytes that end where unreadable memory begins, so that a kernel which reads further crashes.
-pub(crate) struct Guarded {
+pub struct Guarded {
     map: *mut u8,
     pages: usize,
     len: usize,
@@ -11,7 +11,7 @@ pub(crate) struct Guarded {
 impl Guarded {
     const PAGE: usize = 4096;
 
-    pub(crate) fn new(bytes: &[u8]) -> Guarded {
+    pub fn new(bytes: &[u8]) -> Guarded {
         unsafe extern "C" {
             fn mmap(at: *mut u8, len: usize, prot: i32, flags: i32, fd: i32, offset: i64) -> *mut u8;
             fn mprotect(at: *mut u8, len: usize, prot: i32) -> i32;
@@ -27,7 +27,7 @@ impl Guarded {
         }
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         // SAFETY: written in `new`.
         unsafe { std::slice::from_raw_parts(self.map.add(self.pages * Self::PAGE - self.len), self.len) }
     }

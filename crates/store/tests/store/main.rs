@@ -1,0 +1,6 @@
+//! Tests of the store over its public interface, as one program.
+
+mod bundle;
+mod checkpoint;
+mod header;
+mod readers;
