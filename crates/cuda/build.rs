@@ -45,7 +45,8 @@ fn formats(text: &str) -> String {
         writeln!(lists, "format_lists! {{ {name} {} }}", variants.join(" ")).expect("a string");
         for (member, variant) in members.iter().zip(&variants) {
             // `q4_int8` has weights of 4 bits, and so have `b4_int8`, `v4_int8` and `h4_int8`.
-            let bits = member.strip_prefix(['q', 'b', 'v', 'h']).and_then(|m| m.split('_').next()?.parse().ok()).unwrap_or(0);
+            let bits =
+                member.strip_prefix(['q', 'b', 'v', 'h']).and_then(|m| m.split('_').next()?.parse().ok()).unwrap_or(0);
             let line = format!("{variant} {member:?} {bits},");
             if !all.contains(&line) {
                 all.push(line);
