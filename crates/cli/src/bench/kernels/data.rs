@@ -15,6 +15,9 @@ use crate::engine_args::kv_type_name;
 /// Columns of a gate projection of Qwen3-0.6B.
 pub(super) const COLS: usize = 1024;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// Keys and values, and how attention works on them.
 pub(super) type Kind = (KvType, AttentionMode);
 
@@ -55,6 +58,17 @@ pub(super) fn half_block(isa: Isa, shape: &KvShape) -> Vec<u8> {
     let (mut row, mut scale) = (vec![0; k_dim * kv_type.size()], vec![0; kv_type.scale_size()]);
     store_row(isa, kv_type, &noise(k_dim), &mut row, &mut scale);
     [row.repeat(kv_heads * block_tokens), scale.repeat(kv_heads * block_tokens)].concat()
+}
+
+/// Blocks with room for [`from_a_line`].
+pub(super) fn pool(mut blocks: Vec<u8>) -> Vec<u8> {
+    blocks.resize(blocks.len() + LINE, 0);
+    blocks
+}
+
+/// A pool from its first cache line on, where an engine's pools begin: loads that cross lines are slower.
+pub(super) fn from_a_line(pool: &[u8]) -> &[u8] {
+    &pool[pool.as_ptr().align_offset(LINE).min(LINE)..]
 }
 
 /// A random matrix of [`COLS`] columns.

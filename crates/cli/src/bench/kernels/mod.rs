@@ -18,7 +18,7 @@ use sluice_kernels::rows::{Rows, RowsMut};
 use sluice_kernels::scratch::Scratch;
 use sluice_kernels::{elementwise, norm, route};
 
-use data::{COLS, KINDS, Kind, Random, Tokens, half_block, kind_name, kv_shape, noise};
+use data::{COLS, KINDS, Kind, Random, Tokens, from_a_line, half_block, kind_name, kv_shape, noise, pool};
 
 use super::figures::Figures;
 use super::roofline::{Memory, peak, threads, together};
@@ -238,7 +238,7 @@ impl Bench<'_> {
         let blocks = context / block_tokens;
         // Many layers' worth, so that each call reads memory, as a model's would.
         let layers = (STREAMED / (blocks * shape.block_bytes)).max(2);
-        let bytes = half_block(isa, &shape).repeat(2 * layers * blocks);
+        let bytes = pool(half_block(isa, &shape).repeat(2 * layers * blocks));
         let q = noise(kv_heads * group * dim);
         let per_round = layers / 2;
         let mut from = 0;
@@ -256,7 +256,7 @@ impl Bench<'_> {
                 let mut out = vec![0.0; group * dim];
                 for table in &tables {
                     for kv_head in (t..kv_heads).step_by(threads) {
-                        let kv = KvView { bytes: &bytes, shape };
+                        let kv = KvView { bytes: from_a_line(&bytes), shape };
                         let head = Head { kv, kv_head, group, scale: 0.1, window: None, softcap: None, sinks: None };
                         scratch.resize(head.scratch_len(1), 0.0);
                         let columns = kv_head * group * dim..(kv_head + 1) * group * dim;
@@ -288,7 +288,7 @@ impl Bench<'_> {
         let (isa, block_tokens, run) = (self.isa, 32, 64);
         let shape = kv_shape(kind, kv_heads, dim, block_tokens);
         let blocks = tokens.div_ceil(block_tokens);
-        let bytes = half_block(isa, &shape).repeat(2 * blocks);
+        let bytes = pool(half_block(isa, &shape).repeat(2 * blocks));
         let table: Vec<u32> = (0..blocks as u32).collect();
         let width = group * dim;
         let q = noise(tokens * kv_heads * width);
@@ -299,7 +299,7 @@ impl Bench<'_> {
             together(threads, |t| {
                 let (mut out, mut scratch) = (vec![0.0; run * width], Vec::new());
                 for kv_head in (t..kv_heads).step_by(threads) {
-                    let kv = KvView { bytes: &bytes, shape };
+                    let kv = KvView { bytes: from_a_line(&bytes), shape };
                     let head = Head { kv, kv_head, group, scale: 0.1, window: None, softcap: None, sinks: None };
                     scratch.resize(head.scratch_len(run), 0.0);
                     let q = Rows::dense(&q, kv_heads * width).columns(kv_head * width..(kv_head + 1) * width);

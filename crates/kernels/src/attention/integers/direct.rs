@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use super::pack::{columns, padded};
-use super::{Batch, HEADER, PARTITION, k_quads, padded_v};
-use crate::attention::paged::{AHEAD, Paged};
+use super::room::{Batch, HEADER, k_quads, padded_v};
+use crate::attention::paged::{AHEAD, PARTITION, Paged};
 use crate::attention::partition::{QueryRow, tile_rows};
 use crate::attention::prefill::hull;
 use crate::dispatch::simd;

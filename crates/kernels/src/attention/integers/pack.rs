@@ -6,9 +6,9 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{HEADER, PANEL, PARTITION, QUADS, bytes_of, k_quads, padded_v};
+use super::room::{HEADER, PANEL, QUADS, bytes_of, k_quads, padded_v};
 use crate::attention::kv::KvType;
-use crate::attention::paged::{AHEAD, KvScales, Paged};
+use crate::attention::paged::{AHEAD, KvScales, PARTITION, Paged};
 use crate::dispatch::simd;
 use crate::instructions::bytes::Bytes;
 

@@ -6,15 +6,12 @@
 use std::ops::Range;
 
 use super::pack::Packed;
+use super::room::{Batch, HEADER, PANEL, QUADS};
 #[cfg(target_arch = "x86_64")]
-use super::weigh::weigh;
-use super::{Batch, HEADER, PANEL, PARTITION, QUADS};
-#[cfg(target_arch = "x86_64")]
-use super::{FOR_TILES, score_len};
+use super::room::{FOR_TILES, score_len};
 #[cfg(target_arch = "x86_64")]
 use crate::Isa;
-#[cfg(target_arch = "x86_64")]
-use crate::attention::partition::Rule;
+use crate::attention::paged::PARTITION;
 use crate::attention::partition::{QueryRow, tile_rows};
 #[cfg(target_arch = "x86_64")]
 use crate::attention::prefill::BATCH;
@@ -35,30 +32,17 @@ pub(super) fn fills_tiles(at: &Packed, batch: &Batch) -> bool {
     room && batch.rows.len() >= FOR_TILES && (1..batch.rows.len()).all(|i| q(i) == q(0).wrapping_add(i * stride))
 }
 
-/// All of a batch.
-///
-/// # Safety
-/// [`fills_tiles`], and the machine has tiles. Rows of queries that are not there are read from the scratch behind them.
-#[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn by_tiles(isa: Isa, at: &Packed, rule: Rule, batch: &mut Batch) {
-    // SAFETY: the caller's.
-    unsafe {
-        let tiles = Tiles::whole();
-        dots_by_tiles(isa, &tiles, at, batch);
-        weigh(isa, at.planes, at.scales, rule, batch, true);
-        sums_by_tiles(isa, &tiles, at, batch);
-    }
-    scale_sums(isa, batch, at.v_stride);
-}
-
 /// Products of low bytes' planes, before they join those of high bytes.
 #[cfg(target_arch = "x86_64")]
 #[repr(align(64))]
 struct Low([i32; BATCH * PANEL]);
 
 /// The dot products of all rows, as integers, without what is known from the query.
+///
+/// # Safety
+/// [`fills_tiles`], and the machine has tiles. Rows of queries that are not there are read from the scratch behind them.
 #[cfg(target_arch = "x86_64")]
-unsafe fn dots_by_tiles(isa: Isa, tiles: &Tiles, at: &Packed, batch: &mut Batch) {
+pub(super) unsafe fn dots_by_tiles(isa: Isa, tiles: &Tiles, at: &Packed, batch: &mut Batch) {
     let (from, to) = hull(batch.rows);
     for first in (0..PARTITION).step_by(PANEL) {
         if from < first + PANEL && to > first {
@@ -81,8 +65,11 @@ unsafe fn dots_by_tiles(isa: Isa, tiles: &Tiles, at: &Packed, batch: &mut Batch)
 }
 
 /// The weighted sums of all rows, as integers.
+///
+/// # Safety
+/// As for [`dots_by_tiles`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn sums_by_tiles(isa: Isa, tiles: &Tiles, at: &Packed, batch: &mut Batch) {
+pub(super) unsafe fn sums_by_tiles(isa: Isa, tiles: &Tiles, at: &Packed, batch: &mut Batch) {
     for c in (0..at.v_stride).step_by(PANEL) {
         // SAFETY: the caller's.
         unsafe {
@@ -105,7 +92,7 @@ unsafe fn sums_by_tiles(isa: Isa, tiles: &Tiles, at: &Packed, batch: &mut Batch)
 unsafe fn join_low_lanes<V: Bytes>(out: *mut i32, stride: usize, low: &Low) {
     for row in 0..BATCH {
         for i in (0..PANEL).step_by(16) {
-            // SAFETY: `by_tiles` has room for as many rows; the shell has the instruction set.
+            // SAFETY: `fills_tiles` has room for as many rows; the shell has the instruction set.
             unsafe {
                 let at = out.add(row * stride + i);
                 let low = V::load_sums(low.0.as_ptr().add(row * PANEL + i), 0);
@@ -131,7 +118,7 @@ unsafe fn scale_lanes<V: Bytes>(batch: &mut Batch, v_stride: usize) {
 
 #[cfg(target_arch = "x86_64")]
 simd! {
-    fn scale_sums(batch: &mut Batch, v_stride: usize) = scale_lanes
+    pub(super) fn scale_sums(batch: &mut Batch, v_stride: usize) = scale_lanes
 }
 
 /// Integers plus `more`, as floats times `scale`, in place.

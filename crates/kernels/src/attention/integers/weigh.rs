@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::products::convert;
-use super::{Batch, PARTITION};
-use crate::attention::paged::KvScales;
+use super::room::Batch;
+use crate::attention::paged::{KvScales, PARTITION};
 use crate::attention::partition::{Rule, weights};
 use crate::dispatch::simd;
 use crate::instructions::bytes::Bytes;

@@ -1,6 +1,15 @@
 //! Integers of eight and sixteen bits, and attention on them, beside their definition in docs/numerics.md.
 
-use super::*;
+use std::ops::Range;
+
+use proptest::prelude::*;
+
+use super::{Cache, HEAD, Kind, cache, in_chunks};
+use crate::Isa;
+use crate::attention::head::Head;
+use crate::attention::kv::{AttentionMode, KvType, store_row};
+use crate::attention::paged::PARTITION;
+use crate::test_random::{bits, random};
 
 /// A size of integers.
 #[derive(Clone, Copy)]
