@@ -99,6 +99,43 @@ fn wide_groups_are_several_for_kernels_and_narrow_ones_are_refused() {
 }
 
 #[test]
+fn matrices_by_columns_are_copied_by_rows() {
+    const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+    let module = "model.layers.0.mlp.up_proj";
+    let [q, zeros, scales] = ["qweight", "qzeros", "scales"].map(|leaf| format!("{module}.{leaf}"));
+    for (rows, cols) in [(8, 32), (264, 320), (128, 128)] {
+        for (method, bits) in [("awq", 4), ("gptq", 2), ("gptq", 4), ("gptq", 8)] {
+            if rows * bits % 32 > 0 {
+                continue;
+            }
+            let of_values = if method == "awq" { [cols, rows / 8] } else { [cols * bits / 32, rows] };
+            let (_folder, tensors) = checkpoint(
+                &format!(r#"{{"quant_method": {method:?}, "bits": {bits}}}"#),
+                &[
+                    (&q, Dtype::I32, &of_values),
+                    (&zeros, Dtype::I32, &[1, rows * bits / 32]),
+                    (&scales, Dtype::BF16, &[1, rows]),
+                ],
+            );
+            let shape = MatrixShape { leading: &[], rows, cols };
+            let found = matrix(&tensors, &format!("{module}.weight"), shape).unwrap();
+            let stored = tensors.checkpoint().tensor(&q).unwrap();
+            let word = |i: usize| u32::from_le_bytes(stored.bytes.as_chunks::<4>().0[i]);
+            for (r, c) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
+                let (word, place) = match method {
+                    "awq" => (word(c * rows / 8 + r / 8), AWQ.iter().position(|row| *row == r % 8).unwrap()),
+                    _ => (word(c * bits / 32 * rows + r), c % (32 / bits)),
+                };
+                let at = (r * cols + c) * bits;
+                let byte = found.planes[0][at / 8] >> (at % 8);
+                let mask = ((1u32 << bits) - 1) as u8;
+                assert_eq!(byte & mask, (word >> (place * bits)) as u8 & mask, "{method} {bits}: {r}, {c}");
+            }
+        }
+    }
+}
+
+#[test]
 fn modules_that_stayed_floats_are_floats() {
     let (_folder, tensors) = checkpoint(
         r#"{"quant_method": "fp8", "modules_to_not_convert": ["mlp.gate"]}"#,

@@ -218,7 +218,8 @@ impl TensorLayout for QuantizedLayout {
         let Some(stored) = module::find(checkpoint, self.method(), &name)? else {
             return self.plain.format(checkpoint, tensor);
         };
-        let shape = stored.shape(self.method().map_or(4, Method::bits)).filter(|shape| shape.len() >= 2);
+        let is_matrix = |shape: &Vec<usize>| shape.len() >= 2 && shape.iter().all(|n| *n > 0);
+        let shape = stored.shape(self.method().map_or(4, Method::bits)).filter(is_matrix);
         let shape = shape.ok_or_else(|| anyhow!("tensor {:?}: {:?} is no matrix", tensor.name, tensor.shape))?;
         let (leading, last) = shape.split_at(shape.len() - 2);
         let shape = MatrixShape { leading, rows: last[0], cols: last[1] };
