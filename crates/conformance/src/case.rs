@@ -87,6 +87,11 @@ impl Case {
         taken
     }
 
+    /// Notes that the backend refuses what is asked of this format: the case is left out.
+    pub fn refuse(&mut self, format: WeightFormat) {
+        self.seen.refused = Some(format);
+    }
+
     /// Keeps something as long as the backend.
     pub fn keep(&mut self, what: impl Any) {
         self.kept.push(Box::new(what));

@@ -190,11 +190,15 @@ fn blocks_of(weights: &Weights, experts: &Experts, expert: usize) -> ExpertBlock
     operands(experts, expert).map(|o| weights.all[o.weight].block_rows(o.rows))
 }
 
-/// Experts that leave the device go back to the host as the file has them.
-fn refuse_codebooks<'a>(weights: &Weights, mut mixtures: impl Iterator<Item = &'a Moe>) -> Result<()> {
-    let cannot = |rows: &BlockRows| !RowLayout::of(rows.format).is_some_and(RowLayout::can_be_restored);
-    let of_layer =
-        |moe: &Moe| (0..moe.experts.count).flat_map(|e| blocks_of(weights, &moe.experts, e)).flatten().find(cannot);
+/// Refuses experts in blocks, but in builds that look into them; and always those of codebooks: what leaves the device goes back to the host as the file has it.
+fn refuse_blocks<'a>(weights: &Weights, mut mixtures: impl Iterator<Item = &'a Moe>) -> Result<()> {
+    let can = |rows: &BlockRows| {
+        cfg!(feature = "tuning") && RowLayout::of(rows.format).is_some_and(RowLayout::can_be_restored)
+    };
+    let of_layer = |moe: &Moe| {
+        let mut all = (0..moe.experts.count).flat_map(|e| blocks_of(weights, &moe.experts, e)).flatten();
+        all.find(|rows| !can(rows))
+    };
     match mixtures.find_map(of_layer).map(|rows| rows.format) {
         None => Ok(()),
         Some(WeightFormat::Blocks(blocks)) => {
@@ -238,7 +242,7 @@ impl ExpertStreaming {
         computes: &mut Option<SharedHostExperts>,
     ) -> Result<ExpertStreaming> {
         let k = mixtures.clone().map(|m| m.scoring.k()).max().unwrap_or(0);
-        refuse_codebooks(weights, mixtures.clone())?;
+        refuse_blocks(weights, mixtures.clone())?;
         let growth = growth(weights, mixtures.clone());
         let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
             let of = |o: Operand| weights.all[o.weight].rows_bytes(o.row..o.row + o.rows);
