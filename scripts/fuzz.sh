@@ -12,9 +12,12 @@ targets=("$@")
 
 coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"
+# Long runs repay what the compiler takes.
+speed=()
+[ "$seconds" -lt 60 ] || speed=(--config profile.release.opt-level=3 --config profile.release.package.sluice-kernels.opt-level=3)
 # A target is named, so that build scripts and macros go without.
 host=$(rustc -vV | sed -n 's/^host: //p')
-if ! (cd fuzz && RUSTFLAGS=$(echo $coverage) cargo build --release --locked --target "$host" --target-dir ../target/fuzz); then
+if ! (cd fuzz && RUSTFLAGS=$(echo $coverage) cargo build --release --locked "${speed[@]}" --target "$host" --target-dir ../target/fuzz); then
     echo "fuzz: libFuzzer cannot be built here; random changes of the seeds instead"
     for name in "${targets[@]}"; do
         SLUICE_FUZZ_TARGET=$name SLUICE_FUZZ_SECONDS=$seconds cargo test --profile quick --locked --workspace --test replay -- --nocapture
