@@ -199,7 +199,10 @@ impl ExpertPool {
         let fetch = self.live(fetch);
         let slot = &self.slots[fetch.handed_over(position) as usize];
         let (layer, expert) = (&self.layers[fetch.layer], fetch.wanted[position] as usize);
-        layer.kept(expert, array).map_or_else(|| slot.bytes(layer.part(expert, array)), |bytes| bytes)
+        match layer.kept(expert, array) {
+            Some(bytes) => bytes,
+            None => slot.bytes(layer.part(expert, array)),
+        }
     }
 
     /// Why the expert at this position, which has failed, cannot be read. To be asked once.

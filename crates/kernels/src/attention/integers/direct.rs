@@ -245,9 +245,7 @@ unsafe fn some_columns<V: Bytes, const C: usize>(rows: [*const u8; 4], left: usi
         if C == 4 {
             let four = V::interleave_quarters(rows);
             let mut v = [four[0]; C];
-            for j in 0..C {
-                v[j] = four[j];
-            }
+            v[..C].copy_from_slice(&four[..C]);
             v
         } else {
             [columns::<V>(rows, 0, left); C]

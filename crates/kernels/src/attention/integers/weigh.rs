@@ -12,8 +12,7 @@ use crate::instructions::bytes::Bytes;
 #[inline(always)]
 unsafe fn weigh_lanes<V: Bytes>(planes: usize, scales: &KvScales, rule: Rule, batch: &mut Batch, raw: bool) {
     let scores = batch.scores.as_chunks_mut::<PARTITION>().0;
-    for i in 0..batch.rows.len() {
-        let row = &mut batch.rows[i];
+    for (i, (row, scores)) in batch.rows.iter_mut().zip(scores).enumerate() {
         if row.visible.is_empty() {
             continue;
         }
@@ -22,13 +21,13 @@ unsafe fn weigh_lanes<V: Bytes>(planes: usize, scales: &KvScales, rule: Rule, ba
         // SAFETY: whole registers; the shell has the instruction set.
         unsafe {
             if raw {
-                convert::<V>(&mut scores[i], more, V::splat(1.0));
+                convert::<V>(scores, more, V::splat(1.0));
             }
             let rule = Rule { scale: rule.scale * scale, ..rule };
-            (row.m, row.l) = weights::<V>(rule, Some(scales), row.visible.clone(), &mut scores[i]);
+            (row.m, row.l) = weights::<V>(rule, Some(scales), row.visible.clone(), scores);
             batch.scales[i] = match planes {
-                1 => quantise_weights::<V, 1>(row.visible.clone(), &mut scores[i], bytes),
-                _ => 256.0 * quantise_weights::<V, 2>(row.visible.clone(), &mut scores[i], bytes),
+                1 => quantise_weights::<V, 1>(row.visible.clone(), scores, bytes),
+                _ => 256.0 * quantise_weights::<V, 2>(row.visible.clone(), scores, bytes),
             };
         }
     }
