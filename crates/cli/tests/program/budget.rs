@@ -87,7 +87,7 @@ fn the_demo_runs_within_the_smallest_budget_and_holds_no_more() {
         &with(&(bytes - STEP).to_string()),
         &["--memory-budget of", "program", "mapped weights", "scratch", "state", "keys and values", "experts", "="],
     );
-    for budget in [enough.as_str(), "60M", "80M"] {
+    for budget in [enough.as_str(), "68M", "80M"] {
         let found = json(with(budget));
         let peak = found["stats"]["memory"]["peak_rss"].as_f64().unwrap();
         let limit = budget.strip_suffix('M').unwrap().parse::<f64>().unwrap() * 1e6;
@@ -136,7 +136,7 @@ fn mixtures_hold_less_than_their_budget_in_a_control_group() {
         assert!(group.peak() <= bytes, "{folder}: {} at the peak, {enough} allowed", group.peak());
     }
     let Some(demo) = demo() else { return };
-    for budget in [60_000_000, 75_000_000] {
+    for budget in [68_000_000, 75_000_000] {
         let Some(group) = Group::new(None) else { return };
         let mut run = story(&demo, &["--memory-budget", &budget.to_string(), "--experts", "slots"]);
         success(run.output().unwrap());

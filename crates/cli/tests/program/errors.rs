@@ -220,14 +220,16 @@ fn a_device_that_cannot_be_used_is_named() {
 }
 
 #[test]
-fn attention_on_integers_takes_keys_and_values_of_eight_bits_alone() {
+fn attention_on_integers_takes_keys_and_values_of_as_many_bits_alone() {
     let model = golden("qwen3");
-    let with = |flags: &[&str]| output(&[LOGITS, &[&model, "--json", "--attention", "int8"], flags].concat());
-    for kv_type in ["f32", "bf16", "f16"] {
-        assert_refused(&with(&["--kv-type", kv_type]), &["attention on integers", "--kv-type int8"]);
+    let with = |mode: &str, flags: &[&str]| output(&[LOGITS, &[&model, "--json", "--attention", mode], flags].concat());
+    for (mode, others) in [("int8", ["f32", "bf16", "f16", "int16"]), ("int16", ["f32", "bf16", "f16", "int8"])] {
+        for kv_type in others {
+            assert_refused(&with(mode, &["--kv-type", kv_type]), &["attention on integers", "--kv-type"]);
+        }
+        // The defaults if no type is given.
+        assert_eq!(success(with(mode, &[])), success(with(mode, &["--kv-type", mode])));
     }
-    // The defaults if no type is given.
-    assert_eq!(success(with(&[])), success(with(&["--kv-type", "int8"])));
 }
 
 #[test]

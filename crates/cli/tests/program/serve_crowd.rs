@@ -19,7 +19,7 @@ use support::{demo, memory_of};
 const REQUESTS: usize = 400;
 const CONNECTIONS: usize = 64;
 const CONTEXT: usize = 400;
-const BUDGET: u64 = 90_000_000;
+const BUDGET: u64 = 100_000_000;
 
 /// The answers that each request has had, which must all be the same.
 type Answers = Mutex<HashMap<String, String>>;
