@@ -80,8 +80,9 @@ pub struct Kernels {
     pub overlap: bool,
 }
 
-/// Loads a module, which stays until the process ends.
-fn load_module(code: Code) -> Result<sys::CUmodule, DriverError> {
+/// Loads a module, which stays until the process ends. `specific`: its kernels are empty but in machine code of this very device; `None` where there is none that the driver
+/// takes.
+fn load_module(code: Code, specific: bool) -> Result<Option<sys::CUmodule>, DriverError> {
     let load = |mut code: Vec<u8>| {
         code.push(0);
         let (mut module, none) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -90,9 +91,11 @@ fn load_module(code: Code) -> Result<sys::CUmodule, DriverError> {
         Ok(module)
     };
     // A driver that does not take machine code can still take the text.
-    match code.machine_code.is_empty() {
-        false => load(code.machine_code).or_else(|_| load(code.ptx)),
-        true => load(code.ptx),
+    match (code.machine_code.is_empty(), specific) {
+        (true, true) => Ok(None),
+        (false, true) => Ok(load(code.machine_code).ok()),
+        (false, false) => load(code.machine_code).or_else(|_| load(code.ptx)).map(Some),
+        (true, false) => load(code.ptx).map(Some),
     }
 }
 
@@ -113,22 +116,22 @@ impl Kernels {
     pub fn load(capability: i32, shared: usize) -> Result<Kernels> {
         let objects = Objects::for_capability(capability)?;
         let mut modules = BTreeMap::new();
-        let is_there = |kernel: &Kernel| kernel.only().is_none_or(|only| only == capability);
-        for unit in Kernel::all().filter(is_there).map(Kernel::unit) {
+        for kernel in Kernel::all().filter(|kernel| kernel.only().is_none_or(|only| only == capability)) {
+            let unit = kernel.unit();
             if !modules.contains_key(unit) {
-                let module = load_module(objects.code(unit, capability)?)
+                let module = load_module(objects.code(unit, capability)?, kernel.only().is_some())
                     .with_context(|| format!("its driver does not take the kernels of {unit}"))?;
                 modules.insert(unit, module);
             }
         }
         let function = |kernel: Kernel| {
             let (name, mut function) = (kernel.name(), std::ptr::null_mut());
-            if !is_there(&kernel) {
+            let Some(module) = modules.get(kernel.unit()).copied().flatten() else {
                 return Ok(function);
-            }
+            };
             let terminated = CString::new(&*name)?;
             // SAFETY: the module was just loaded; the name ends with a zero.
-            checked(unsafe { sys::cuModuleGetFunction(&mut function, modules[kernel.unit()], terminated.as_ptr()) })
+            checked(unsafe { sys::cuModuleGetFunction(&mut function, module, terminated.as_ptr()) })
                 .with_context(|| format!("the kernel {name}"))?;
             if let Some(own) = large_shared(&name) {
                 let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -144,7 +147,7 @@ impl Kernels {
             objects,
             capability,
             #[cfg(feature = "tuning")]
-            modules: modules.into_values().collect(),
+            modules: modules.values().copied().flatten().collect(),
             overlap: capability >= 90 && chosen(Variant::Overlap),
         })
     }
@@ -154,7 +157,7 @@ impl Kernels {
     /// # Errors
     /// Where there is no such unit for the device, or its driver does not take it.
     pub fn load_unit(&self, unit: &str) -> Result<sys::CUmodule> {
-        Ok(load_module(self.objects.code(unit, self.capability)?)?)
+        load_module(self.objects.code(unit, self.capability)?, false)?.with_context(|| format!("the kernels of {unit}"))
     }
 
     /// Brings all kernels to the device, which else come there when they are first launched.
