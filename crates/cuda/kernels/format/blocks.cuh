@@ -9,8 +9,8 @@
 // `Matrix::type` of such rows. In its lowest byte, what a group has: an f16 scale; an f16 scale and an f16 bias; a power of two, of which the last may be no number; an unsigned e4m3
 // number; a signed byte, times the f32 unit of the block; an e4m3 number times that unit, or divided by it; four bits, times the first f16 unit, and four, times the
 // second; the same as two bytes.
-static const u32 SCALE_F16 = 3, SCALE_BIAS_F16 = 4, SCALE_POWER = 5, SCALE_POWER_NAN = 6, SCALE_E4M3 = 7, SCALE_BYTE = 8, SCALE_E4M3_TIMES = 9, SCALE_E4M3_OVER = 10,
-                 SCALE_NIBBLES = 11, SCALE_PAIR = 12;
+static const u32 SCALE_F16 = 3, SCALE_BIAS_F16 = 4, SCALE_POWER = 5, SCALE_POWER_NAN = 6, SCALE_E4M3 = 7, SCALE_BYTE = 8, SCALE_E4M3_TIMES = 9, SCALE_E4M3_OVER = 10;
+static const u32 SCALE_NIBBLES = 11, SCALE_PAIR = 12;
 
 // Columns that share a unit.
 static const u32 UNIT_COLUMNS = 256;
