@@ -36,7 +36,7 @@ pub struct EngineArgs {
     /// result
     #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
     numa: NumaArg,
-    /// Precision of activations in matrix products: f32 is exact, bf16 and int8 are faster; int11 is near f32, and the fastest for prompts on a GPU [default: int8]
+    /// Precision of activations in matrix products: f32 is exact, bf16 and int8 are faster; int11 is near f32, and on a GPU the fastest for prompts with dense 4-bit weights [default: int8]
     #[arg(long, value_enum, value_name = "TYPE")]
     activations: Option<ActivationsArg>,
     /// Element type of cached keys and values. auto: f32 with f32 activations, otherwise the checkpoint's own. int8 takes half the memory (one scale per token and
