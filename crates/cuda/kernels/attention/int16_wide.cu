@@ -137,16 +137,7 @@ __device__ __forceinline__ void multiply(const Attention& p, OfWide& shared, u8*
         }
         fence_async();
         wait_for_128(2 + half);
-        IntegerRows own;
-#pragma unroll
-        for (u32 e = 0; e < 2; e++) {
-            const u32 r = warp * 16 + lane / 4 + 8 * e;
-            own.has[e] = r < rows;
-            own.last[e] = own.has[e] ? p.positions[first + r / group] : 0;
-            own.first[e] = own.has[e] ? first_seen(p, own.last[e]) : 0;
-            own.scale[e] = own.has[e] ? mul(p.scale, shared.q_scales[r]) : 0.0f;
-            own.top[e] = own.sum[e] = 0.0f;
-        }
+        IntegerRows own = rows_of_thread(p, first, rows, shared.q_scales);
         float out[DIM / 8][4];
 #pragma unroll
         for (u32 i = 0; i < DIM / 8; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = -0.0f;

@@ -17,6 +17,21 @@ struct IntegerRows {
     float top[2], sum[2], scale[2];
 };
 
+// This thread's rows of `rows` query rows, which are the heads of a KV head of the tokens from `first` on.
+__device__ __forceinline__ IntegerRows rows_of_thread(const Attention& p, u32 first, u32 rows, const float* q_scales) {
+    IntegerRows own;
+#pragma unroll
+    for (u32 e = 0; e < 2; e++) {
+        const u32 r = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4 + 8 * e;
+        own.has[e] = r < rows;
+        own.last[e] = own.has[e] ? p.positions[first + r / (p.heads / p.kv_heads)] : 0;
+        own.first[e] = own.has[e] ? first_seen(p, own.last[e]) : 0;
+        own.scale[e] = own.has[e] ? mul(p.scale, q_scales[r]) : 0.0f;
+        own.top[e] = own.sum[e] = 0.0f;
+    }
+    return own;
+}
+
 // How two rows' outputs go on: factors of what they are and of what comes, and the scales of integers that come.
 struct Steps {
     float kept[2], taken[2], scales[2];
