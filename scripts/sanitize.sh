@@ -47,7 +47,7 @@ case $kind in
 esac
 
 export RUSTFLAGS="$flags${RUSTFLAGS:+ $RUSTFLAGS}"
-run() { cargo test "${options[@]}" --release --locked --target "$target" --target-dir "target/${kind:0:1}san" "$@"; }
+run() { cargo test "${options[@]}" --profile quick --locked --target "$target" --target-dir "target/${kind:0:1}san" "$@"; }
 if [ $# -gt 0 ]; then
   run "$@"
 elif [ "$kind" = address ]; then

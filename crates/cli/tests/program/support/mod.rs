@@ -12,11 +12,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// The program with a home of its own, without a demo model unless the test names one, and without the network.
+/// Variables that a test passes on to the program: what computes it. Any other could be a setting (`SLUICE_PORT` for `--port`).
+const PASSED_ON: [&str; 3] = ["SLUICE_ISA", "SLUICE_GPU", "SLUICE_CUDA_KERNELS"];
+
+/// The program with a home of its own, without a demo model unless the test names one, without settings of whoever runs
+/// the tests, and without the network.
 pub fn sluice(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
     command.args(args).stdin(Stdio::null()).env("HOME", env!("CARGO_TARGET_TMPDIR"));
-    for name in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "SLUICE_DEMO"].iter().chain(&hub::VARIABLES) {
+    for name in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"].iter().chain(&hub::VARIABLES) {
+        command.env_remove(name);
+    }
+    let settings = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in settings.filter(|name| name.starts_with("SLUICE_") && !PASSED_ON.contains(&name.as_str())) {
         command.env_remove(name);
     }
     command.env("HF_HUB_OFFLINE", "1");
