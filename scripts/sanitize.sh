@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests under one of the compiler's sanitizers, which see what an assertion does not:
 #
-#   scripts/sanitize.sh address   reads and writes outside of what was allocated, or after it was freed; the whole workspace
+#   scripts/sanitize.sh address   reads and writes outside of what was allocated, or after it was freed; the whole workspace but examples in comments
 #   scripts/sanitize.sh thread    data races; the tests of what runs on several threads: the pool, readers, experts, the cache, the engine, the server
 #
 # More arguments go to `cargo test` in place of the choice of tests: scripts/sanitize.sh address -p sluice-store --test store readers
@@ -55,7 +55,7 @@ elif [ "$kind" = address ]; then
   # memory which their limit allows.
   left_out=(--skip want_all_memory)
   for test in $(sed -n 's/^fn \(.*\)() {$/\1/p' crates/cli/tests/program/budget.rs); do left_out+=(--skip "$test"); done
-  run --workspace -- "${left_out[@]}"
+  run --workspace --lib --bins --tests -- "${left_out[@]}"
 else
   # Of the engine only what has threads: a template's depth, which its own tests go to the end of, takes more stack here than there is.
   run -p sluice-cpu -p sluice-store -p sluice-experts --lib --test schedules

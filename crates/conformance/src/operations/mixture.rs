@@ -196,6 +196,9 @@ fn affine(c: &mut Case) -> WeightFormat {
     WeightFormat::Affine { bits, group: 64, scale }
 }
 
+/// The most products of weights in a step of such a mixture: large experts see fewer tokens. An emulated device computes 100 million in a second.
+const MOST_PRODUCTS: usize = 1 << 26;
+
 /// `widest`: the most columns of large experts, in units of 256. `tokens`: tokens of a step, given the number with which each expert has one on average.
 fn mixtures_of_one_format(
     c: &mut Case,
@@ -239,7 +242,8 @@ fn mixtures_of_one_format(
     // Two of the same: the second's kernels meet what the first's have left.
     let moes = [moe.clone(), moe].map(|moe| c.backend.moe(moe, None).expect("a mixture"));
     for _ in 0..3 {
-        let tokens = tokens(c, count / most);
+        let affordable = MOST_PRODUCTS / (2 * most * 3 * hidden * intermediate);
+        let tokens = tokens(c, count / most).min(affordable.max(2));
         let x = c.backend.alloc(MemoryClass::Scratch, tokens, hidden).expect("memory for a tensor");
         c.shape(format!("{tokens} tokens"));
         c.fill(x);
