@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use support::server::{Server, agent};
 use support::{demo, memory_of};
 
-const REQUESTS: usize = 400;
+const REQUESTS: usize = 200;
 const CONNECTIONS: usize = 64;
 const CONTEXT: usize = 400;
 const BUDGET: u64 = 100_000_000;
