@@ -14,7 +14,9 @@ use crate::options::Options;
 use crate::rope;
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
-    let attention = AttentionDescription::read(config, false)?;
+    // Of this type only GGUF files say so.
+    let rotated = config.get("position_embedding_type").and_then(Value::as_str) != Some("nope");
+    let attention = AttentionDescription { rotated, ..AttentionDescription::read(config, false)? };
     let feed_forward = FeedForwardDescription::dense(config.size("intermediate_size")?);
     describe_with(config, options, "granite", attention, feed_forward)
 }

@@ -118,9 +118,9 @@ impl Attention {
             Some(to) => Some((to, w.norm(at, "post_attention_layernorm")?)),
             None => None,
         };
-        // Layers without positions need no order of pairs: q and k have the same.
+        // Also where nothing is rotated: scores are sums in this order.
         let of_file = w.layout().has_adjacent_pairs().then_some(d.head_dim);
-        let pairs = of_file.or(d.adjacent_pairs.then_some(rotary_dim)).filter(|_| d.rotated);
+        let pairs = of_file.or(d.adjacent_pairs.then_some(rotary_dim));
         ensure!(pairs.is_none() || !d.gated, "layer {at}: moved rows of queries with gates are not supported");
         ensure!(d.query_growth.is_none() || !d.gated, "layer {at}: growing queries with gates are not supported");
         let growth = match d.query_growth {

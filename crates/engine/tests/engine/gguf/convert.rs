@@ -5,14 +5,34 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use sluice_model::{Config, WeightDescription, WeightKind, describe};
+use sluice_model::{Config, Description, WeightDescription, WeightKind, describe};
 use sluice_store::{Dtype, TensorPlan, Writer};
 
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 8] =
-    ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"];
+pub const ARCHITECTURES: [&str; 17] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "gemma3_text",
+    "mixtral",
+    "ministral3",
+    "phi3",
+    "granite",
+    "smollm3",
+    "olmo3",
+    "minimax_m2",
+    "glm4",
+    "glm4_moe",
+];
+
+/// Tables of LongRoPE.
+const FACTORS: [(&str, [f32; 4]); 2] = [("long_factor", [1.0, 1.5, 2.0, 3.0]), ("short_factor", [1.0, 1.0, 1.25, 1.5])];
 
 /// How the file has the experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +52,7 @@ struct Weight {
 /// A model of random weights, each of which every floating-point type has.
 pub struct Model {
     config: Value,
+    description: Description,
     weights: Vec<Weight>,
     /// Types of matrices, which take turns.
     kinds: [u32; 3],
@@ -50,6 +71,37 @@ fn config(model_type: &str) -> Value {
             "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0,
         }),
         "qwen2" | "qwen3" => json!({}),
+        "mixtral" => json!({"num_local_experts": 6, "num_experts_per_tok": 2}),
+        "ministral3" => json!({
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+                "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+            },
+        }),
+        "phi3" => json!({
+            "partial_rotary_factor": 0.5, "original_max_position_embeddings": 16,
+            "rope_scaling": {
+                "rope_type": "longrope", FACTORS[0].0: FACTORS[0].1, FACTORS[1].0: FACTORS[1].1,
+                "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
+            },
+        }),
+        "granite" => json!({
+            "attention_bias": true, "embedding_multiplier": 3.0, "residual_multiplier": 0.25,
+            "attention_multiplier": 0.25, "logits_scaling": 8.0,
+        }),
+        "smollm3" => json!({"num_hidden_layers": 4}),
+        "olmo3" => json!({
+            "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        }),
+        "minimax_m2" => json!({
+            "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 20, "rotary_dim": 8,
+        }),
+        "glm4" => json!({"attention_bias": true, "partial_rotary_factor": 0.5}),
+        "glm4_moe" => json!({
+            "attention_bias": true, "partial_rotary_factor": 0.5, "n_routed_experts": 6, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20, "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "use_qk_norm": true,
+            "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": true,
+        }),
         _ => json!({
             "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": true,
             "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
@@ -85,7 +137,8 @@ pub fn model(model_type: &str) -> Model {
         let has_bias = w.biased && w.part.starts_with("self_attn");
         Weight { description: w, values, bias: has_bias.then(|| draw(w.rows, 0.0, 1.0)) }
     });
-    Model { config, weights: weights.collect(), kinds: [F32, F16, BF16] }
+    let weights = weights.collect();
+    Model { config, description, weights, kinds: [F32, F16, BF16] }
 }
 
 impl Model {
@@ -110,7 +163,7 @@ impl Model {
         let mut tensors: Vec<(String, Vec<usize>, &[f32])> = Vec::new();
         for Weight { description: w, values, bias } in &self.weights {
             let head = if w.part == "lm_head" { "" } else { "model." };
-            let module = format!("{head}{}", w.name());
+            let module = format!("{head}{}", self.description.stored_name(w));
             match w.kind {
                 WeightKind::Vector => tensors.push((module.clone(), vec![w.cols], values)),
                 WeightKind::Norm { .. } => tensors.push((format!("{module}.weight"), vec![w.cols], values)),
@@ -154,6 +207,11 @@ impl Model {
             "qwen3_5_text" => "qwen35",
             "qwen3_5_moe_text" => "qwen35moe",
             "gemma3_text" => "gemma3",
+            "mixtral" => "llama",
+            "ministral3" => "mistral3",
+            "olmo3" => "olmo2",
+            "minimax_m2" => "minimax-m2",
+            "glm4_moe" => "glm4moe",
             plain => plain,
         };
         let mut file = Gguf::new(architecture);
@@ -187,7 +245,8 @@ impl Model {
         } else {
             file.u32(&key("attention.head_count_kv"), kv_heads);
         }
-        if self.weights.iter().any(|w| w.description.count > 1) {
+        self.keys_of_family(&mut file, &key);
+        if self.config.get("num_experts").is_some() && self.weights.iter().any(|w| w.description.count > 1) {
             file.u32(&key("expert_count"), self.size("num_experts") as u32);
             file.u32(&key("expert_used_count"), self.size("num_experts_per_tok") as u32);
             file.u32(&key("expert_feed_forward_length"), self.size("moe_intermediate_size") as u32);
@@ -199,6 +258,66 @@ impl Model {
             file.u32(&key("attention.sliding_window_pattern"), self.size("sliding_window_pattern") as u32);
         }
         file
+    }
+
+    /// Keys that only some families have.
+    fn keys_of_family(&self, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
+        let size = |ours: &str| self.size(ours) as u32;
+        let number = |ours: &str| self.config[ours].as_f64().unwrap() as f32;
+        match self.model_type() {
+            "mixtral" => {
+                file.u32(&key("expert_count"), size("num_local_experts"));
+                file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
+            }
+            "ministral3" => {
+                file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
+                file.u32(&key("rope.scaling.original_context_length"), 16);
+                file.f32(&key("rope.scaling.yarn_log_multiplier"), 1.0);
+                file.f32(&key("attention.temperature_scale"), 0.5);
+            }
+            "phi3" => {
+                file.u32(&key("rope.dimension_count"), size("head_dim") / 2);
+                file.u32(&key("rope.scaling.original_context_length"), 16).u32(&key("attention.sliding_window"), 0);
+                let attention = (1.0 + 4f64.ln() / 16f64.ln()).sqrt();
+                file.f32(&key("rope.scaling.attn_factor"), attention as f32);
+                for (name, factors) in FACTORS {
+                    let name = format!("rope_factors_{}.weight", name.strip_suffix("_factor").unwrap());
+                    file.floats(&name, &[4], F32, &factors);
+                }
+            }
+            "granite" => {
+                file.f32(&key("embedding_scale"), number("embedding_multiplier"));
+                file.f32(&key("residual_scale"), number("residual_multiplier"));
+                file.f32(&key("attention.scale"), number("attention_multiplier"));
+                file.f32(&key("logit_scale"), number("logits_scaling"));
+            }
+            "olmo3" => {
+                file.u32(&key("attention.sliding_window"), size("sliding_window"));
+                file.i32s(&key("attention.sliding_window_pattern"), &[1, 0, 1]);
+            }
+            "minimax_m2" => {
+                file.u32(&key("rope.dimension_count"), size("rotary_dim"));
+                file.u32(&key("expert_count"), size("num_local_experts"));
+                file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
+                file.u32(&key("expert_feed_forward_length"), size("intermediate_size"));
+                file.u32(&key("expert_gating_func"), 2);
+            }
+            "glm4" => {
+                file.u32(&key("rope.dimension_count"), size("head_dim") / 2);
+            }
+            "glm4_moe" => {
+                file.u32(&key("rope.dimension_count"), size("head_dim") / 2);
+                file.u32(&key("expert_count"), size("n_routed_experts"));
+                file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
+                file.u32(&key("expert_feed_forward_length"), size("moe_intermediate_size"));
+                file.u32(&key("expert_shared_count"), size("n_shared_experts"));
+                file.u32(&key("leading_dense_block_count"), size("first_k_dense_replace"));
+                file.u32(&key("expert_gating_func"), 2);
+                file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
+                file.flag(&key("expert_weights_norm"), true);
+            }
+            _ => {}
+        }
     }
 
     /// As a GGUF file.
@@ -256,7 +375,9 @@ impl Model {
         let Weight { description: w, values, bias } = weight;
         let is_tiled = self.model_type().starts_with("qwen3_5");
         let part = match w.part {
-            "post_attention_layernorm" if self.model_type() == "gemma3_text" => "post_attention_norm",
+            "post_attention_layernorm" if ["gemma3_text", "olmo3", "glm4", "glm4_moe"].contains(&self.model_type()) => {
+                "post_attention_norm"
+            }
             "post_attention_layernorm" if self.weights.iter().any(|w| w.description.part == "linear_attn.A_log") => {
                 "post_attention_norm"
             }
@@ -267,6 +388,9 @@ impl Model {
             "self_attn.k_proj" => "attn_k",
             "self_attn.v_proj" => "attn_v",
             "self_attn.o_proj" => "attn_output",
+            "self_attn.qkv_proj" => "attn_qkv",
+            "mlp.gate_up_proj" => "ffn_up",
+            "mlp.gate.e_score_correction_bias" => "exp_probs_b.bias",
             "self_attn.q_norm" => "attn_q_norm",
             "self_attn.k_norm" => "attn_k_norm",
             "mlp.gate_proj" => "ffn_gate",
@@ -299,7 +423,8 @@ impl Model {
         // The embedding's type decides how its scale is rounded.
         let kind = if part == "token_embd" { F32 } else { self.kinds[(w.layer.unwrap_or(1) + part.len()) % 3] };
         let head_dim = self.size("head_dim");
-        let moved = self.model_type() == "llama" && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
+        let moves = ["llama", "mixtral", "ministral3", "granite", "smollm3"].contains(&self.model_type());
+        let moved = moves && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
         if let Some(bias) = bias {
             let bias = if moved { beside(bias, head_dim, 1) } else { bias.clone() };
             file.floats(&format!("{name}.bias"), &[w.rows], F32, &bias);
