@@ -1,5 +1,7 @@
 //! Loading: weights are looked up by their place in the model, checked against its description, and registered with the backend.
 
+use std::ops::Range;
+
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
     Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Mlp, Norm,
@@ -8,7 +10,6 @@ use sluice_backend::{
 use sluice_store::Bytes;
 
 use crate::description::{Description, QueryGrowth, WeightDescription, WeightKind};
-use crate::layers::rows_of;
 use crate::source::{ExpertStorage, MatrixShape, ModelTensors, TensorLayout, float_type};
 
 /// Looks weights up in a model's tensors, checks their shapes and hands them to the backend.
@@ -56,6 +57,11 @@ pub struct Used {
     pub bytes: Bytes,
     /// Routed experts use it, so not every token does.
     pub by_experts: bool,
+}
+
+/// These of its rows.
+pub fn rows_of(linear: &Linear, rows: Range<usize>) -> Linear {
+    Linear { bias: linear.bias.map(|bias| bias.columns(rows.clone())), rows, ..linear.clone() }
 }
 
 impl<'a> Weights<'a> {

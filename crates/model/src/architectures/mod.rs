@@ -17,6 +17,7 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod smollm3;
+mod unknown;
 
 use std::sync::{PoisonError, RwLock};
 
@@ -89,8 +90,9 @@ fn describer(config: &Config) -> Result<Describe> {
     let kind = config.model_type()?;
     let found = all().into_iter().find(|architecture| architecture.model_type == kind);
     found.map(|architecture| architecture.describe).ok_or_else(|| {
-        let (path, all) = (config.path().display(), supported().join(", "));
-        anyhow!("{path}: architecture {kind:?} is not supported (supported are {all})")
+        let (path, all) = (config.path().display(), supported());
+        let (near, all) = (unknown::nearest(kind, &all), all.join(", "));
+        anyhow!("{path}: architecture {kind:?} is not supported{near} (supported are {all})")
     })
 }
 

@@ -1,12 +1,10 @@
 //! Softmax attention with grouped queries, and the variants that a description may add: norms on q and k, a gate, queries that grow, a window, a soft cap, sinks.
 
-use std::ops::Range;
-
 use anyhow::{Result, ensure};
 use sluice_backend::{AttentionLayer, Elementwise, Linear, Norm, Operations, Projection, RotaryId, RowFactors, Tensor};
 
 use crate::description::{AttentionDescription, Description};
-use crate::weights::Weights;
+use crate::weights::{Weights, rows_of};
 
 /// Activations shared by all attention layers of a model: `[max_tokens, ..]` each.
 #[derive(Clone, Copy)]
@@ -152,11 +150,6 @@ impl Attention {
         // 3. back to the residual stream
         add_branch(backend, self.inner.out.first_rows(x.rows), &self.out, self.branch, x);
     }
-}
-
-/// These of its rows.
-pub fn rows_of(linear: &Linear, rows: Range<usize>) -> Linear {
-    Linear { bias: linear.bias.map(|bias| bias.columns(rows.clone())), rows, ..linear.clone() }
 }
 
 /// `residual += linear(x)`, through the norm of a branch if there is one.

@@ -4,6 +4,6 @@ mod attention;
 mod delta_net;
 mod feed_forward;
 
-pub use attention::{Attention, AttentionScratch, rows_of};
+pub use attention::{Attention, AttentionScratch};
 pub use delta_net::{DeltaNet, DeltaScratch};
 pub use feed_forward::{FeedForward, FeedForwardScratch};

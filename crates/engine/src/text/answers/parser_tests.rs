@@ -120,7 +120,7 @@ fn what_is_no_call_of_other_families_is_text() {
     for (calls, answer) in [
         (Calls::Keys, "<tool_call>{\"a\""),
         (Calls::Invokes, "a <minimax:tool_call>\nno"),
-        (Calls::Mistral, "a [TOOL_CALLS]no\n[ARGS]{}"),
+        (Calls::Mistral, "a [TOOL_CALLS]{no}[ARGS]{}"),
         (Calls::Mistral, "a [TOOL_CALLS][1]"),
         (Calls::List, "<|tool_call|>[{\"id\": 1}]"),
     ] {
