@@ -14,8 +14,8 @@ use crate::weights::Weights;
 
 /// What mixes tokens in a layer.
 enum Mixer {
-    Attention(Attention),
-    DeltaNet(DeltaNet),
+    Attention(Box<Attention>),
+    DeltaNet(Box<DeltaNet>),
 }
 
 impl Mixer {
@@ -80,12 +80,13 @@ impl Decoder {
                         None => rotary,
                     };
                     let rotary = (rotary, d.rotary_dim(a));
-                    Mixer::Attention(Attention::load(w, a, (scratch, branch), rotary, (i, d.input_norms), slot)?)
+                    let attention = Attention::load(w, a, (scratch, branch), rotary, (i, d.input_norms), slot)?;
+                    Mixer::Attention(Box::new(attention))
                 }
                 MixerDescription::DeltaNet(delta_net) => {
                     recurrent += 1;
                     let scratch = delta.as_ref().expect("of this layer");
-                    Mixer::DeltaNet(DeltaNet::load(w, delta_net, scratch, i, recurrent - 1)?)
+                    Mixer::DeltaNet(Box::new(DeltaNet::load(w, delta_net, scratch, i, recurrent - 1)?))
                 }
             };
             let before = layers.last().and_then(|l| l.feed_forward.moe());
