@@ -4,7 +4,7 @@
     python tests/golden/make_quantized.py [CASE...]
 
 Writes `quantized/CASE/`: config.json, model.safetensors, and logits.f32 (little-endian, [tokens, vocabulary]); and `quantized/cases.json`. Who quantises, and who says what
-the values are: compressed-tensors and MLX their own packages, FP8 of blocks transformers; ModelOpt, AWQ and GPTQ the code below, which is checked against
+the values are: compressed-tensors and MLX their own packages, FP8 of blocks transformers; FP8 of rows, ModelOpt, AWQ and GPTQ the code below, which is checked against
 `awq/utils/packing_utils.py` of autoawq and `auto_gptq/nn_modules/qlinear/qlinear_cuda.py` of auto-gptq where these packages can be found.
 
 Needs requirements-quantized.txt beside requirements.txt. Takes seconds.
@@ -30,6 +30,14 @@ BLOCKS = DENSE | dict(hidden_size=160)
 MOE = DENSE | dict(
     model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], hidden_size=64, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
     decoder_sparse_step=1, mlp_only_layers=[],
+)
+MINIMAX = DENSE | dict(
+    model_type="minimax_m2", architectures=["MiniMaxM2ForCausalLM"], hidden_size=64, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2, rotary_dim=16,
+    bos_token_id=1, eos_token_id=2,
+)
+GLM = DENSE | dict(
+    model_type="glm4_moe", architectures=["Glm4MoeForCausalLM"], hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2, n_routed_experts=4,
+    num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=2.5, partial_rotary_factor=0.5, use_qk_norm=True,
 )
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -73,6 +81,12 @@ def fp8_blocks(scale_dtype=torch.float32, power=False):
         stored = scale.to(torch.float8_e8m0fnu) if power else scale.to(scale_dtype)
         return {"weight": q.contiguous(), "weight_scale_inv": stored.contiguous()}, values
     return quantize
+
+
+def fp8_rows(w):
+    scale = (w.abs().amax(1, keepdim=True) / 448).bfloat16()
+    q = (w / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {"weight": q, "weight_scale": scale}, q.float() * scale.float()
 
 
 def modelopt_fp8(w):
@@ -214,6 +228,8 @@ def packed(**arguments):
 
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+FP8_ROWS = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"], "config_groups": {"group_0": {
+    "targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}}}}
 NVFP4 = dict(type="float", strategy="tensor_group", group_size=16)
 
 # name: (model, (method, quantization_config))
@@ -222,6 +238,8 @@ CASES = {
     "fp8_blocks_bf16": (BLOCKS, (fp8_blocks(torch.bfloat16), FP8)),
     "fp8_blocks_ue8m0": (BLOCKS, (fp8_blocks(power=True), FP8 | {"scale_fmt": "ue8m0"})),
     "fp8_experts": (MOE, (fp8_blocks(), FP8)),
+    "fp8_minimax_m2": (MINIMAX, (fp8_blocks(), FP8)),
+    "fp8_glm4_moe": (GLM, (fp8_rows, FP8_ROWS)),
     "fp8_channels": (DENSE, packed(format="float-quantized", num_bits=8, type="float", strategy="channel")),
     "fp8_modelopt": (DENSE, (modelopt_fp8, {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]})),
     "w4a16": (DENSE, packed(format="pack-quantized", group_size=32)),
@@ -242,6 +260,15 @@ CASES = {
 }
 
 
+def published(name, model_type):
+    """What published checkpoints call a tensor."""
+    if model_type != "minimax_m2":
+        return name
+    for ours, theirs in [(".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".up_proj.", ".w3."), (".down_proj.", ".w2.")]:
+        name = name.replace(ours, theirs)
+    return name
+
+
 def make(name, config, method, quantization):
     torch.manual_seed(48)
     torch.set_num_threads(1)
@@ -254,6 +281,8 @@ def make(name, config, method, quantization):
         if key == "lm_head.weight":
             continue
         w = (torch.randn(w.shape) * (0.1 if w.dim() > 1 else 0.02) + (1 if w.dim() == 1 else 0)).bfloat16().float()
+        if key.endswith("e_score_correction_bias"):
+            w = (w - 1) * 5
         values[key] = w
         if w.dim() == 3:
             # transformers keeps a layer's experts in two stacks; published checkpoints have a tensor for each.
@@ -273,6 +302,7 @@ def make(name, config, method, quantization):
     model.tie_weights()
     with torch.no_grad():
         logits = model(torch.tensor([TOKENS])).logits[0]
+    stored = {published(key, config["model_type"]): t for key, t in stored.items()}
     of_mlx = name.startswith("mlx")
     save_file({k: v.contiguous() for k, v in stored.items()}, folder / "model.safetensors", metadata={"format": "mlx" if of_mlx else "pt"})
     written = config | {"torch_dtype": "bfloat16", ("quantization" if of_mlx else "quantization_config"): quantization}

@@ -70,6 +70,15 @@ pub struct AttentionLayer {
     pub sinks: Option<Tensor>,
 }
 
+/// A factor for each position.
+#[derive(Clone, Copy, Debug)]
+pub struct RowFactors {
+    /// `[1, steps]`: the factor of position p is element `p / period`, or the last one if there are fewer.
+    pub table: Tensor,
+    /// Positions that share a factor.
+    pub period: usize,
+}
+
 /// Work on each element or head between the fused operations. Every tensor has a row for each token of the step.
 #[derive(Clone, Copy, Debug)]
 pub enum Elementwise {
@@ -86,6 +95,27 @@ pub enum Elementwise {
         gate: Tensor,
         /// `[tokens, cols]`
         up: Tensor,
+    },
+    /// `gate = silu(gate) * up` (Shazeer 2020).
+    SwiGlu {
+        /// `[tokens, cols]`
+        gate: Tensor,
+        /// `[tokens, cols]`
+        up: Tensor,
+    },
+    /// `x = norm(x)`
+    Norm {
+        /// `[tokens, cols]`
+        x: Tensor,
+        /// Over `cols`.
+        norm: Norm,
+    },
+    /// Each row of `x` is multiplied by the factor of its token's position.
+    ScaleRows {
+        /// `[tokens, cols]`
+        x: Tensor,
+        /// By position.
+        factors: RowFactors,
     },
     /// `residual += norm(x)`; nothing is promised about `x` afterwards.
     AddNormed {

@@ -151,6 +151,38 @@ impl Operations for Cpu {
                 });
                 self.record(Phase::Mlp, t0, std::iter::empty(), 0);
             }
+            Elementwise::SwiGlu { gate, up } => {
+                let (gate, up) = (self.place(gate), self.place(up));
+                self.each_row(tokens, &|t, _| {
+                    // SAFETY: a task alone uses its rows.
+                    unsafe { elementwise::swiglu_in_place(isa, gate.get_mut(t, 0..gate.cols), up.get(t, 0..up.cols)) }
+                });
+                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
+            }
+            Elementwise::Norm { x, norm } => {
+                let (x, weight) = (self.place(x), self.place(norm.weight));
+                // SAFETY: weights are written once, at load.
+                let weight = unsafe { weight.get(0, 0..weight.cols) };
+                self.each_row(tokens, &|t, _| {
+                    // SAFETY: a task alone uses its rows.
+                    norm::rms_norm_in_place(isa, unsafe { x.get_mut(t, 0..x.cols) }, Some(weight), norm.eps);
+                });
+                self.record(Phase::Attention, t0, std::iter::empty(), 0);
+            }
+            Elementwise::ScaleRows { x, factors } => {
+                let (x, table) = (self.place(x), self.place(factors.table));
+                // SAFETY: weights are written once, at load.
+                let table = unsafe { table.get(0, 0..table.cols) };
+                let positions: &[u32] = self.inputs.positions();
+                let by = |t: usize| table[(positions[t] as usize / factors.period).min(table.len() - 1)];
+                self.pool.run(tokens.div_ceil(ROWS), &|task, _| {
+                    for t in task * ROWS..((task + 1) * ROWS).min(tokens) {
+                        // SAFETY: a task alone uses its rows.
+                        elementwise::scale(isa, by(t), unsafe { x.get_mut(t, 0..x.cols) });
+                    }
+                });
+                self.record(Phase::Attention, t0, std::iter::empty(), 0);
+            }
             Elementwise::AddNormed { x, norm, residual } => {
                 let (x, residual) = (self.place(x), self.place(residual));
                 let weight = self.place(norm.weight);

@@ -283,9 +283,11 @@ impl Operations for Cuda {
         self.encoded.encoded_from = None;
         let phase = match operation {
             Elementwise::Scale { .. } => Phase::Embed,
-            Elementwise::GeGlu { .. } => Phase::Mlp,
+            Elementwise::GeGlu { .. } | Elementwise::SwiGlu { .. } => Phase::Mlp,
             Elementwise::AddNormed { .. } => Phase::Project,
-            Elementwise::SplitPairs { .. } => Phase::Attention,
+            Elementwise::SplitPairs { .. } | Elementwise::Norm { .. } | Elementwise::ScaleRows { .. } => {
+                Phase::Attention
+            }
         };
         self.enqueue_phase(phase, &[], 0, |own| elementwise(&own.context, operation));
     }

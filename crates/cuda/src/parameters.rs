@@ -117,10 +117,14 @@ parameters! {
         x: Tensor,
         other: Tensor,
         norm: Norm,
+        positions: Address,
         rows: u32,
         cols: u32,
+        /// Elements of a head; positions that share a factor.
         head: u32,
         by: f32,
+        steps: u32,
+        unused: u32,
     }
     Matmul {
         matrix: Matrix,

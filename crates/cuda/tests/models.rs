@@ -9,7 +9,15 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
-const MODELS: [&str; 23] = [
+const MODELS: [&str; 31] = [
+    "glm4",
+    "glm4_moe",
+    "granite",
+    "minimax_m2",
+    "ministral3",
+    "olmo3",
+    "phi3",
+    "smollm3",
     "llama",
     "llama_untied",
     "mlx_llama_widths",

@@ -331,7 +331,16 @@ fn answer(bytes: &[u8]) {
     let Some(([family, cut], text)) = bytes.split_first_chunk() else { return };
     let text = String::from_utf8_lossy(text);
     let bit = |n: u8| family >> n & 1 == 1;
-    let calls = [Some(Calls::Json), Some(Calls::Xml), None][usize::from(family >> 1 & 3) % 3];
+    let calls = [
+        Some(Calls::Json),
+        Some(Calls::Xml),
+        None,
+        Some(Calls::Keys),
+        Some(Calls::Invokes),
+        Some(Calls::Mistral),
+        Some(Calls::List),
+    ];
+    let calls = calls[usize::from(family >> 1 & 3) % 3 + if bit(6) { 3 } else { 0 } + usize::from(bit(6) && bit(7))];
     let style = Style { thoughts: bit(0), calls, native: true, preserves: false };
     let opened = [Opened::No, Opened::Yes { line: true }, Opened::Closed, Opened::Yes { line: false }]
         [usize::from(family >> 3 & 3)];

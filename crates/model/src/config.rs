@@ -119,12 +119,30 @@ impl Config {
         }
     }
 
+    /// The same with a default where the key is missing; null is `None`, as in the reference.
+    ///
+    /// # Errors
+    /// Another value.
+    pub fn size_or_null(&self, key: &str, default: Option<usize>) -> Result<Option<usize>> {
+        let part = if self.nested { &self.root["text_config"] } else { &self.root };
+        match part.get(key) {
+            None => Ok(default),
+            Some(Value::Null) => Ok(None),
+            Some(_) => self.size(key).map(Some),
+        }
+    }
+
     /// The epsilon of RMS norms. A negative one could make a root of a negative number.
     ///
     /// # Errors
     /// A value outside of 0 to 1.
     pub fn norm_eps(&self) -> Result<f64> {
-        self.float_or("rms_norm_eps", 1e-6, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
+        let default = match self.text_type() {
+            "mixtral" | "ministral3" | "phi3" | "olmo2" | "olmo3" | "glm4_moe" => 1e-5,
+            "glm4" => 1.5625e-7,
+            _ => 1e-6,
+        };
+        self.float_or("rms_norm_eps", default, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
     }
 
     /// `max_position_embeddings`, or the reference's default.
@@ -132,8 +150,21 @@ impl Config {
     /// # Errors
     /// A value that is no size.
     pub fn max_positions(&self) -> Result<usize> {
-        let is_llama = self.model_type().is_ok_and(|kind| kind == "llama");
-        self.size_or("max_position_embeddings", if is_llama { 2048 } else { 32768 })
+        let default = match self.text_type() {
+            "llama" | "granite" | "granitemoehybrid" | "olmo2" | "olmo3" => 2048,
+            "phi3" => 4096,
+            "mistral" | "ministral" | "mixtral" | "glm4" | "glm4_moe" => 131_072,
+            "minimax_m2" => 196_608,
+            "ministral3" => 262_144,
+            _ => 32768,
+        };
+        self.size_or("max_position_embeddings", default)
+    }
+
+    /// The `model_type` of the text model: its own, where it is a part of a checkpoint and has one.
+    pub fn text_type(&self) -> &str {
+        let own = self.get("model_type").or_else(|| self.root.get("model_type")).and_then(Value::as_str);
+        own.unwrap_or_default()
     }
 
     /// The number of layers.

@@ -4,16 +4,18 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use sluice_backend::{Backend, Elementwise, MatrixId, Norm, Operations, Routing, StepInputs, Tensor};
+use sluice_backend::{
+    Backend, Elementwise, MatrixId, Norm, Operations, RotaryFrequencies, Routing, StepInputs, Tensor,
+};
 
-use crate::description::{Description, MixerDescription};
+use crate::description::{Description, EmbeddingScale, MixerDescription};
 use crate::layers::{Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch};
 use crate::weights::Weights;
 
 /// What mixes tokens in a layer.
 enum Mixer {
-    Attention(Attention),
-    DeltaNet(DeltaNet),
+    Attention(Box<Attention>),
+    DeltaNet(Box<DeltaNet>),
 }
 
 impl Mixer {
@@ -39,6 +41,8 @@ pub struct Decoder {
     scale: Option<f32>,
     layers: Vec<Layer>,
     norm: Norm,
+    /// The same with what logits are multiplied by.
+    head_norm: Norm,
     head: MatrixId,
 }
 
@@ -51,6 +55,10 @@ impl Decoder {
         let of_windows = match &d.window_rotary {
             Some(frequencies) => w.backend().rotary(frequencies, positions)?,
             None => rotary,
+        };
+        let unrotated = match d.attention_layers().all(|a| a.rotated) {
+            true => rotary,
+            false => w.backend().rotary(&RotaryFrequencies { inv_freq: vec![0.0], scaling: 1.0 }, positions)?,
         };
         let branch = if d.output_norms { Some(w.scratch(d.hidden)?) } else { None };
         let inner = FeedForwardScratch::alloc(w, d)?;
@@ -66,27 +74,38 @@ impl Decoder {
                     let group = d.group_of(a);
                     of_group[group] += 1;
                     let (scratch, slot) = (attention.as_ref().expect("of this layer"), (group, of_group[group] - 1));
-                    let rotary = if a.window.is_some() { of_windows } else { rotary };
-                    Mixer::Attention(Attention::load(w, a, (scratch, branch), rotary, i, slot)?)
+                    let rotary = match a.window {
+                        _ if !a.rotated => unrotated,
+                        Some(_) => of_windows,
+                        None => rotary,
+                    };
+                    let rotary = (rotary, d.rotary_dim(a));
+                    let attention = Attention::load(w, a, (scratch, branch), rotary, (i, d.input_norms), slot)?;
+                    Mixer::Attention(Box::new(attention))
                 }
                 MixerDescription::DeltaNet(delta_net) => {
                     recurrent += 1;
                     let scratch = delta.as_ref().expect("of this layer");
-                    Mixer::DeltaNet(DeltaNet::load(w, delta_net, scratch, i, recurrent - 1)?)
+                    Mixer::DeltaNet(Box::new(DeltaNet::load(w, delta_net, scratch, i, recurrent - 1)?))
                 }
             };
             let before = layers.last().and_then(|l| l.feed_forward.moe());
-            let feed_forward = FeedForward::load(w, &layer.feed_forward, (inner, branch), i, before)?;
+            let feed_forward = FeedForward::load(w, d, (inner, branch), i, before)?;
             layers.push(Layer { mixer, feed_forward });
         }
         let embedding = w.matrix(None, "embed_tokens")?;
         let norm = w.norm(None, "norm")?;
+        let head_norm = match d.logit_scale {
+            Some(scale) => w.scaled_norm(None, "norm", Some(scale))?,
+            None => norm,
+        };
         let head = if d.tied { embedding } else { w.matrix(None, "lm_head")? };
         let scale = match d.embedding_scale {
-            Some(scale) => Some(w.rounded(scale)?),
+            Some(EmbeddingScale { by, rounded: true }) => Some(w.rounded(by)?),
+            Some(EmbeddingScale { by, rounded: false }) => Some(by as f32),
             None => None,
         };
-        Ok(Decoder { x, embedding, scale, layers, norm, head })
+        Ok(Decoder { x, embedding, scale, layers, norm, head_norm, head })
     }
 
     /// Enqueues a step with the tokens of `inputs`, which the backend has begun with. Their keys, values and states go to the backend's caches; it
@@ -99,7 +118,7 @@ impl Decoder {
             layer.feed_forward.forward(backend, x);
         }
         if !inputs.wanted().is_empty() {
-            backend.logits(x, self.norm, self.head);
+            backend.logits(x, self.head_norm, self.head);
         }
     }
 }

@@ -28,9 +28,12 @@ pub(crate) fn settle(description: &mut Description, tensors: &ModelTensors) -> R
     let is_stored = checkpoint.tensor(&format!("{head}.weight")).is_some();
     if description.tied && is_stored && !is_same(checkpoint, &embedding, &head)? {
         description.tied = false;
-        description.notes.push(format!(
-            "config.json has `tie_word_embeddings`, but {head}.weight is not the embedding: it is used as the output head"
-        ));
+        // Of some architectures tied is the default.
+        if tensors.config().tied_embeddings()? {
+            description.notes.push(format!(
+                "config.json has `tie_word_embeddings`, but {head}.weight is not the embedding: it is used as the output head"
+            ));
+        }
     }
     Ok(())
 }

@@ -38,6 +38,9 @@ pub use weights::{MadeExperts, Used};
 pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Description> {
     let mut description = describe(tensors.config(), options)?;
     description.notes.extend_from_slice(tensors.checkpoint().notes());
+    if tensors.layout().has_own_names() {
+        description.forget_spelling();
+    }
     if let Some(stored) = tensors.layout().delta_projections() {
         description.set_projections(stored);
     }
@@ -64,7 +67,7 @@ pub struct Loaded {
 /// Whether [`load`] would succeed; fails with the same error. Reads no weight except those that [`describe_stored`] reads.
 pub fn check(tensors: &ModelTensors, backend: &mut dyn Backend) -> Result<Description> {
     let description = describe_stored(tensors, &Options::default())?;
-    let mut weights = Weights::new(tensors, &description, backend, 1)?.without_values();
+    let mut weights = Weights::new(tensors, &description, backend, (1, 1))?.without_values();
     tensors.working_type()?;
     Decoder::load(&mut weights, &description, 1)?;
     Ok(description)
@@ -75,7 +78,7 @@ pub fn load(tensors: &ModelTensors, backend: &mut dyn Backend, options: &Options
     let description = describe_stored(tensors, options)?;
     ensure!(options.max_tokens > 0, "a step must take at least one token");
     let positions = options.context.unwrap_or(description.max_context);
-    let mut weights = Weights::new(tensors, &description, backend, options.max_tokens)?;
+    let mut weights = Weights::new(tensors, &description, backend, (options.max_tokens, positions))?;
     let (skipped, working_type) = (tensors.left_out(&description), tensors.working_type()?);
     let decoder = Decoder::load(&mut weights, &description, positions)?;
     let (order, made_experts) = weights.into_order();

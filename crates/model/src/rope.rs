@@ -9,7 +9,7 @@ use sluice_backend::RotaryFrequencies;
 
 use crate::config::Config;
 
-/// The default of `rope_theta` in every supported architecture.
+/// The default of `rope_theta` in most architectures.
 const THETA: f64 = 10000.0;
 
 /// Rotary embedding as a config describes it.
@@ -61,7 +61,7 @@ pub fn rotary_of_layers(
         parameters.entry("rope_type").or_insert("default".into());
     }
     let own = serde_json::json!({
-        "model_type": config.model_type()?, "max_position_embeddings": config.max_positions()?, "rope_parameters": parameters,
+        "model_type": config.text_type(), "max_position_embeddings": config.max_positions()?, "rope_parameters": parameters,
     });
     rotary(&Config::parse(config.path().to_owned(), own.to_string().as_bytes())?, head_dim, None, context)
 }
@@ -72,7 +72,7 @@ pub fn rotary_of_layers(
 /// `rope_scaling` to newer configs; a config that would lose its theta that way is refused.
 fn parameters<'a>(
     config: &'a Config,
-    default_partial: Option<f64>,
+    (default_partial, default_theta): (Option<f64>, f64),
     notes: &mut Vec<String>,
 ) -> Result<Option<&'a Map<String, Value>>> {
     let path = config.path().display();
@@ -90,7 +90,7 @@ fn parameters<'a>(
     if newer == older {
         return Ok(Some(older));
     }
-    for (key, default) in [("rope_theta", Some(THETA)), ("partial_rotary_factor", default_partial)] {
+    for (key, default) in [("rope_theta", Some(default_theta)), ("partial_rotary_factor", default_partial)] {
         let Some(default) = default else { continue };
         let beside = config.get(key).and_then(Value::as_f64).unwrap_or(default);
         let of = |p: &Map<String, Value>| p.get(key).and_then(Value::as_f64).unwrap_or(beside);
@@ -113,8 +113,21 @@ fn parameters<'a>(
 /// # Errors
 /// Parameters that are missing, wrong, or not supported: the message names the key.
 pub fn rotary(config: &Config, head_dim: usize, default_partial: Option<f64>, context: usize) -> Result<Rotary> {
+    rotary_or(config, head_dim, (default_partial, THETA), context)
+}
+
+/// The same for architectures with a default of their own for theta.
+///
+/// # Errors
+/// As for [`rotary`].
+pub fn rotary_or(
+    config: &Config,
+    head_dim: usize,
+    (default_partial, default_theta): (Option<f64>, f64),
+    context: usize,
+) -> Result<Rotary> {
     let mut notes = Vec::new();
-    let parameters = parameters(config, default_partial, &mut notes)?;
+    let parameters = parameters(config, (default_partial, default_theta), &mut notes)?;
     let path = config.path().display().to_string();
     let number = |key: &str| -> Result<Option<f64>> {
         let Some(v) = parameters.and_then(|p| p.get(key)).filter(|v| !v.is_null()) else { return Ok(None) };
@@ -134,7 +147,7 @@ pub fn rotary(config: &Config, head_dim: usize, default_partial: Option<f64>, co
     let needed = |key: &str| positive(key)?.ok_or_else(|| anyhow!("{path}: rope parameter `{key}` is missing"));
     let theta = match positive("rope_theta")? {
         Some(theta) => theta,
-        None => config.float_or("rope_theta", THETA, |x| x > 0.0, "a number above 0")?,
+        None => config.float_or("rope_theta", default_theta, |x| x > 0.0, "a number above 0")?,
     };
     let is_part = |x: f64| x > 0.0 && x <= 1.0;
     let mut partial = match positive("partial_rotary_factor")? {
@@ -237,7 +250,8 @@ pub fn rotary(config: &Config, head_dim: usize, default_partial: Option<f64>, co
             });
             (blended.collect(), scaling)
         }
-        "longrope" => {
+        // Early checkpoints of Phi-3 call it `su`.
+        "longrope" | "su" => {
             let factor = positive("factor")?.unwrap_or(max_positions / original);
             let scaling = match positive("attention_factor")? {
                 Some(given) => given,

@@ -1,13 +1,15 @@
 //! Loading: weights are looked up by their place in the model, checked against its description, and registered with the backend.
 
+use std::ops::Range;
+
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
-    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Mlp, Norm, Tensor,
-    WeightFormat, decay_rates,
+    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Mlp, Norm,
+    RowFactors, Tensor, WeightFormat, decay_rates,
 };
 use sluice_store::Bytes;
 
-use crate::description::{Description, WeightDescription, WeightKind};
+use crate::description::{Description, QueryGrowth, WeightDescription, WeightKind};
 use crate::source::{ExpertStorage, MatrixShape, ModelTensors, TensorLayout, float_type};
 
 /// Looks weights up in a model's tensors, checks their shapes and hands them to the backend.
@@ -23,6 +25,8 @@ pub struct Weights<'a> {
     description: &'a Description,
     /// Rows of activations.
     max_tokens: usize,
+    /// Positions below this one are used.
+    positions: usize,
     /// Whether values of vectors are read; otherwise only names, types and shapes are checked.
     reads: bool,
 }
@@ -55,6 +59,11 @@ pub struct Used {
     pub by_experts: bool,
 }
 
+/// These of its rows.
+pub fn rows_of(linear: &Linear, rows: Range<usize>) -> Linear {
+    Linear { bias: linear.bias.map(|bias| bias.columns(rows.clone())), rows, ..linear.clone() }
+}
+
 impl<'a> Weights<'a> {
     /// # Errors
     /// A checkpoint without an embedding, or quantised in a way that is not supported.
@@ -62,7 +71,7 @@ impl<'a> Weights<'a> {
         tensors: &'a ModelTensors,
         description: &'a Description,
         backend: &'a mut dyn Backend,
-        max_tokens: usize,
+        (max_tokens, positions): (usize, usize),
     ) -> Result<Weights<'a>> {
         tensors.config().quantization()?;
         tensors.layout().check()?;
@@ -75,6 +84,7 @@ impl<'a> Weights<'a> {
             of_experts: false,
             description,
             max_tokens,
+            positions,
             reads: true,
         })
     }
@@ -212,12 +222,27 @@ impl<'a> Weights<'a> {
 
     /// The RMS norm `part`.
     pub fn norm(&mut self, layer: impl Into<Option<usize>>, part: &str) -> Result<Norm> {
+        self.scaled_norm(layer, part, None)
+    }
+
+    /// The same, and what it puts out is multiplied by `scale`.
+    pub fn scaled_norm(&mut self, layer: impl Into<Option<usize>>, part: &str, scale: Option<f64>) -> Result<Norm> {
         let w = self.described(layer, part);
         let (mut values, _) = self.values(&format!("{}.weight", self.module(&w)), &[w.cols])?;
         if w.kind == (WeightKind::Norm { centred: true }) && self.tensors.layout().has_centred_norms() {
             values.iter_mut().for_each(|w| *w += 1.0);
         }
+        if let Some(scale) = scale {
+            values.iter_mut().for_each(|w| *w = (f64::from(*w) * scale) as f32);
+        }
         Ok(Norm { weight: self.upload(&values, 1, w.cols)?, eps: self.description.eps as f32 })
+    }
+
+    /// What queries are multiplied by, for all positions: `[1, steps]`.
+    pub fn row_factors(&mut self, growth: &QueryGrowth) -> Result<RowFactors> {
+        let factors = growth.factors(self.positions);
+        let table = self.upload(&factors, 1, factors.len())?;
+        Ok(RowFactors { table, period: growth.period })
     }
 
     /// The depthwise convolution `part`, transposed to `[taps, channels]`.
@@ -236,6 +261,8 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// A stored bias that is not all zeros (programs of GPTQ write such), too: no operation adds one, and without it this would be another model.
     pub fn mlp(&mut self, layer: usize, part: &str) -> Result<Mlp> {
+        let joined = format!("{part}.gate_up_proj");
+        let is_joined = self.description.weight(Some(layer), &joined).is_some();
         let mut projection = |name: &str| -> Result<Linear> {
             let part = format!("{part}.{name}");
             let bias = format!("{}.bias", self.module(&self.described(layer, &part)));
@@ -246,6 +273,12 @@ impl<'a> Weights<'a> {
             }
             self.linear(layer, &part)
         };
+        if is_joined {
+            let both = projection("gate_up_proj")?;
+            let half = both.rows.len() / 2;
+            let [gate, up] = [0..half, half..2 * half].map(|rows| rows_of(&both, rows));
+            return Ok(Mlp { gate, up, down: projection("down_proj")? });
+        }
         Ok(Mlp { gate: projection("gate_proj")?, up: projection("up_proj")?, down: projection("down_proj")? })
     }
 
@@ -276,11 +309,16 @@ impl<'a> Weights<'a> {
                 [stacked(gate)?, stacked(up)?, stacked(down)?]
             }
             ExpertStorage::Single => {
+                let description = self.description;
                 let mut single = |w: WeightDescription| -> Result<ExpertMatrix> {
                     // The layout places an expert's number, which is not always behind `experts`.
-                    let short = self.description.stored_name(&w);
-                    let single = |e: usize| short.replace(".experts.", &format!(".experts.{e}."));
-                    let name = |e: usize| format!("{}.weight", layout.full(&single(e)));
+                    let (short, usual) = (description.stored_name(&w), w.projection());
+                    let module = short.strip_suffix(usual).unwrap_or(&short);
+                    let of = |e: usize, part: &str| format!("{}.weight", layout.full(&format!("{module}{e}.{part}")));
+                    // A bundle's experts have the usual names.
+                    let has_usual = self.tensors.checkpoint().tensor(&of(0, usual)).is_some();
+                    let part = if has_usual { usual } else { description.own_projection(usual) };
+                    let name = |e: usize| of(e, part);
                     let each = (0..count).map(|e| self.load(&name(e), &[], w.rows, w.cols));
                     Ok(ExpertMatrix::Single(each.collect::<Result<_>>()?))
                 };

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use anyhow::{Result, bail, ensure};
 use sluice_kernels::format::{Float, WeightFormat};
 use sluice_model::{
-    Belongs, Description, Leaf, MixerDescription, ModelTensors, Quantization, WeightClass, WeightDescription,
-    WeightKind,
+    Belongs, Description, Leaf, MixerDescription, ModelTensors, Options, Quantization, WeightClass, WeightDescription,
+    WeightKind, describe,
 };
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
@@ -34,6 +34,7 @@ pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Ru
         checkpoint,
         files,
         description,
+        written: describe(tensors.config(), &Options::default())?,
         quantization: tensors.config().quantization()?,
         rules,
         units: Vec::new(),
@@ -98,6 +99,8 @@ struct Planner<'a> {
     checkpoint: &'a Checkpoint,
     files: HashMap<&'a str, usize>,
     description: &'a Description,
+    /// The same with the names that safetensors have.
+    written: Description,
     /// The input's. If it has a default, `config.json` has to name every module that differs from it.
     quantization: Quantization,
     rules: &'a mut Rules,
@@ -188,8 +191,8 @@ impl Planner<'_> {
             (dtype, treatment) = (Dtype::F32, Treatment::AddOne(float(t.dtype).expect("checked above")));
         }
         let name = match leaf {
-            Leaf::Bare => weight.mlx_name(),
-            _ => format!("{}.{}", weight.mlx_name(), t.name.rsplit('.').next().unwrap_or_default()),
+            Leaf::Bare => self.written.mlx_name(&weight),
+            _ => format!("{}.{}", self.written.mlx_name(&weight), t.name.rsplit('.').next().unwrap_or_default()),
         };
         let tensors = vec![TensorPlan { name: self.description.mlx.full(&name), dtype, shape }];
         self.push(i, &weight, self.whole(t), treatment, tensors);
@@ -283,7 +286,7 @@ impl Planner<'_> {
         };
         let cols = source.cols;
         // 2. its new width
-        let (in_layers, mlx) = (weight.name(), weight.mlx_name());
+        let (in_layers, mlx) = (weight.name(), self.written.mlx_name(weight));
         let out = self.description.mlx.full(&mlx);
         let wanted = self.rules.asked_for(Module { names: &[&in_layers, &mlx, &out], class: weight.class });
         let new = match wanted {
@@ -333,7 +336,7 @@ impl Planner<'_> {
         shape: &[usize],
         dtype: Dtype,
     ) -> Result<()> {
-        let (in_layers, mlx) = (weight.name(), weight.mlx_name());
+        let (in_layers, mlx) = (weight.name(), self.written.mlx_name(weight));
         let out = self.description.mlx.full(&mlx);
         let (&cols, leading) = shape.split_last().expect("a matrix has columns");
         let float = float(dtype).expect("checked by the caller");
@@ -403,7 +406,8 @@ impl Planner<'_> {
         let of_layer = self.description.layer_weights(layer).into_iter().filter(|w| w.class == WeightClass::Expert);
         let projection = of_layer.map(|w| w.part).position(|part| part == weight.part)?;
         let part = weight.projection();
-        let prefix = self.description.mlx.full(weight.name().strip_suffix(part)?.strip_suffix('.')?);
+        let stored = self.written.stored_name(weight);
+        let prefix = self.description.mlx.full(stored.strip_suffix(part)?.strip_suffix('.')?);
         Some(Stack { layer, projection, prefix, part: part.to_owned(), count: *tensors[0].shape.first()? })
     }
 

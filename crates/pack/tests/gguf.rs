@@ -41,7 +41,7 @@ fn packed(from: &Path, to: &Path) -> Result<Checkpoint, String> {
 
 #[test]
 fn a_file_packs_to_what_its_folder_packs_to() {
-    for name in ["llama", "qwen3_moe"] {
+    for name in ["llama", "qwen3_moe", "mixtral", "glm4_moe", "glm4"] {
         let (dir, model) = (tempfile::tempdir().unwrap(), convert::model(name).plain());
         let at = |name: &str| dir.path().join(name);
         fs::create_dir(at("folder")).unwrap();

@@ -215,6 +215,21 @@ mod tests {
     }
 
     #[test]
+    fn models_of_other_families_have_theirs_too() {
+        for (name, all, active) in [
+            ("mistral-7b", 7.25e9, 7.1e9),
+            ("mixtral-8x7b", 46.7e9, 12.9e9),
+            ("phi-4", 14.7e9, 14.2e9),
+            ("glm-4.5-air", 106e9, 12e9),
+            ("minimax-m2", 230e9, 10e9),
+        ] {
+            let s = shape(name);
+            assert!((s.parameters() as f64 / all - 1.0).abs() < 0.02, "{name}: {}", s.parameters());
+            assert!((s.active(s.k) as f64 / active - 1.0).abs() < 0.15, "{name}: {}", s.active(s.k));
+        }
+    }
+
+    #[test]
     fn memory_is_split_and_never_more_than_there_is() {
         let s = shape("qwen3.5-397b-a17b");
         let w = Weights::new(&s, Q4, Q2, 10);

@@ -2,7 +2,7 @@
 
 use sluice_backend::{
     AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertMatrix, Experts, KvPool, Linear, MatrixId, Mlp, Moe,
-    MoeId, Norm, Projection, RotaryId, SharedExpert, Tensor,
+    MoeId, Norm, Projection, RotaryId, RowFactors, SharedExpert, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -171,6 +171,12 @@ impl Names {
             Elementwise::GeGlu { gate, up } => Elementwise::GeGlu { gate: self.tensor(gate), up: self.tensor(up) },
             Elementwise::AddNormed { x, norm, residual } => {
                 Elementwise::AddNormed { x: self.tensor(x), norm: self.norm(norm), residual: self.tensor(residual) }
+            }
+            Elementwise::SwiGlu { gate, up } => Elementwise::SwiGlu { gate: self.tensor(gate), up: self.tensor(up) },
+            Elementwise::Norm { x, norm } => Elementwise::Norm { x: self.tensor(x), norm: self.norm(norm) },
+            Elementwise::ScaleRows { x, factors } => {
+                let factors = RowFactors { table: self.tensor(factors.table), ..factors };
+                Elementwise::ScaleRows { x: self.tensor(x), factors }
             }
             Elementwise::SplitPairs { x, head } => Elementwise::SplitPairs { x: self.tensor(x), head },
         }

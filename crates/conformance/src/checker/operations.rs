@@ -155,7 +155,16 @@ impl Operations for CheckedStep<'_> {
         let fits = |a: Tensor, b: Tensor| a.rows >= tokens && b.rows >= tokens && a.cols == b.cols;
         match *operation {
             Elementwise::Scale { x, .. } => assert!(x.rows >= tokens, "a row for each token"),
-            Elementwise::GeGlu { gate, up } => assert!(fits(gate, up), "shapes alike"),
+            Elementwise::GeGlu { gate, up } | Elementwise::SwiGlu { gate, up } => {
+                assert!(fits(gate, up), "shapes alike");
+            }
+            Elementwise::Norm { x, norm } => {
+                assert!(x.rows >= tokens && norm.weight.cols == x.cols, "shapes alike");
+            }
+            Elementwise::ScaleRows { x, factors } => {
+                assert!(x.rows >= tokens && factors.period > 0, "a row for each token");
+                assert!(factors.table.rows == 1 && factors.table.cols > 0, "a row of factors");
+            }
             Elementwise::AddNormed { x, norm, residual } => {
                 assert!(fits(x, residual) && norm.weight.cols == x.cols, "shapes alike");
             }

@@ -1,6 +1,6 @@
 //! Work on each element or head between the fused operations.
 
-use sluice_backend::Elementwise;
+use sluice_backend::{Elementwise, RowFactors};
 
 use crate::case::Case;
 
@@ -18,6 +18,14 @@ pub fn elementwise(c: &mut Case) {
         backend.elementwise(&Elementwise::GeGlu { gate: a, up: b });
     });
     c.see("gate", x.whole);
+    let (steps, period) = (c.random.usize(1..=5), c.random.usize(1..=9));
+    let table = c.tensor(1, steps).tensor;
+    c.step(tokens, |backend| {
+        backend.elementwise(&Elementwise::SwiGlu { gate: a, up: b });
+        backend.elementwise(&Elementwise::Norm { x: a, norm });
+        backend.elementwise(&Elementwise::ScaleRows { x: a, factors: RowFactors { table, period } });
+    });
+    c.see("scaled", x.whole);
     // What is left of `x` is not promised.
     c.step(tokens, |backend| backend.elementwise(&Elementwise::AddNormed { x: a, norm, residual: b }));
     c.see("residual", other.whole);

@@ -1,4 +1,4 @@
-// Work on each element or head between the fused operations: scales, GELU, norms of outputs, pairs that are beside each other.
+// Work on each element or head between the fused operations: scales, SwiGLU, GELU, norms of whole rows and of outputs, pairs that are beside each other.
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
 #include "prim/reduce.cuh"
@@ -6,13 +6,18 @@
 
 struct Between {
     Tensor x;
-    // `up` or the residual.
+    // `up`, the residual, or factors.
     Tensor other;
     Norm norm;
+    const u32* positions;
     u32 rows;
     u32 cols;
+    // Elements of a head; positions that share a factor.
     u32 head;
     float by;
+    // The number of factors.
+    u32 steps;
+    u32 unused;
 };
 
 // The tanh form.
@@ -39,7 +44,40 @@ extern "C" __global__ void between_geglu(const Between p) {
     }
 }
 
+extern "C" __global__ void between_swiglu(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* gate = p.x.row(r);
+        const float* up = p.other.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) gate[c] = mul(silu(gate[c]), up[c]);
+    }
+}
+
+extern "C" __global__ void between_scale_rows(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* x = p.x.row(r);
+        const float by = p.other.row(0)[min(p.positions[r] / p.head, p.steps - 1)];
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) x[c] = mul(x[c], by);
+    }
+}
+
 // A block takes a row; its first warp sums squares.
+extern "C" __global__ void between_norm(const Between p) {
+    __shared__ float inverse;
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* x = p.x.row(r);
+        __syncthreads();
+        if (threadIdx.x < WARP) {
+            float inv = inverse_rms(x, p.cols, p.norm.eps);
+            if (threadIdx.x == 0) inverse = inv;
+        }
+        __syncthreads();
+        for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) x[c] = mul(mul(x[c], inverse), p.norm.weight[c]);
+    }
+}
+
 extern "C" __global__ void between_add_normed(const Between p) {
     __shared__ float inverse;
     begin();

@@ -71,6 +71,9 @@ kernels! {
         COPY_ROWS "copy_rows" in "elementwise/embed" takes CopyRows;
         BETWEEN_SCALE "between_scale" in "elementwise/between" takes Between;
         BETWEEN_GEGLU "between_geglu" in "elementwise/between" takes Between;
+        BETWEEN_SWIGLU "between_swiglu" in "elementwise/between" takes Between;
+        BETWEEN_NORM "between_norm" in "elementwise/between" takes Between;
+        BETWEEN_SCALE_ROWS "between_scale_rows" in "elementwise/between" takes Between;
         BETWEEN_ADD_NORMED "between_add_normed" in "elementwise/between" takes Between;
         BETWEEN_SPLIT_PAIRS "between_split_pairs" in "elementwise/between" takes Between;
         GEMV_FUSED_BF16 "gemv_fused_bf16_bf16" in "gemv/fused_bf16" takes GemvFused;

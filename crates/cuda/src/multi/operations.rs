@@ -341,7 +341,9 @@ impl Operations for Pipeline {
         let tokens = self.devices[0].context.inputs.tokens().len();
         let (reads, writes) = match *operation {
             Elementwise::Scale { x, .. } | Elementwise::SplitPairs { x, .. } => (vec![x], x),
-            Elementwise::GeGlu { gate, up } => (vec![gate, up], gate),
+            Elementwise::Norm { x, norm } => (vec![x, norm.weight], x),
+            Elementwise::ScaleRows { x, factors } => (vec![x, factors.table], x),
+            Elementwise::GeGlu { gate, up } | Elementwise::SwiGlu { gate, up } => (vec![gate, up], gate),
             Elementwise::AddNormed { x, norm, residual } => (vec![x, norm.weight, residual], residual),
         };
         let first = |t: Tensor| if t.rows >= tokens { t.first_rows(tokens) } else { t };

@@ -37,6 +37,22 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
             check(&[gate, up]);
             (Kernel::BETWEEN_GEGLU, parts(gate), THREADS, p::Between { other: context.place(up), ..of(gate) })
         }
+        Elementwise::SwiGlu { gate, up } => {
+            check(&[gate, up]);
+            (Kernel::BETWEEN_SWIGLU, parts(gate), THREADS, p::Between { other: context.place(up), ..of(gate) })
+        }
+        Elementwise::Norm { x, norm } => {
+            check(&[x]);
+            assert_eq!(norm.weight.cols, x.cols, "a norm over {} columns", x.cols);
+            (Kernel::BETWEEN_NORM, [number(rows), 1, 1], THREADS, p::Between { norm: context.norm(&norm), ..of(x) })
+        }
+        Elementwise::ScaleRows { x, factors } => {
+            check(&[x]);
+            assert!(factors.period > 0 && factors.table.cols > 0, "{factors:?}");
+            let (other, head) = (context.place(factors.table), number(factors.period));
+            let (steps, positions) = (number(factors.table.cols), context.step.positions);
+            (Kernel::BETWEEN_SCALE_ROWS, parts(x), THREADS, p::Between { other, head, steps, positions, ..of(x) })
+        }
         Elementwise::AddNormed { x, norm, residual } => {
             check(&[x, residual]);
             assert_eq!(norm.weight.cols, x.cols, "a norm over {} columns", x.cols);

@@ -117,6 +117,10 @@ impl Grammars {
             (Some(called), form) => {
                 let calls =
                     calls.context("how this model writes calls is not known: tool_choice can be auto or none")?;
+                ensure!(
+                    calls.can_be_forced(),
+                    "calls in this model's format cannot be forced: tool_choice can be auto or none"
+                );
                 let is_within_text = !called.must && *form == GrammarFormat::Text;
                 let mut source = self.calls(called, calls, is_within_text)?;
                 let text = match form {
@@ -274,6 +278,7 @@ impl Grammars {
                     writeln!(source, "tool{i}v[lazy]: /(?s:.*)<\\/function>/")?;
                 }
                 Calls::Xml => xml(&mut source, i, name, &schema)?,
+                _ => bail!("calls of {calls:?} cannot be forced"),
             }
         }
         Ok(source)

@@ -33,7 +33,7 @@ struct Family {
     assistant: &'static str,
 }
 
-const FAMILIES: [Family; 5] = [
+const FAMILIES: [Family; 10] = [
     // Arguments always as JSON.
     Family {
         name: "Qwen2.5",
@@ -86,6 +86,55 @@ const FAMILIES: [Family; 5] = [
             {%- set value = value | tojson if value is mapping or (value is sequence and value is not string) else value | string %}\
             {{- value ~ '\\n</parameter>\\n' }}{%- endfor %}{{- '</function>\\n</tool_call>' }}{%- endfor %}",
     },
+    Family {
+        name: "GLM-4.5",
+        calls: Calls::Keys,
+        thinks: true,
+        begin: "",
+        assistant: "{{- '\\n' }}{%- if m.reasoning_content and loop.index0 > ns.last %}{{- '<think>\\n' ~ m.reasoning_content ~ '\\n</think>\\n\\n' }}{%- endif %}\
+            {{- m.content or '' }}{%- for c in m.tool_calls or [] %}{%- if not loop.first or m.content %}{{- '\\n' }}{%- endif %}\
+            {{- '<tool_call>' ~ c.function.name ~ '\\n' }}{%- for k, v in c.function.arguments.items() %}\
+            {{- '<arg_key>' ~ k ~ '</arg_key>\\n<arg_value>' }}{{- v | tojson(ensure_ascii=False) if v is not string else v }}{{- '</arg_value>\\n' }}{%- endfor %}\
+            {{- '</tool_call>' }}{%- endfor %}",
+    },
+    Family {
+        name: "MiniMax-M2",
+        calls: Calls::Invokes,
+        thinks: true,
+        begin: "<think>\\n",
+        assistant: "{{- '\\n' }}{%- if loop.index0 > ns.last %}{{- '<think>\\n' ~ (m.reasoning_content or '') ~ '\\n</think>\\n\\n' }}{%- endif %}\
+            {{- m.content or '' }}{%- if m.tool_calls %}{%- if m.content %}{{- '\\n' }}{%- endif %}{{- '<minimax:tool_call>\\n' }}{%- for c in m.tool_calls %}\
+            {{- '<invoke name=\"' ~ c.function.name ~ '\">\\n' }}{%- for k, v in c.function.arguments.items() %}\
+            {{- '<parameter name=\"' ~ k ~ '\">' }}{{- v | tojson(ensure_ascii=False) if v is not string else v }}{{- '</parameter>\\n' }}{%- endfor %}\
+            {{- '</invoke>\\n' }}{%- endfor %}{{- '</minimax:tool_call>' }}{%- endif %}",
+    },
+    Family {
+        name: "Mistral 7B",
+        calls: Calls::Mistral,
+        thinks: false,
+        begin: "",
+        assistant: "{{- '\\n' }}{{- m.content or '' }}{%- if m.tool_calls %}{{- '[TOOL_CALLS][' }}{%- for c in m.tool_calls %}\
+            {%- if c.id | length != 9 %}{{- raise_exception('ids have nine characters') }}{%- endif %}\
+            {{- '{\"name\": \"' ~ c.function.name ~ '\", \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}' }}\
+            {%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']' }}{%- endif %}",
+    },
+    Family {
+        name: "Ministral 3",
+        calls: Calls::Mistral,
+        thinks: false,
+        begin: "",
+        assistant: "{{- '\\n' }}{{- m.content or '' }}{%- for c in m.tool_calls or [] %}{{- '[TOOL_CALLS]' ~ c.function.name ~ '[ARGS]' }}\
+            {%- if c.function.arguments is string %}{{- c.function.arguments }}{%- else %}{{- c.function.arguments | tojson }}{%- endif %}{%- endfor %}",
+    },
+    Family {
+        name: "Phi-4-mini",
+        calls: Calls::List,
+        thinks: false,
+        begin: "",
+        assistant: "{{- '\\n' }}{{- m.content or '' }}{%- if m.tool_calls %}{{- '<|tool_call|>[' }}{%- for c in m.tool_calls %}\
+            {{- '{\"name\": \"' ~ c.function.name ~ '\", \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}' }}\
+            {%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']<|/tool_call|>' }}{%- endif %}",
+    },
     // A template that knows nothing of tools.
     Family { name: "demo", calls: Calls::Json, thinks: false, begin: "", assistant: "{{- '\\n' ~ m.content }}" },
 ];
@@ -95,6 +144,7 @@ impl Family {
         let example = match self.calls {
             Calls::Json => "<tool_call>\\n{}\\n</tool_call>",
             Calls::Xml => "<tool_call>\\n<function=f>\\n</function>\\n</tool_call>",
+            _ => "",
         };
         let mut source =
             FRAME.replace("ASSISTANT", self.assistant).replace("BEGIN", self.begin).replace("EXAMPLE", example);
@@ -119,6 +169,9 @@ impl Family {
             text += "\n</think>\n\n";
         }
         text += &answer.content;
+        if !matches!(self.calls, Calls::Json | Calls::Xml) {
+            return text + &self.other_calls(answer);
+        }
         for (i, (name, arguments)) in answer.calls.iter().enumerate() {
             let lines = match (i, self.calls) {
                 (0, _) if answer.content.is_empty() && self.name == "Qwen3-Coder" => "",
@@ -149,10 +202,56 @@ impl Family {
                     }
                     text += "</function>\n";
                 }
+                _ => unreachable!("written by `other_calls`"),
             }
             text += "</tool_call>";
         }
         text
+    }
+
+    /// Calls with other marks, and what is before them.
+    fn other_calls(&self, answer: &Answer) -> String {
+        if answer.calls.is_empty() {
+            return String::new();
+        }
+        let object = |arguments: &[(String, Value)]| {
+            let field = |(name, value): &(String, Value)| format!("{}: {}", Value::from(name.as_str()), python(value));
+            format!("{{{}}}", arguments.iter().map(field).collect::<Vec<_>>().join(", "))
+        };
+        let plain = |value: &Value| value.as_str().map_or_else(|| python(value), str::to_owned);
+        let list = || {
+            let one = |(name, arguments): &(String, Vec<(String, Value)>)| {
+                format!("{{\"name\": \"{name}\", \"arguments\": {}}}", object(arguments))
+            };
+            format!("[{}]", answer.calls.iter().map(one).collect::<Vec<_>>().join(", "))
+        };
+        let line = if answer.content.is_empty() { "" } else { "\n" };
+        let each = |begin: &dyn Fn(&str) -> String, value: &dyn Fn(&str, String) -> String, end: &str, gap: &str| {
+            let one = |(name, arguments): &(String, Vec<(String, Value)>)| {
+                let values: String = arguments.iter().map(|(name, v)| value(name, plain(v))).collect();
+                begin(name) + &values + end
+            };
+            answer.calls.iter().map(one).collect::<Vec<_>>().join(gap)
+        };
+        match self.name {
+            "GLM-4.5" => {
+                let value = |name: &str, v| format!("<arg_key>{name}</arg_key>\n<arg_value>{v}</arg_value>\n");
+                line.to_owned() + &each(&|name| format!("<tool_call>{name}\n"), &value, "</tool_call>", "\n")
+            }
+            "MiniMax-M2" => {
+                let value = |name: &str, v| format!("<parameter name=\"{name}\">{v}</parameter>\n");
+                let calls = each(&|name| format!("<invoke name=\"{name}\">\n"), &value, "</invoke>\n", "");
+                format!("{line}<minimax:tool_call>\n{calls}</minimax:tool_call>")
+            }
+            "Mistral 7B" => format!("[TOOL_CALLS]{}", list()),
+            "Ministral 3" => {
+                let one = |(name, arguments): &(String, Vec<(String, Value)>)| {
+                    format!("[TOOL_CALLS]{name}[ARGS]{}", object(arguments))
+                };
+                answer.calls.iter().map(one).collect()
+            }
+            _ => format!("<|tool_call|>{}<|/tool_call|>", list()),
+        }
     }
 }
 
@@ -327,6 +426,21 @@ fn arguments_come_back_as_they_were_spaced() {
             Calls::Json => {
                 "<tool_call>\n{\"name\": \"use\", \"arguments\": {\"n\" : 1.50,\n \"text\":\"\\u00e9\"}}\n</tool_call>"
             }
+            Calls::Keys => {
+                "<tool_call>use\n<arg_key>n</arg_key>\n<arg_value>1.50</arg_value>\n<arg_key>list</arg_key>\n<arg_value>[1,\n 2e3]</arg_value>\n</tool_call>"
+            }
+            Calls::Invokes => {
+                "<minimax:tool_call>\n<invoke name=\"use\">\n<parameter name=\"n\">1.50</parameter>\n</invoke>\n</minimax:tool_call>"
+            }
+            Calls::Mistral if family.name == "Ministral 3" => {
+                "[TOOL_CALLS]use[ARGS]{\"n\" : 1.50,\n \"text\":\"\\u00e9\"}"
+            }
+            Calls::Mistral => {
+                "[TOOL_CALLS][{\"name\": \"use\", \"arguments\": {\"n\" : 1.50,\n \"text\":\"\\u00e9\"}}]"
+            }
+            Calls::List => {
+                "<|tool_call|>[{\"name\": \"use\", \"arguments\": {\"n\" : 1.50,\n \"text\":\"\\u00e9\"}}]<|/tool_call|>"
+            }
             Calls::Xml => {
                 "<tool_call>\n<function=use>\n<parameter=n>\n1.50\n</parameter>\n<parameter=list>\n[1,\n 2e3]\n</parameter>\n</function>\n</tool_call>"
             }
@@ -359,6 +473,13 @@ fn a_family_is_known_by_its_template() {
     let plain = Style { thoughts: false, calls: Some(Calls::Json), native: false, preserves: false };
     assert_eq!(style("{{ messages[0].content }}"), plain);
     // What writes calls in another way is not taken for one that does not.
-    assert_eq!(style("{{ tools }} [TOOL_CALLS]"), Style { calls: None, native: true, ..plain });
-    assert_eq!(style("{{ tools }} <tool_call>f<arg_key>"), Style { calls: None, native: true, ..plain });
+    assert_eq!(style("{{ tools }} <function_calls>"), Style { calls: None, native: true, ..plain });
+    for (source, calls) in [
+        ("{{ tools }} [TOOL_CALLS]", Calls::Mistral),
+        ("{{ tools }} <tool_call>f<arg_key>", Calls::Keys),
+        ("{{ tools }} <minimax:tool_call>", Calls::Invokes),
+        ("{{ tools }} <|tool_call|>", Calls::List),
+    ] {
+        assert_eq!(style(source), Style { calls: Some(calls), native: true, ..plain });
+    }
 }

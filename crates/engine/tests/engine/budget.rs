@@ -10,7 +10,10 @@ use sluice_engine::{
 use support::*;
 
 /// Of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 11] = [
+    "olmo3",
+    "phi3",
+    "glm4_moe",
     "qwen3",
     "qwen3_window",
     "qwen3_moe",

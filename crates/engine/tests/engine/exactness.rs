@@ -9,7 +9,15 @@ use support::*;
 const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 16] = [
+    "ministral3",
+    "phi3",
+    "granite",
+    "smollm3",
+    "olmo3",
+    "minimax_m2",
+    "glm4",
+    "glm4_moe",
     "qwen3",
     "qwen3_window",
     "qwen3_moe",

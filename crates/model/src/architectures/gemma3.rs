@@ -5,8 +5,8 @@ use anyhow::{Result, bail, ensure};
 
 use crate::config::Config;
 use crate::description::{
-    AttentionDescription, DenseActivation, Description, FeedForwardDescription, LayerDescription, MixerDescription,
-    Outline,
+    AttentionDescription, DenseActivation, Description, EmbeddingScale, FeedForwardDescription, LayerDescription,
+    MixerDescription, Outline,
 };
 use crate::mlx_lm::MlxLm;
 use crate::options::Options;
@@ -47,7 +47,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     };
     let layer = |&windowed: &bool| LayerDescription {
         mixer: MixerDescription::Attention(AttentionDescription { window: window.filter(|_| windowed), ..attention }),
-        feed_forward: FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Gelu },
+        feed_forward: FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Gelu, joined: false },
     };
     let layers = windowed.iter().map(layer).collect();
     // 4. positions
@@ -60,7 +60,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let tied = config.get("tie_word_embeddings").is_none() || description.tied;
     Ok(Description {
         tied,
-        embedding_scale: Some(scale),
+        embedding_scale: Some(EmbeddingScale { by: scale, rounded: true }),
         output_norms: true,
         window_rotary: Some(local.frequencies),
         ..description

@@ -1,13 +1,23 @@
 //! The architectures: one file each, from `config.json` to a [`Description`], and a line in [`BUILT_IN`].
 
 mod gemma3;
+mod glm4;
+mod glm4_moe;
+mod granite;
 mod llama;
+mod minimax_m2;
+mod mistral;
+mod mixtral;
+mod olmo;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod smollm3;
+mod unknown;
 
 use std::sync::{PoisonError, RwLock};
 
@@ -42,6 +52,20 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "qwen3_5_moe_text", describe: qwen3_5_moe::describe },
     Architecture { model_type: "gemma3", describe: gemma3::describe },
     Architecture { model_type: "gemma3_text", describe: gemma3::describe },
+    Architecture { model_type: "mistral", describe: mistral::describe },
+    Architecture { model_type: "ministral", describe: mistral::describe },
+    Architecture { model_type: "ministral3", describe: mistral::describe },
+    Architecture { model_type: "mistral3", describe: mistral::describe },
+    Architecture { model_type: "mixtral", describe: mixtral::describe },
+    Architecture { model_type: "phi3", describe: phi3::describe },
+    Architecture { model_type: "granite", describe: granite::describe },
+    Architecture { model_type: "granitemoehybrid", describe: granite::describe_hybrid },
+    Architecture { model_type: "smollm3", describe: smollm3::describe },
+    Architecture { model_type: "olmo2", describe: olmo::describe },
+    Architecture { model_type: "olmo3", describe: olmo::describe_3 },
+    Architecture { model_type: "minimax_m2", describe: minimax_m2::describe },
+    Architecture { model_type: "glm4", describe: glm4::describe },
+    Architecture { model_type: "glm4_moe", describe: glm4_moe::describe },
 ];
 
 /// Architectures that a program has added.
@@ -66,8 +90,9 @@ fn describer(config: &Config) -> Result<Describe> {
     let kind = config.model_type()?;
     let found = all().into_iter().find(|architecture| architecture.model_type == kind);
     found.map(|architecture| architecture.describe).ok_or_else(|| {
-        let (path, all) = (config.path().display(), supported().join(", "));
-        anyhow!("{path}: architecture {kind:?} is not supported (supported are {all})")
+        let (path, all) = (config.path().display(), supported());
+        let (near, all) = (unknown::nearest(kind, &all), all.join(", "));
+        anyhow!("{path}: architecture {kind:?} is not supported{near} (supported are {all})")
     })
 }
 

@@ -36,6 +36,23 @@ pub enum AttentionBiases {
     All,
 }
 
+/// The query at position p is multiplied by `1 + beta * ln(1 + floor(p / period))` (Llama 4, Ministral 3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// How much it grows.
+    pub beta: f64,
+    /// Positions between two steps: as many as the model was first trained with.
+    pub period: usize,
+}
+
+impl QueryGrowth {
+    /// The factors of positions `period * i ..`, as many as `positions` need.
+    pub fn factors(&self, positions: usize) -> Vec<f32> {
+        let factor = |i: usize| (1.0 + self.beta * libm::log(1.0 + i as f64)) as f32;
+        (0..positions.div_ceil(self.period).max(1)).map(factor).collect()
+    }
+}
+
 /// A softmax attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionDescription {
@@ -53,6 +70,16 @@ pub struct AttentionDescription {
     pub gated: bool,
     /// Each head of q and k is normed.
     pub normed: bool,
+    /// Their norms take all heads together as one vector (OLMo 2, MiniMax-M2).
+    pub whole_norms: bool,
+    /// q, k and v are rows of one matrix, one after the other (Phi-3).
+    pub joined: bool,
+    /// Queries and keys are turned by their positions; otherwise they know none (NoPE).
+    pub rotated: bool,
+    /// Elements 2i and 2i + 1 of the rotated part of a head are turned together, instead of i and half of it later (GLM-4).
+    pub adjacent_pairs: bool,
+    /// Queries are multiplied by a factor that grows with the position.
+    pub query_growth: Option<QueryGrowth>,
     /// Which projections may have biases.
     pub biases: AttentionBiases,
     /// Only so many positions are visible, the token's own and those before it.
@@ -107,6 +134,11 @@ impl AttentionDescription {
             v_dim: head_dim,
             gated,
             normed: true,
+            whole_norms: false,
+            joined: false,
+            rotated: true,
+            adjacent_pairs: false,
+            query_growth: None,
             biases,
             window: None,
             softcap: None,

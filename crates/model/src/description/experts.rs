@@ -130,10 +130,22 @@ impl MoeDescription {
     pub fn read(config: &Config, experts_per_token: Option<usize>, normalise: bool) -> Result<MoeDescription> {
         // Newer versions of the reference write the second name for some architectures.
         let key = if config.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
-        let count = config.size(key)?;
+        MoeDescription::read_keys(config, (key, "moe_intermediate_size"), experts_per_token, normalise)
+    }
+
+    /// The same with the keys that say how many experts there are and how wide each is.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong, and more experts per token than there are.
+    pub fn read_keys(
+        config: &Config,
+        (count, intermediate): (&str, &str),
+        experts_per_token: Option<usize>,
+        normalise: bool,
+    ) -> Result<MoeDescription> {
+        let (count, intermediate) = (config.size(count)?, config.size(intermediate)?);
         let k = experts_per_token.map_or_else(|| config.size("num_experts_per_tok"), Ok)?;
         ensure!(k <= count, "{k} experts per token, but only {count} experts");
-        let intermediate = config.size("moe_intermediate_size")?;
         Ok(MoeDescription {
             count,
             intermediate,

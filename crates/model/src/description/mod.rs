@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::mlx_lm::MlxLm;
 use crate::rope::Rotary;
 pub use attention::{
-    AttentionBiases, AttentionDescription, AttentionVariant, CacheGroup, CacheKind, LatentDescription,
+    AttentionBiases, AttentionDescription, AttentionVariant, CacheGroup, CacheKind, LatentDescription, QueryGrowth,
 };
 pub use delta_net::{DeltaDescription, ProjectionLayout};
 pub use experts::{
@@ -43,8 +43,12 @@ pub struct Description {
     pub centred_norms: bool,
     /// The output head is the embedding. The config alone may be wrong about it: see [`crate::describe_stored`].
     pub tied: bool,
-    /// What rows of the embedding are multiplied by, after it is rounded to the type that the checkpoint works in; `None`: nothing.
-    pub embedding_scale: Option<f64>,
+    /// What rows of the embedding are multiplied by; `None`: nothing.
+    pub embedding_scale: Option<EmbeddingScale>,
+    /// What logits are multiplied by; `None`: nothing.
+    pub logit_scale: Option<f64>,
+    /// What goes into both halves of a layer is normed. Where it is not, what they put out is (OLMo 2).
+    pub input_norms: bool,
     /// What both halves of a layer put out goes through a norm before it is added (Gemma 2). The norm before the feed-forward part has its own name then.
     pub output_norms: bool,
     /// Positions in all attention layers.
@@ -56,11 +60,25 @@ pub struct Description {
     /// Parts of layers that checkpoints of this architecture name differently: our name and theirs, such as (`mlp.shared_expert`, `mlp.shared_experts`). Modules
     /// within a part are renamed with it.
     pub spelling: &'static [(&'static str, &'static str)],
+    /// What gate, up and down are called of experts with tensors of their own.
+    pub expert_spelling: [&'static str; 3],
     /// What `mlx_lm` expects of such a model; packing writes it.
     pub mlx: MlxLm,
     /// Messages for the user, a line each: where config and files disagree, and what of the config is not followed.
     pub notes: Vec<String>,
 }
+
+/// What rows of an embedding are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EmbeddingScale {
+    /// The factor.
+    pub by: f64,
+    /// It is rounded to the type that the checkpoint works in first (Gemma).
+    pub rounded: bool,
+}
+
+/// What gate, up and down are called, unless an architecture says otherwise.
+pub(crate) const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 /// What every architecture's config has.
 pub struct Outline {
@@ -93,8 +111,8 @@ pub enum MixerDescription {
 /// The second half of a layer.
 #[derive(Clone, Debug)]
 pub enum FeedForwardDescription {
-    /// `down(activation(gate(x)) * up(x))`
-    Dense { intermediate: usize, activation: DenseActivation },
+    /// `down(activation(gate(x)) * up(x))`. `joined`: gate and up are rows of one matrix, `mlp.gate_up_proj`.
+    Dense { intermediate: usize, activation: DenseActivation, joined: bool },
     /// A mixture of experts.
     Moe(Arc<MoeDescription>),
 }
@@ -111,7 +129,12 @@ pub enum DenseActivation {
 impl FeedForwardDescription {
     /// A dense layer with SwiGLU.
     pub fn dense(intermediate: usize) -> FeedForwardDescription {
-        FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Silu }
+        FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Silu, joined: false }
+    }
+
+    /// The same with gate and up in one matrix.
+    pub fn joined(intermediate: usize) -> FeedForwardDescription {
+        FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Silu, joined: true }
     }
 }
 
@@ -164,11 +187,14 @@ impl Outline {
             centred_norms,
             tied,
             embedding_scale: None,
+            logit_scale: None,
+            input_norms: true,
             output_norms: false,
             rotary: rotary.frequencies,
             window_rotary: None,
             layers,
             spelling: &[],
+            expert_spelling: PROJECTIONS,
             mlx,
             notes,
         })
@@ -203,6 +229,11 @@ impl Description {
     /// Our name for what this architecture's checkpoints call `part`.
     fn canonical<'a>(&self, part: &'a str) -> Cow<'a, str> {
         renamed(part, self.spelling.iter().map(|(ours, theirs)| (*theirs, *ours)))
+    }
+
+    /// Names are those of this description, where a checkpoint's layout maps them by itself.
+    pub(crate) fn forget_spelling(&mut self) {
+        (self.spelling, self.expert_spelling) = (&[], PROJECTIONS);
     }
 
     /// The attention layers, in order.

@@ -14,13 +14,15 @@ impl Description {
     /// Names the variant and the first layer that has it.
     pub fn check_operations(&self) -> Result<()> {
         for (number, layer) in self.layers.iter().enumerate() {
+            let unnormed = (!self.input_norms).then(|| "no norm of its input".to_owned());
             let unsupported = match &layer.mixer {
-                MixerDescription::Attention(attention) => attention.unsupported(),
-                MixerDescription::DeltaNet(_) => None,
+                MixerDescription::Attention(_) if !self.input_norms && !self.output_norms => unnormed.clone(),
+                MixerDescription::Attention(attention) => attention.unsupported(self.rotary_dim(attention)),
+                MixerDescription::DeltaNet(_) => unnormed.clone(),
             };
             let unsupported = unsupported.or_else(|| match &layer.feed_forward {
                 FeedForwardDescription::Dense { .. } => None,
-                FeedForwardDescription::Moe(moe) => moe.unsupported(),
+                FeedForwardDescription::Moe(moe) => moe.unsupported().or(unnormed),
             });
             let what = unsupported.as_deref().unwrap_or_default();
             let architecture = self.architecture;
@@ -30,13 +32,25 @@ impl Description {
     }
 }
 
+impl Description {
+    /// Elements of a layer's heads that are rotated.
+    pub(crate) fn rotary_dim(&self, attention: &AttentionDescription) -> usize {
+        let of_windows = self.window_rotary.as_ref().filter(|_| attention.window.is_some());
+        2 * of_windows.unwrap_or(&self.rotary).inv_freq.len()
+    }
+}
+
 impl AttentionDescription {
-    fn unsupported(&self) -> Option<String> {
+    fn unsupported(&self, rotary_dim: usize) -> Option<String> {
         if let AttentionVariant::Latent(_) = self.variant {
             return Some("latent attention".into());
         }
         if self.gated && self.v_dim != self.head_dim {
             return Some("gated attention with values of another size than queries".into());
+        }
+        // Runs of pairs are moved, over whole heads.
+        if self.adjacent_pairs && !self.head_dim.is_multiple_of(rotary_dim) {
+            return Some(format!("pairs beside each other in {rotary_dim} of {} elements", self.head_dim));
         }
         (self.window == Some(0)).then(|| "a window of no positions".into())
     }

@@ -5,7 +5,7 @@ use sluice_backend::DeltaShape;
 
 use super::{
     AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, Description, FeedForwardDescription,
-    LatentDescription, LayerDescription, MixerDescription, ProjectionLayout,
+    LatentDescription, LayerDescription, MixerDescription, PROJECTIONS, ProjectionLayout,
 };
 
 /// What is added to router scores where experts are chosen.
@@ -97,14 +97,6 @@ impl WeightDescription {
         self.layer.map_or_else(|| self.part.to_owned(), |layer| format!("layers.{layer}.{}", self.part))
     }
 
-    /// The same in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
-    pub fn mlx_name(&self) -> String {
-        match self.class {
-            WeightClass::Expert => self.name().replace(".experts.", ".switch_mlp."),
-            _ => self.name(),
-        }
-    }
-
     /// Its part without `mlp.`, for tables.
     pub fn label(&self) -> &'static str {
         self.part.strip_prefix("mlp.").unwrap_or(self.part)
@@ -139,6 +131,10 @@ impl AttentionDescription {
         let projection =
             |part, rows, cols, biased| WeightDescription { biased, ..matrix(part, WeightClass::Attention, rows, cols) };
         let mut all = match self.variant {
+            AttentionVariant::Grouped if self.joined => {
+                let rows = self.q_cols() + self.k_cols() + self.v_cols();
+                vec![projection("self_attn.qkv_proj", rows, hidden, inputs)]
+            }
             AttentionVariant::Grouped => vec![
                 projection("self_attn.q_proj", self.q_cols(), hidden, inputs),
                 projection("self_attn.k_proj", self.k_cols(), hidden, inputs),
@@ -148,7 +144,9 @@ impl AttentionDescription {
         };
         all.push(projection("self_attn.o_proj", hidden, self.out_cols(), output));
         if self.normed {
-            all.extend(["self_attn.q_norm", "self_attn.k_norm"].map(|part| vector(part, norm, self.head_dim)));
+            let each = if self.whole_norms { [self.heads, self.kv_heads] } else { [1, 1] };
+            all.push(vector("self_attn.q_norm", norm, each[0] * self.head_dim));
+            all.push(vector("self_attn.k_norm", norm, each[1] * self.head_dim));
         }
         if self.sinks {
             all.push(vector("self_attn.sinks", WeightKind::Vector, self.heads));
@@ -217,6 +215,12 @@ impl FeedForwardDescription {
         // A stored bias belongs to the model, and loading refuses it.
         let gated = |part, class, rows, cols| WeightDescription { biased: true, ..matrix(part, class, rows, cols) };
         let moe = match self {
+            FeedForwardDescription::Dense { intermediate, joined: true, .. } => {
+                return vec![
+                    gated("mlp.gate_up_proj", WeightClass::Mlp, 2 * intermediate, hidden),
+                    gated("mlp.down_proj", WeightClass::Mlp, hidden, *intermediate),
+                ];
+            }
             FeedForwardDescription::Dense { intermediate, .. } => {
                 return vec![
                     gated("mlp.gate_proj", WeightClass::Mlp, *intermediate, hidden),
@@ -256,18 +260,21 @@ impl FeedForwardDescription {
 
 impl LayerDescription {
     /// Without the layer's number.
-    fn weights(&self, hidden: usize, norm: WeightKind, output_norms: bool) -> Vec<WeightDescription> {
-        let mut all = vec![vector("input_layernorm", norm, hidden)];
+    fn weights(&self, hidden: usize, norm: WeightKind, (before, after): (bool, bool)) -> Vec<WeightDescription> {
+        let mut all = Vec::new();
+        if before {
+            all.push(vector("input_layernorm", norm, hidden));
+        }
         all.extend(match &self.mixer {
             MixerDescription::Attention(attention) => attention.weights(hidden, norm),
             MixerDescription::DeltaNet(delta) => delta.weights(hidden),
         });
         all.push(vector("post_attention_layernorm", norm, hidden));
-        if output_norms {
+        if before && after {
             all.push(vector("pre_feedforward_layernorm", norm, hidden));
         }
         all.extend(self.feed_forward.weights(hidden));
-        if output_norms {
+        if after {
             all.push(vector("post_feedforward_layernorm", norm, hidden));
         }
         all
@@ -284,7 +291,8 @@ impl Description {
 
     /// The weights of one layer; none if there is no such layer.
     pub fn layer_weights(&self, layer: usize) -> Vec<WeightDescription> {
-        let of = |l: &LayerDescription| l.weights(self.hidden, self.norm_kind(), self.output_norms);
+        let norms = (self.input_norms, self.output_norms);
+        let of = |l: &LayerDescription| l.weights(self.hidden, self.norm_kind(), norms);
         let weights = self.layers.get(layer).map(of).unwrap_or_default();
         weights.into_iter().map(|w| WeightDescription { layer: Some(layer), ..w }).collect()
     }
@@ -310,8 +318,21 @@ impl Description {
         }
     }
 
+    /// What this architecture's checkpoints call a projection of experts that have a tensor each.
+    pub(crate) fn own_projection(&self, projection: &'static str) -> &'static str {
+        PROJECTIONS.iter().position(|known| *known == projection).map_or(projection, |i| self.expert_spelling[i])
+    }
+
+    /// The name of a weight's module in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
+    pub fn mlx_name(&self, w: &WeightDescription) -> String {
+        match w.class {
+            WeightClass::Expert => self.stored_name(w).replace(".experts.", ".switch_mlp."),
+            _ => self.stored_name(w),
+        }
+    }
+
     /// The name of a weight's module in checkpoints of this architecture, without the text model's prefix.
-    pub(crate) fn stored_name(&self, w: &WeightDescription) -> String {
+    pub fn stored_name(&self, w: &WeightDescription) -> String {
         let part = self.spelled(w.part);
         w.layer.map_or_else(|| part.to_string(), |layer| format!("layers.{layer}.{part}"))
     }
@@ -348,7 +369,13 @@ impl Description {
             if expert.is_none() && rest == "gate_up_proj" {
                 return Some(Meaning { weight, with: all.get(1).copied(), expert, leaf: Leaf::Bare });
             }
-            let found = projections.filter_map(|w| Some((*w, Leaf::parse(rest.strip_prefix(w.projection())?)?))).next();
+            // Experts with tensors of their own may have other names.
+            let leaf = |w: &WeightDescription| {
+                let parse = |name: &str| Leaf::parse(rest.strip_prefix(name)?);
+                let own = expert.and_then(|_| parse(self.own_projection(w.projection())));
+                own.or_else(|| parse(w.projection()))
+            };
+            let found = projections.filter_map(|w| Some((*w, leaf(w)?))).next();
             return Some(match found {
                 Some((weight, leaf)) => Meaning { weight, with: None, expert, leaf },
                 None => Meaning { weight, with: None, expert, leaf: Leaf::Other },

@@ -1,10 +1,10 @@
-//! Softmax attention with grouped queries, and the variants that a description may add: norms on q and k, a gate, a window, a soft cap, sinks.
+//! Softmax attention with grouped queries, and the variants that a description may add: norms on q and k, a gate, queries that grow, a window, a soft cap, sinks.
 
 use anyhow::{Result, ensure};
-use sluice_backend::{AttentionLayer, Elementwise, Linear, Norm, Operations, Projection, RotaryId, Tensor};
+use sluice_backend::{AttentionLayer, Elementwise, Linear, Norm, Operations, Projection, RotaryId, RowFactors, Tensor};
 
 use crate::description::{AttentionDescription, Description};
-use crate::weights::Weights;
+use crate::weights::{Weights, rows_of};
 
 /// Activations shared by all attention layers of a model: `[max_tokens, ..]` each.
 #[derive(Clone, Copy)]
@@ -43,10 +43,15 @@ impl AttentionScratch {
 
 /// One attention layer.
 pub struct Attention {
-    norm: Norm,
+    /// Of its input, if that is normed.
+    norm: Option<Norm>,
     qkv: Vec<Projection>,
-    /// Elements of a head whose rotated pairs are beside each other; `None`: they are half a head apart, as they should be.
+    /// Norms of q and k, each as one vector.
+    whole_norms: Option<[Norm; 2]>,
+    /// Elements of a run whose rotated pairs are beside each other; `None`: they are half a run apart, as they should be.
     pairs: Option<usize>,
+    /// What queries are multiplied by.
+    growth: Option<RowFactors>,
     inner: AttentionLayer,
     out: Linear,
     /// What it puts out, `[max_tokens, hidden]`, and the norm that this goes through.
@@ -59,21 +64,35 @@ impl Attention {
         w: &mut Weights,
         d: &AttentionDescription,
         (s, branch): (&AttentionScratch, Option<Tensor>),
-        rotary: RotaryId,
-        at: usize,
+        (rotary, rotary_dim): (RotaryId, usize),
+        (at, input_norm): (usize, bool),
         (group, layer): (usize, usize),
     ) -> Result<Attention> {
         let s = s.sized_for(d);
-        let mut projection =
-            |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
-        let qkv = vec![
-            projection("self_attn.q_proj", s.q)?,
-            projection("self_attn.k_proj", s.k)?,
-            projection("self_attn.v_proj", s.v)?,
-        ];
-        let norm = w.norm(at, "input_layernorm")?;
-        let mut head_norm = |part: &str| if d.normed { w.norm(at, part).map(Some) } else { Ok(None) };
-        let [q_norm, k_norm] = [head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?];
+        let qkv = if d.joined {
+            let all = w.linear(at, "self_attn.qkv_proj")?;
+            let mut from = 0;
+            let mut next = |out: Tensor| {
+                from += out.cols;
+                Projection { linear: rows_of(&all, from - out.cols..from), out }
+            };
+            vec![next(s.q), next(s.k), next(s.v)]
+        } else {
+            let mut projection =
+                |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
+            vec![
+                projection("self_attn.q_proj", s.q)?,
+                projection("self_attn.k_proj", s.k)?,
+                projection("self_attn.v_proj", s.v)?,
+            ]
+        };
+        let norm = if input_norm { Some(w.norm(at, "input_layernorm")?) } else { None };
+        let norms = match d.normed {
+            true => Some([w.norm(at, "self_attn.q_norm")?, w.norm(at, "self_attn.k_norm")?]),
+            false => None,
+        };
+        let whole_norms = norms.filter(|_| d.whole_norms);
+        let [q_norm, k_norm] = [0, 1].map(|i| norms.filter(|_| !d.whole_norms).map(|norms| norms[i]));
         let sinks = if d.sinks { Some(w.vector(at, "self_attn.sinks")?) } else { None };
         let inner = AttentionLayer {
             q: s.q,
@@ -97,19 +116,34 @@ impl Attention {
             Some(to) => Some((to, w.norm(at, "post_attention_layernorm")?)),
             None => None,
         };
-        let pairs = w.layout().has_adjacent_pairs().then_some(d.head_dim);
+        // Also where nothing is rotated: scores are sums in this order.
+        let of_file = w.layout().has_adjacent_pairs().then_some(d.head_dim);
+        let pairs = of_file.or(d.adjacent_pairs.then_some(rotary_dim));
         ensure!(pairs.is_none() || !d.gated, "layer {at}: moved rows of queries with gates are not supported");
-        Ok(Attention { norm, qkv, pairs, inner, out, branch })
+        ensure!(d.query_growth.is_none() || !d.gated, "layer {at}: growing queries with gates are not supported");
+        let growth = match d.query_growth {
+            Some(growth) => Some(w.row_factors(&growth)?),
+            None => None,
+        };
+        Ok(Attention { norm, qkv, whole_norms, pairs, growth, inner, out, branch })
     }
 
     /// `x += attention(norm(x))`
     pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         // 1. q (and gate), k, v
-        backend.project(x, Some(self.norm), &self.qkv);
+        backend.project(x, self.norm, &self.qkv);
+        if let Some(norms) = self.whole_norms {
+            for (x, norm) in [self.inner.q, self.inner.k].map(|t| t.first_rows(x.rows)).into_iter().zip(norms) {
+                backend.elementwise(&Elementwise::Norm { x, norm });
+            }
+        }
         if let Some(head) = self.pairs {
             for x in [self.inner.q, self.inner.k].map(|t| t.first_rows(x.rows)) {
                 backend.elementwise(&Elementwise::SplitPairs { x, head });
             }
+        }
+        if let Some(factors) = self.growth {
+            backend.elementwise(&Elementwise::ScaleRows { x: self.inner.q.first_rows(x.rows), factors });
         }
         // 2. norms, rotation, cache, softmax(q k) v, gate
         backend.attention(&self.inner);

@@ -20,7 +20,9 @@ impl FeedForwardScratch {
     /// As wide as the widest such layer; `None` where there is none.
     pub fn alloc(w: &mut Weights, d: &Description) -> Result<Option<FeedForwardScratch>> {
         let width = |layer: &FeedForwardDescription| match layer {
-            FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Gelu } => Some(*intermediate),
+            FeedForwardDescription::Dense { intermediate, activation, .. } if is_plain(d, *activation) => {
+                Some(*intermediate)
+            }
             FeedForwardDescription::Dense { .. } | FeedForwardDescription::Moe(_) => None,
         };
         let Some(width) = d.layers.iter().filter_map(|layer| width(&layer.feed_forward)).max() else { return Ok(None) };
@@ -28,9 +30,16 @@ impl FeedForwardScratch {
     }
 }
 
+/// Whether dense layers are several operations: no fused one has GELU, or norms what is put out.
+fn is_plain(d: &Description, activation: DenseActivation) -> bool {
+    activation == DenseActivation::Gelu || d.output_norms
+}
+
 /// A dense layer with GELU, or with a norm on what it puts out.
 pub struct PlainDense {
-    norm: Norm,
+    /// Of its input, if that is normed.
+    norm: Option<Norm>,
+    activation: DenseActivation,
     inputs: [Projection; 2],
     down: Linear,
     branch: Option<(Tensor, Norm)>,
@@ -47,31 +56,36 @@ impl FeedForward {
     /// The second half of layer `at`; `before`: the mixture of the layer right before, if it has one.
     pub fn load(
         w: &mut Weights,
-        d: &FeedForwardDescription,
+        model: &Description,
         (scratch, branch): (Option<FeedForwardScratch>, Option<Tensor>),
         at: usize,
         before: Option<MoeId>,
     ) -> Result<FeedForward> {
+        let d = &model.layers[at].feed_forward;
         let (norm, branch) = match branch {
             Some(to) => {
-                let norm = w.norm(at, "pre_feedforward_layernorm")?;
+                let norm = if model.input_norms { Some(w.norm(at, "pre_feedforward_layernorm")?) } else { None };
                 (norm, Some((to, w.norm(at, "post_feedforward_layernorm")?)))
             }
-            None => (w.norm(at, "post_attention_layernorm")?, None),
+            None => (Some(w.norm(at, "post_attention_layernorm")?), None),
         };
+        let norm_of_input = || norm.ok_or_else(|| anyhow!("layer {at}: its input has no norm"));
         match d {
-            FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Gelu } => {
+            FeedForwardDescription::Dense { intermediate, activation, .. } if is_plain(model, *activation) => {
                 let Mlp { gate, up, down } = w.mlp(at, "mlp")?;
                 let scratch = scratch.expect("scratch of such layers");
                 let [to_gate, to_up] = [scratch.gate, scratch.up].map(|t| t.columns(0..*intermediate));
                 let inputs = [Projection { linear: gate, out: to_gate }, Projection { linear: up, out: to_up }];
-                Ok(FeedForward::Plain(Box::new(PlainDense { norm, inputs, down, branch })))
+                Ok(FeedForward::Plain(Box::new(PlainDense { norm, activation: *activation, inputs, down, branch })))
             }
             _ if branch.is_some() => {
                 bail!("layer {at}: a norm of what this feed-forward part puts out is not supported")
             }
-            FeedForwardDescription::Dense { .. } => Ok(FeedForward::Dense { norm, mlp: Box::new(w.mlp(at, "mlp")?) }),
+            FeedForwardDescription::Dense { .. } => {
+                Ok(FeedForward::Dense { norm: norm_of_input()?, mlp: Box::new(w.mlp(at, "mlp")?) })
+            }
             FeedForwardDescription::Moe(d) => {
+                let norm = norm_of_input()?;
                 let router = w.linear(at, "mlp.gate")?;
                 let experts = w.experts(at)?;
                 let shared = match d.shared {
@@ -105,9 +119,12 @@ impl FeedForward {
         match self {
             FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, x),
             FeedForward::Plain(dense) => {
-                backend.project(x, Some(dense.norm), &dense.inputs);
+                backend.project(x, dense.norm, &dense.inputs);
                 let [gate, up] = [0, 1].map(|i| dense.inputs[i].out.first_rows(x.rows));
-                backend.elementwise(&Elementwise::GeGlu { gate, up });
+                backend.elementwise(&match dense.activation {
+                    DenseActivation::Gelu => Elementwise::GeGlu { gate, up },
+                    DenseActivation::Silu => Elementwise::SwiGlu { gate, up },
+                });
                 add_branch(backend, gate, &dense.down, dense.branch, x);
             }
             FeedForward::Moe(moe) => backend.mixture(x, *moe, x),

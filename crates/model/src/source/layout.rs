@@ -122,6 +122,11 @@ pub trait TensorLayout: Debug + Send + Sync {
         (tensor.dtype.name(), (tensor.bytes.len() / tensor.dtype.size()) as u64)
     }
 
+    /// Whether its names follow from the model's own, whatever an architecture's checkpoints call parts elsewhere.
+    fn has_own_names(&self) -> bool {
+        false
+    }
+
     /// Whether rows of q and k are moved within their heads: what is rotated together is beside each other, rows 2i and 2i + 1 being those that the model has at
     /// i and half a head later.
     fn has_adjacent_pairs(&self) -> bool {

@@ -13,7 +13,8 @@ use crate::config::Config;
 use crate::description::{Description, Leaf, Meaning, WeightClass};
 
 /// Parts of multimodal and draft models, which stay behind.
-const OTHER_PARTS: [&str; 7] = ["visual", "vision_tower", "mtp", "audio_tower", "v", "mm", "a"];
+const OTHER_PARTS: [&str; 8] =
+    ["visual", "vision_tower", "multi_modal_projector", "mtp", "audio_tower", "v", "mm", "a"];
 
 /// What a tensor of a checkpoint belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,8 @@
-//! How calls are written: in JSON, or in XML with parameters.
+//! How calls are written: in JSON, or with marks around parameters.
 
 use super::json;
+use super::marks::{CALLED, KEY, KEYED, MISTRAL_ARGUMENTS, MISTRAL_ID, VALUE, VALUED};
+use super::style::Calls;
 use super::tools::ParameterType;
 
 pub(super) const FUNCTION: &str = "<function=";
@@ -26,6 +28,111 @@ pub(super) fn tag<'a>(text: &'a str, begin: &str) -> Match<(&'a str, usize)> {
         Some(_) => Match::No,
         None => Match::Partial,
     }
+}
+
+/// How a family writes a call with parameters.
+#[derive(Clone, Copy)]
+pub(super) struct ParameterSyntax {
+    /// Matches what begins a call, with its name.
+    pub head: fn(&str) -> Match<(&str, usize)>,
+    /// Matches what begins a parameter, with its name.
+    pub parameter: fn(&str) -> Match<(&str, usize)>,
+    /// Ends a parameter.
+    pub value_end: &'static str,
+    /// Ends a call.
+    pub end: &'static str,
+    /// Values stand on lines of their own.
+    pub lines: bool,
+}
+
+impl ParameterSyntax {
+    pub fn of(calls: Calls) -> ParameterSyntax {
+        match calls {
+            Calls::Keys => {
+                ParameterSyntax { head: name_before_keys, parameter: key, value_end: VALUED, end: CALLED, lines: false }
+            }
+            Calls::Invokes => ParameterSyntax {
+                head: |text| quoted_tag(text, "<invoke name=\""),
+                parameter: |text| quoted_tag(text, "<parameter name=\""),
+                value_end: PARAMETER_END,
+                end: "</invoke>",
+                lines: false,
+            },
+            Calls::Json | Calls::Xml | Calls::Mistral | Calls::List => ParameterSyntax {
+                head: |text| tag(text, FUNCTION),
+                parameter: |text| tag(text, PARAMETER),
+                value_end: PARAMETER_END,
+                end: FUNCTION_END,
+                lines: true,
+            },
+        }
+    }
+}
+
+/// Matches `begin`, a name and `">`.
+fn quoted_tag<'a>(text: &'a str, begin: &str) -> Match<(&'a str, usize)> {
+    let Some(rest) = text.strip_prefix(begin) else {
+        return if begin.starts_with(text) { Match::Partial } else { Match::No };
+    };
+    match rest.find(['"', '\n']) {
+        Some(at) if at > 0 && rest[at..].starts_with("\">") => Match::Yes((&rest[..at], begin.len() + at + 2)),
+        Some(at) if at > 0 && &rest[at..] == "\"" => Match::Partial,
+        Some(_) => Match::No,
+        None => Match::Partial,
+    }
+}
+
+/// Matches the name of a GLM's call, which a line end or a mark follows that is left.
+fn name_before_keys(text: &str) -> Match<(&str, usize)> {
+    match text.find(['\n', '<']) {
+        Some(at) if at > 0 && !text.starts_with('{') => Match::Yes((text[..at].trim_end(), at)),
+        Some(_) => Match::No,
+        None => Match::Partial,
+    }
+}
+
+/// Matches `<arg_key>NAME</arg_key>`, white space and `<arg_value>`.
+fn key(text: &str) -> Match<(&str, usize)> {
+    let Some(rest) = text.strip_prefix(KEY) else {
+        return if KEY.starts_with(text) { Match::Partial } else { Match::No };
+    };
+    let Some(at) = rest.find(KEYED) else { return Match::Partial };
+    let behind = rest[at + KEYED.len()..].trim_start();
+    match behind.strip_prefix(VALUE) {
+        Some(value) => Match::Yes((rest[..at].trim(), text.len() - value.len())),
+        None if VALUE.starts_with(behind) => Match::Partial,
+        None => Match::No,
+    }
+}
+
+/// Matches what Mistral writes before a call's arguments: NAME, perhaps `[CALL_ID]` and an id, and `[ARGS]`.
+pub(super) fn mistral_head(text: &str) -> Match<(&str, usize)> {
+    match text.find(MISTRAL_ARGUMENTS) {
+        Some(at) => {
+            let name = text[..at].split(MISTRAL_ID).next().unwrap_or_default().trim();
+            let is_name = !name.is_empty() && !name.contains(['{', '[', '\n']);
+            if is_name { Match::Yes((name, at + MISTRAL_ARGUMENTS.len())) } else { Match::No }
+        }
+        None => Match::Partial,
+    }
+}
+
+/// Bytes up to and with the end of an object of which the first fields were read; `None`: it has not come.
+pub(super) fn rest_of_object(text: &str) -> Option<usize> {
+    let (mut depth, mut quoted, mut escaped) = (0, false, false);
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            _ if quoted => {}
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' if depth > 0 => depth -= 1,
+            b'}' => return Some(at + 1),
+            _ => {}
+        }
+    }
+    None
 }
 
 /// Matches `{"name": NAME, "arguments": ` before an object. Returns the name and the length of the match.

@@ -35,8 +35,11 @@ impl TemplateHistory {
             return TemplateHistory { messages: written(messages, tools), tools: None, arguments: Vec::new() };
         }
         let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
+        if style.calls == Some(Calls::Mistral) {
+            shorten_ids(&mut echo.messages);
+        }
         each_arguments(&mut echo.messages, |arguments| match style.calls {
-            Some(Calls::Xml) => xml(arguments),
+            Some(Calls::Xml | Calls::Keys | Calls::Invokes) => xml(arguments),
             _ => object(arguments),
         });
         echo
@@ -44,10 +47,14 @@ impl TemplateHistory {
 
     /// For templates that print arguments as they are; `None` if there are no arguments for which that makes a difference.
     pub fn verbatim(style: Style, messages: &[Value], tools: Option<&Value>) -> Option<TemplateHistory> {
-        if !style.native || style.calls != Some(Calls::Json) {
+        let as_json = matches!(style.calls, Some(Calls::Json | Calls::Mistral | Calls::List));
+        if !style.native || !as_json {
             return None;
         }
         let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
+        if style.calls == Some(Calls::Mistral) {
+            shorten_ids(&mut echo.messages);
+        }
         let mut kept = Vec::new();
         each_arguments(&mut echo.messages, |arguments| match arguments {
             Value::String(json) if text::is_spaced(json) && text::fields(json).is_some() => {
@@ -95,6 +102,30 @@ fn each_arguments(messages: &mut [Value], mut replace: impl FnMut(&Value) -> Val
         if let Some(arguments) = function.get_mut("arguments") {
             *arguments = replace(arguments);
         }
+    }
+}
+
+/// Mistral's templates refuse ids of calls that are not nine letters or digits.
+fn shorten_ids(messages: &mut [Value]) {
+    let short = |id: &mut Value| {
+        let Some(text) = id.as_str() else { return };
+        if text.len() == 9 && text.bytes().all(|b| b.is_ascii_alphanumeric()) {
+            return;
+        }
+        // FNV-1a: the same id is the same everywhere.
+        let mut hash =
+            text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        let digit = |_| {
+            let digit = char::from_digit((hash % 36) as u32, 36).expect("below 36");
+            hash /= 36;
+            digit
+        };
+        *id = (0..9).map(digit).collect::<String>().into();
+    };
+    for message in messages {
+        message.get_mut("tool_call_id").map(short);
+        let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten();
+        calls.filter_map(|call| call.get_mut("id")).for_each(short);
     }
 }
 

@@ -4,3 +4,24 @@ pub(crate) const THINK: &str = "<think>";
 pub(crate) const THOUGHT: &str = "</think>";
 pub(crate) const CALL: &str = "<tool_call>";
 pub(crate) const CALLED: &str = "</tool_call>";
+
+/// Mistral's.
+pub(crate) const MISTRAL_THINK: &str = "[THINK]";
+pub(crate) const MISTRAL_THOUGHT: &str = "[/THINK]";
+pub(crate) const MISTRAL_CALL: &str = "[TOOL_CALLS]";
+pub(crate) const MISTRAL_ID: &str = "[CALL_ID]";
+pub(crate) const MISTRAL_ARGUMENTS: &str = "[ARGS]";
+
+/// Around a list of calls: Phi-4-mini, and without an end Granite 3.
+pub(crate) const LIST: &str = "<|tool_call|>";
+pub(crate) const LISTED: &str = "<|/tool_call|>";
+
+/// GLM's keys and values.
+pub(crate) const KEY: &str = "<arg_key>";
+pub(crate) const KEYED: &str = "</arg_key>";
+pub(crate) const VALUE: &str = "<arg_value>";
+pub(crate) const VALUED: &str = "</arg_value>";
+
+/// Around MiniMax's calls.
+pub(crate) const MINIMAX_CALL: &str = "<minimax:tool_call>";
+pub(crate) const MINIMAX_CALLED: &str = "</minimax:tool_call>";

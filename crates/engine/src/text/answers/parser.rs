@@ -4,13 +4,13 @@
 //! begins like a call and is none is returned as text. If a call turns out malformed after some of its arguments were returned, they end there, and the rest
 //! is text.
 
+mod several;
+
 use std::sync::Arc;
 
-use super::call_syntax::{
-    FUNCTION, FUNCTION_END, Match, PARAMETER, PARAMETER_END, call_head, parameter_json, tag, whole_call,
-};
+use super::call_syntax::{Match, ParameterSyntax, call_head, mistral_head, parameter_json, whole_call};
 use super::json::{self, Scan, Scanner};
-use super::marks::{CALL, CALLED, THINK, THOUGHT};
+use super::marks::CALLED;
 use super::piece_list::PieceList;
 use super::style::{Calls, Opened, Style};
 use super::tools::{ParameterType, Tools};
@@ -27,6 +27,9 @@ pub struct AnswerParser {
     /// The tools that may be called; `None`: calls are text.
     tools: Option<Arc<Tools>>,
     calls: Calls,
+    syntax: ParameterSyntax,
+    /// What begins and ends thoughts.
+    thoughts: [&'static str; 2],
     state: State,
     /// Text that is not decided yet.
     held: String,
@@ -36,6 +39,8 @@ pub struct AnswerParser {
     has_text: bool,
     /// White space before the current call, which is not returned.
     skipped: String,
+    /// The current call is one of a list.
+    is_list: bool,
     /// The answer was cut off: what may be the beginning of a mark is one.
     is_cut: bool,
 }
@@ -60,6 +65,16 @@ enum State {
     Arguments(Scanner),
     /// At the end of a call, before these marks.
     End(&'static [&'static str]),
+    /// In a list of calls, before the next one or its end. `first`: before the first one.
+    Item {
+        first: bool,
+    },
+    /// In a call of a list, after its arguments.
+    Rest,
+    /// After a list of calls: a mark may follow.
+    Listed,
+    /// After a call: another one may follow before the mark that ends all.
+    Next,
     /// Between parameters. `any`: there was one.
     Parameters {
         tool: String,
@@ -83,11 +98,14 @@ impl AnswerParser {
         AnswerParser {
             tools: tools.filter(|_| style.calls.is_some()),
             calls: style.calls.unwrap_or(Calls::Json),
+            syntax: ParameterSyntax::of(style.calls.unwrap_or(Calls::Json)),
+            thoughts: style.thought_marks(),
             state,
             held: String::new(),
             count: 0,
             has_text: false,
             skipped: String::new(),
+            is_list: false,
             is_cut: false,
         }
     }
@@ -136,6 +154,10 @@ impl AnswerParser {
             State::Whole { searched } => self.whole(searched, out, last),
             State::Arguments(scanner) => self.arguments(scanner, out),
             State::End(marks) => self.end(marks, last),
+            State::Item { first } => self.item(first, out, last),
+            State::Rest => self.rest(last),
+            State::Listed => self.listed(last),
+            State::Next => self.next(out, last),
             State::Parameters { tool, any } => self.parameters(tool, any, out, last),
             State::Value { tool, kind, begun } => self.value(tool, kind, begun, out, last),
         }
@@ -158,13 +180,13 @@ impl AnswerParser {
     }
 
     fn start(&mut self, last: bool) -> bool {
-        let said = self.held.trim_start();
-        if said.starts_with(THINK) {
-            self.drop_held(self.held.len() - said.len() + THINK.len());
+        let (said, [think, _]) = (self.held.trim_start(), self.thoughts);
+        if said.starts_with(think) {
+            self.drop_held(self.held.len() - said.len() + think.len());
             self.go(State::Thought { begun: false })
-        } else if THINK.starts_with(said) && !last {
+        } else if think.starts_with(said) && !last {
             self.wait(State::Start)
-        } else if THINK.starts_with(said) && !said.is_empty() && self.is_cut {
+        } else if think.starts_with(said) && !said.is_empty() && self.is_cut {
             self.discard()
         } else {
             self.go(State::Text)
@@ -179,7 +201,7 @@ impl AnswerParser {
             let lines = usize::from(self.held.starts_with('\n'));
             self.drop_held(lines);
         }
-        match self.before(THOUGHT, last) {
+        match self.before(self.thoughts[1], true, last) {
             Ok(thought) => {
                 out.thought(&thought);
                 self.go(State::Gap(GAP))
@@ -191,10 +213,12 @@ impl AnswerParser {
         }
     }
 
-    /// The text before a mark, without the line end before it; the mark is dropped. If the mark has not come, the error is the text that is certainly before it.
-    fn before(&mut self, mark: &str, last: bool) -> Result<String, String> {
+    /// The text before a mark, without the line end before it if there is one on `lines`; the mark is dropped. If the mark has not come, the error is the text that
+    /// is certainly before it.
+    fn before(&mut self, mark: &str, lines: bool, last: bool) -> Result<String, String> {
         if let Some(at) = self.held.find(mark) {
-            let before = self.held[..at].strip_suffix('\n').unwrap_or(&self.held[..at]).to_owned();
+            let before = &self.held[..at];
+            let before = before.strip_suffix('\n').filter(|_| lines).unwrap_or(before).to_owned();
             self.drop_held(at + mark.len());
             return Ok(before);
         }
@@ -202,7 +226,7 @@ impl AnswerParser {
         let begun = if last && !self.is_cut { 0 } else { overlap(&self.held, mark) };
         if begun > 0 || !last {
             known -= begun;
-            known -= usize::from(self.held[..known].ends_with('\n'));
+            known -= usize::from(lines && self.held[..known].ends_with('\n'));
         }
         Err(self.held.drain(..known).collect())
     }
@@ -219,7 +243,8 @@ impl AnswerParser {
             out.text(&std::mem::take(&mut self.held));
             return false;
         }
-        if let Some(at) = self.held.find(CALL) {
+        let call = self.calls.mark();
+        if let Some(at) = self.held.find(call) {
             let before = &self.held[..at];
             let mut shown = 0;
             if self.has_text || !before.trim().is_empty() {
@@ -228,11 +253,11 @@ impl AnswerParser {
             }
             out.text(&before[..shown]);
             self.skipped = before[shown..].to_owned();
-            self.drop_held(at + CALL.len());
+            self.drop_held(at + call.len());
             return self.go(State::Call);
         }
         let mut known = self.held.len();
-        let begun = if last && !self.is_cut { 0 } else { overlap(&self.held, CALL) };
+        let begun = if last && !self.is_cut { 0 } else { overlap(&self.held, call) };
         if begun > 0 || !last {
             known -= begun;
             known = self.held[..known].trim_end_matches('\n').len();
@@ -250,7 +275,7 @@ impl AnswerParser {
     /// What looked like a call is text.
     fn no_call(&mut self, out: &mut PieceList) -> bool {
         out.text(&std::mem::take(&mut self.skipped));
-        out.text(CALL);
+        out.text(self.calls.mark());
         self.has_text = true;
         self.go(State::Text)
     }
@@ -264,6 +289,23 @@ impl AnswerParser {
         let inside = self.held.trim_start();
         let space = self.held.len() - inside.len();
         let too_long = inside.len() > MAX_HEAD;
+        if inside.starts_with('[') && matches!(self.calls, Calls::Mistral | Calls::List) {
+            self.drop_held(space + 1);
+            return self.go(State::Item { first: true });
+        }
+        if self.calls == Calls::Mistral {
+            return match mistral_head(inside) {
+                Match::Yes((name, len)) if len <= MAX_HEAD => {
+                    let name = name.to_owned();
+                    self.begin_call(&name, out);
+                    self.drop_held(space + len);
+                    self.go(State::Arguments(Scanner::new()))
+                }
+                Match::Partial if !last && !too_long => self.wait(State::Call),
+                Match::Partial if self.is_cut => self.discard(),
+                _ => self.no_call(out),
+            };
+        }
         if inside.starts_with('{') {
             return match call_head(inside) {
                 Match::Yes((name, len)) if len <= MAX_HEAD => {
@@ -275,7 +317,7 @@ impl AnswerParser {
                 _ => self.go(State::Whole { searched: 0 }),
             };
         }
-        match tag(inside, FUNCTION) {
+        match (self.syntax.head)(inside) {
             Match::Yes((name, len)) if len <= MAX_HEAD => {
                 let name = name.to_owned();
                 self.begin_call(&name, out);
@@ -323,7 +365,19 @@ impl AnswerParser {
         };
         let json: String = self.held.drain(..taken).collect();
         self.add_arguments(&json, out);
-        if scanned == Scan::Ends(taken) { self.go(State::End(&["}", CALLED])) } else { self.end_malformed() }
+        match (scanned == Scan::Ends(taken), self.calls) {
+            (false, _) => self.end_malformed(),
+            (true, Calls::List) => self.go(State::Rest),
+            (true, Calls::Mistral) if self.is_list => self.go(State::Rest),
+            (true, Calls::Mistral) => self.end_call(),
+            (true, _) => self.go(State::End(&["}", CALLED])),
+        }
+    }
+
+    /// A call has ended, and so have its marks.
+    fn end_call(&mut self) -> bool {
+        self.has_text = false;
+        self.go(State::Text)
     }
 
     /// A call is malformed whose beginning was returned already.
@@ -356,12 +410,17 @@ impl AnswerParser {
     fn parameters(&mut self, tool: String, any: bool, out: &mut PieceList, last: bool) -> bool {
         let inside = self.held.trim_start();
         let space = self.held.len() - inside.len();
-        if inside.starts_with(FUNCTION_END) {
+        let syntax = self.syntax;
+        if inside.starts_with(syntax.end) {
             self.add_arguments(if any { "}" } else { "{}" }, out);
-            self.drop_held(space + FUNCTION_END.len());
-            return self.go(State::End(&[CALLED]));
+            self.drop_held(space + syntax.end.len());
+            return match self.calls {
+                Calls::Keys => self.end_call(),
+                Calls::Invokes => self.go(State::Next),
+                _ => self.go(State::End(&[CALLED])),
+            };
         }
-        match tag(inside, PARAMETER) {
+        match (syntax.parameter)(inside) {
             Match::Yes((name, len)) if len <= MAX_HEAD => {
                 let kind = self.tools.as_ref().map_or(ParameterType::any(), |tools| tools.kind(&tool, name));
                 let begin = format!("{}\"{}\": ", if any { ", " } else { "{" }, json::escaped(name));
@@ -370,33 +429,35 @@ impl AnswerParser {
                 self.go(State::Value { tool, kind, begun: false })
             }
             Match::Partial if !last && inside.len() <= MAX_HEAD => self.wait(State::Parameters { tool, any }),
-            Match::No if FUNCTION_END.starts_with(inside) && !last => self.wait(State::Parameters { tool, any }),
+            Match::No if syntax.end.starts_with(inside) && !last => self.wait(State::Parameters { tool, any }),
             Match::Partial if self.is_cut => self.discard(),
-            Match::No if FUNCTION_END.starts_with(inside) && self.is_cut => self.discard(),
+            Match::No if syntax.end.starts_with(inside) && self.is_cut => self.discard(),
             _ => self.end_malformed(),
         }
     }
 
     fn value(&mut self, tool: String, kind: ParameterType, begun: bool, out: &mut PieceList, last: bool) -> bool {
+        let ParameterSyntax { value_end, lines, .. } = self.syntax;
         if !kind.is_text() {
-            let Some(end) = self.held.find(PARAMETER_END) else {
+            let Some(end) = self.held.find(value_end) else {
                 return !last && self.wait(State::Value { tool, kind, begun });
             };
             let value = &self.held[..end];
-            let value = value.strip_prefix('\n').unwrap_or(value);
-            self.add_arguments(&parameter_json(kind, value.strip_suffix('\n').unwrap_or(value)), out);
-            self.drop_held(end + PARAMETER_END.len());
+            let value = value.strip_prefix('\n').filter(|_| lines).unwrap_or(value);
+            let value = value.strip_suffix('\n').filter(|_| lines).unwrap_or(value);
+            self.add_arguments(&parameter_json(kind, value), out);
+            self.drop_held(end + value_end.len());
             return self.go(State::Parameters { tool, any: true });
         }
         if !begun {
             if self.held.is_empty() {
                 return !last && self.wait(State::Value { tool, kind, begun });
             }
-            let lines = usize::from(self.held.starts_with('\n'));
-            self.drop_held(lines);
+            let line = usize::from(lines && self.held.starts_with('\n'));
+            self.drop_held(line);
             self.add_arguments("\"", out);
         }
-        match self.before(PARAMETER_END, last) {
+        match self.before(value_end, lines, last) {
             Ok(value) => {
                 self.add_arguments(&(json::escaped(&value) + "\""), out);
                 self.go(State::Parameters { tool, any: true })

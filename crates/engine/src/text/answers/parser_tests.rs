@@ -83,6 +83,57 @@ fn an_answer_that_is_cut_anywhere_has_no_markup_in_what_it_says() {
 }
 
 #[test]
+fn calls_of_other_families_are_told() {
+    let of = |calls| Style { calls: Some(calls), ..XML };
+    // GLM, with and without line ends.
+    let mut expected = vec![thought("Hm."), text("I look.")];
+    expected.extend(call(0, "read", r#"{"path": " a\n", "n": 1.50}"#));
+    expected.extend(call(1, "none", "{}"));
+    let glm = "<think>Hm.</think>\nI look.\n<tool_call>read\n<arg_key>path</arg_key>\n<arg_value> a\n</arg_value>\n<arg_key>n</arg_key>\n<arg_value>1.50</arg_value>\n\
+        </tool_call>\n<tool_call>none\n</tool_call>";
+    assert_eq!(pieces(of(Calls::Keys), glm), expected);
+    let glm_47 = "<think>Hm.</think>\nI look.\n<tool_call>read<arg_key>path</arg_key><arg_value> a\n</arg_value><arg_key>n</arg_key><arg_value>1.50</arg_value></tool_call>\n\
+        <tool_call>none</tool_call>";
+    assert_eq!(pieces(of(Calls::Keys), glm_47), expected);
+    // MiniMax: several in one pair of marks.
+    let minimax = "<think>Hm.</think>\n\nI look.\n<minimax:tool_call>\n<invoke name=\"read\">\n<parameter name=\"path\"> a\n</parameter>\n\
+        <parameter name=\"n\">1.50</parameter>\n</invoke>\n<invoke name=\"none\">\n</invoke>\n</minimax:tool_call>";
+    assert_eq!(pieces(of(Calls::Invokes), minimax), expected);
+    // Lists, with fields in any order and others beside them.
+    let mut expected = vec![thought("Hm."), text("I look.")];
+    expected.extend(call(0, "read", r#"{"path":  "a]"}"#));
+    expected.extend(call(1, "none", "{}"));
+    let list = r#"[{"name": "read", "arguments": {"path":  "a]"}, "id": "ab]}c"}, {"arguments": {}, "name": "none"}]"#;
+    let mistral = format!("[THINK]Hm.[/THINK]I look.[TOOL_CALLS]{list}");
+    assert_eq!(pieces(of(Calls::Mistral), &mistral), expected);
+    let phi = format!("<think>Hm.</think>I look.<|tool_call|>{list}");
+    assert_eq!(pieces(of(Calls::List), &phi), expected);
+    assert_eq!(pieces(of(Calls::List), &format!("{phi}<|/tool_call|>")), expected);
+    // Mistral's newer way.
+    let named =
+        "[THINK]Hm.[/THINK]I look.[TOOL_CALLS]read[CALL_ID]123[ARGS]{\"path\":  \"a]\"}[TOOL_CALLS]none[ARGS]{}";
+    assert_eq!(pieces(of(Calls::Mistral), named), expected);
+}
+
+#[test]
+fn what_is_no_call_of_other_families_is_text() {
+    for (calls, answer) in [
+        (Calls::Keys, "<tool_call>{\"a\""),
+        (Calls::Invokes, "a <minimax:tool_call>\nno"),
+        (Calls::Mistral, "a [TOOL_CALLS]{no}[ARGS]{}"),
+        (Calls::Mistral, "a [TOOL_CALLS][1]"),
+        (Calls::List, "<|tool_call|>[{\"id\": 1}]"),
+    ] {
+        let style = Style { calls: Some(calls), ..XML };
+        let said = parse(style, Opened::No, &[answer]);
+        assert_eq!(said, [text(answer)], "{calls:?}");
+        for cut in 0..answer.len() {
+            assert_eq!(parse(style, Opened::No, &[&answer[..cut], &answer[cut..]]), said, "{calls:?} {cut}");
+        }
+    }
+}
+
+#[test]
 fn hermes_calls_are_told_with_their_arguments_as_written() {
     let answer = "<think>\nHm.\n\nYes\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"read\", \"arguments\": {\"path\":  \"a\\\"}\", \"n\": 1.50}}\n</tool_call>\n\
         <tool_call>\n{\"name\": \"re\\u0061d\", \"arguments\": {}}\n</tool_call>";

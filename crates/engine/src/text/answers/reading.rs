@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::marks::{CALL, CALLED, THINK, THOUGHT};
 use super::parser::AnswerParser;
 use super::style::{Opened, Style};
 use super::tools::Tools;
@@ -42,8 +41,9 @@ impl Reading {
 
     /// A detokenizer for one answer. It keeps the special tokens that the parser looks for.
     pub fn detokenizer(&self, tokenizer: &Arc<Tokenizer>) -> Detokenizer {
-        let thoughts = if self.style.thoughts { &[THINK, THOUGHT][..] } else { &[] };
-        let calls = if self.tools.is_some() { &[CALL, CALLED][..] } else { &[] };
+        let marks = self.style.thought_marks();
+        let thoughts = if self.style.thoughts { &marks[..] } else { &[] };
+        let calls = if self.tools.is_some() { self.style.calls.map_or(&[][..], |calls| calls.marks()) } else { &[] };
         Detokenizer::keeping(Arc::clone(tokenizer), &[thoughts, calls].concat())
     }
 }

@@ -1,31 +1,70 @@
 //! How a model family writes thoughts and calls.
 
-use super::marks::{CALL, THINK, THOUGHT};
+use super::marks::{
+    CALL, CALLED, KEY, KEYED, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS, MISTRAL_CALL, MISTRAL_ID,
+    MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
+};
 use crate::text::tokenizer::Tokenizer;
 
-/// How calls are written, between `<tool_call>` and `</tool_call>`.
+/// How calls are written, between `<tool_call>` and `</tool_call>` unless there are others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
     /// `{"name": .., "arguments": {..}}`: Hermes, Qwen2.5, Qwen3.
     Json,
     /// `<function=NAME>`, then each of `<parameter=NAME>`, value, `</parameter>` on lines of their own: Qwen3-Coder, Qwen3-Next, Qwen3.5.
     Xml,
+    /// A name, then each of `<arg_key>NAME</arg_key>` and `<arg_value>VALUE</arg_value>`: GLM-4.5 to 4.7.
+    Keys,
+    /// Each of `<invoke name="NAME">`, its parameters in `<parameter name="NAME">VALUE</parameter>`, `</invoke>`, all between `<minimax:tool_call>` and
+    /// `</minimax:tool_call>`: MiniMax-M2.
+    Invokes,
+    /// `[TOOL_CALLS]` and either a list as in [`Calls::List`], or a name, `[ARGS]` and an object: Mistral.
+    Mistral,
+    /// `[{"name": .., "arguments": {..}}, ..]` after `<|tool_call|>`: Phi-4-mini, Granite 3.
+    List,
 }
 
 impl Calls {
     /// Line ends that the family writes between text and a call.
     pub(super) fn newlines(self) -> usize {
         match self {
-            Calls::Json => 1,
+            Calls::Json | Calls::Keys | Calls::Invokes => 1,
             Calls::Xml => 2,
+            Calls::Mistral | Calls::List => 0,
         }
+    }
+
+    /// What begins calls.
+    pub(super) fn mark(self) -> &'static str {
+        match self {
+            Calls::Json | Calls::Xml | Calls::Keys => CALL,
+            Calls::Invokes => MINIMAX_CALL,
+            Calls::Mistral => MISTRAL_CALL,
+            Calls::List => LIST,
+        }
+    }
+
+    /// All marks of calls that may be tokens of their own.
+    pub(super) fn marks(self) -> &'static [&'static str] {
+        match self {
+            Calls::Json | Calls::Xml => &[CALL, CALLED],
+            Calls::Keys => &[CALL, CALLED, KEY, KEYED, VALUE, VALUED],
+            Calls::Invokes => &[MINIMAX_CALL, MINIMAX_CALLED],
+            Calls::Mistral => &[MISTRAL_CALL, MISTRAL_ID, MISTRAL_ARGUMENTS],
+            Calls::List => &[LIST, LISTED],
+        }
+    }
+
+    /// Whether a grammar can hold a model to calls of this kind.
+    pub(crate) fn can_be_forced(self) -> bool {
+        matches!(self, Calls::Json | Calls::Xml)
     }
 }
 
 /// How a model writes thoughts and calls, and what its template does with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Answers may begin with thoughts, between `<think>` and `</think>`.
+    /// Answers may begin with thoughts, between `<think>` and `</think>` or Mistral's marks.
     pub thoughts: bool,
     /// How it writes calls; `None`: in an unknown way, so that calls are text.
     pub calls: Option<Calls>,
@@ -56,8 +95,14 @@ impl Style {
     /// The style of a model with these templates, which contain the instructions that it was trained with.
     pub fn from_templates<'a>(templates: impl Iterator<Item = &'a str> + Clone) -> Style {
         let has = |part: &str| templates.clone().any(|t| t.contains(part));
-        let calls = if has("<arg_key>") {
-            None
+        let calls = if has(KEY) {
+            Some(Calls::Keys)
+        } else if has(MINIMAX_CALL) {
+            Some(Calls::Invokes)
+        } else if has(MISTRAL_CALL) {
+            Some(Calls::Mistral)
+        } else if has(LIST) {
+            Some(Calls::List)
         } else if has(CALL) {
             Some(if has("<function=") { Calls::Xml } else { Calls::Json })
         } else if has("tools") {
@@ -65,7 +110,13 @@ impl Style {
         } else {
             Some(Calls::Json)
         };
-        Style { thoughts: has(THINK) || has(THOUGHT), calls, native: has("tools"), preserves: has("preserve_thinking") }
+        let thoughts = [THINK, THOUGHT, MISTRAL_THINK].into_iter().any(has);
+        Style { thoughts, calls, native: has("tools"), preserves: has("preserve_thinking") }
+    }
+
+    /// What begins and ends thoughts.
+    pub(super) fn thought_marks(&self) -> [&'static str; 2] {
+        if self.calls == Some(Calls::Mistral) { [MISTRAL_THINK, MISTRAL_THOUGHT] } else { [THINK, THOUGHT] }
     }
 
     /// Whether a prompt of these tokens ends inside a thought.
@@ -76,9 +127,10 @@ impl Style {
         let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
         let text = tokenizer.decode(tail, false).unwrap_or_default();
         let said = text.trim_end();
-        if said.ends_with(THINK) {
+        let [think, thought] = self.thought_marks();
+        if said.ends_with(think) {
             Opened::Yes { line: text[said.len()..].contains('\n') }
-        } else if said.ends_with(THOUGHT) {
+        } else if said.ends_with(thought) {
             Opened::Closed
         } else {
             Opened::No

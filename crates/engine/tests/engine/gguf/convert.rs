@@ -1,18 +1,38 @@
 //! Random tiny models, as safetensors and as llama.cpp's converter would write them. Other crates' tests include this file, too.
 #![allow(dead_code)]
 
+#[path = "families.rs"]
+mod families;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::{Value, json};
-use sluice_model::{Config, WeightDescription, WeightKind, describe};
+use serde_json::Value;
+use sluice_model::{Config, Description, WeightDescription, WeightKind, describe};
 use sluice_store::{Dtype, TensorPlan, Writer};
 
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 8] =
-    ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"];
+pub const ARCHITECTURES: [&str; 17] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "gemma3_text",
+    "mixtral",
+    "ministral3",
+    "phi3",
+    "granite",
+    "smollm3",
+    "olmo3",
+    "minimax_m2",
+    "glm4",
+    "glm4_moe",
+];
 
 /// How the file has the experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,42 +52,15 @@ struct Weight {
 /// A model of random weights, each of which every floating-point type has.
 pub struct Model {
     config: Value,
+    description: Description,
     weights: Vec<Weight>,
     /// Types of matrices, which take turns.
     kinds: [u32; 3],
 }
 
-fn config(model_type: &str) -> Value {
-    let mut config = json!({
-        "model_type": model_type, "hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 64,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5, "tie_word_embeddings": model_type != "qwen3", "rope_theta": 5000.0,
-    });
-    let more = match model_type {
-        "llama" => json!({"attention_bias": true}),
-        "gemma3_text" => json!({
-            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 7,
-            "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0,
-        }),
-        "qwen2" | "qwen3" => json!({}),
-        _ => json!({
-            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": true,
-            "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
-            "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
-            "full_attention_interval": 2, "partial_rotary_factor": 0.5,
-        }),
-    };
-    let (config_map, Value::Object(more)) = (config.as_object_mut().unwrap(), more) else { unreachable!() };
-    config_map.extend(more);
-    if model_type == "qwen3_moe" {
-        config_map.remove("partial_rotary_factor");
-    }
-    config
-}
-
 /// The random model of an architecture.
 pub fn model(model_type: &str) -> Model {
-    let config = config(model_type);
+    let config = families::config(model_type);
     let parsed = Config::parse("config.json".into(), config.to_string().as_bytes()).unwrap();
     let description = describe(&parsed, &Default::default()).unwrap();
     let mut random = fastrand::Rng::with_seed(48);
@@ -85,7 +78,8 @@ pub fn model(model_type: &str) -> Model {
         let has_bias = w.biased && w.part.starts_with("self_attn");
         Weight { description: w, values, bias: has_bias.then(|| draw(w.rows, 0.0, 1.0)) }
     });
-    Model { config, weights: weights.collect(), kinds: [F32, F16, BF16] }
+    let weights = weights.collect();
+    Model { config, description, weights, kinds: [F32, F16, BF16] }
 }
 
 impl Model {
@@ -110,7 +104,7 @@ impl Model {
         let mut tensors: Vec<(String, Vec<usize>, &[f32])> = Vec::new();
         for Weight { description: w, values, bias } in &self.weights {
             let head = if w.part == "lm_head" { "" } else { "model." };
-            let module = format!("{head}{}", w.name());
+            let module = format!("{head}{}", self.description.stored_name(w));
             match w.kind {
                 WeightKind::Vector => tensors.push((module.clone(), vec![w.cols], values)),
                 WeightKind::Norm { .. } => tensors.push((format!("{module}.weight"), vec![w.cols], values)),
@@ -154,6 +148,11 @@ impl Model {
             "qwen3_5_text" => "qwen35",
             "qwen3_5_moe_text" => "qwen35moe",
             "gemma3_text" => "gemma3",
+            "mixtral" => "llama",
+            "ministral3" => "mistral3",
+            "olmo3" => "olmo2",
+            "minimax_m2" => "minimax-m2",
+            "glm4_moe" => "glm4moe",
             plain => plain,
         };
         let mut file = Gguf::new(architecture);
@@ -187,7 +186,8 @@ impl Model {
         } else {
             file.u32(&key("attention.head_count_kv"), kv_heads);
         }
-        if self.weights.iter().any(|w| w.description.count > 1) {
+        families::keys(&self.config, &mut file, &key);
+        if self.config.get("num_experts").is_some() && self.weights.iter().any(|w| w.description.count > 1) {
             file.u32(&key("expert_count"), self.size("num_experts") as u32);
             file.u32(&key("expert_used_count"), self.size("num_experts_per_tok") as u32);
             file.u32(&key("expert_feed_forward_length"), self.size("moe_intermediate_size") as u32);
@@ -256,7 +256,9 @@ impl Model {
         let Weight { description: w, values, bias } = weight;
         let is_tiled = self.model_type().starts_with("qwen3_5");
         let part = match w.part {
-            "post_attention_layernorm" if self.model_type() == "gemma3_text" => "post_attention_norm",
+            "post_attention_layernorm" if ["gemma3_text", "olmo3", "glm4", "glm4_moe"].contains(&self.model_type()) => {
+                "post_attention_norm"
+            }
             "post_attention_layernorm" if self.weights.iter().any(|w| w.description.part == "linear_attn.A_log") => {
                 "post_attention_norm"
             }
@@ -267,6 +269,9 @@ impl Model {
             "self_attn.k_proj" => "attn_k",
             "self_attn.v_proj" => "attn_v",
             "self_attn.o_proj" => "attn_output",
+            "self_attn.qkv_proj" => "attn_qkv",
+            "mlp.gate_up_proj" => "ffn_up",
+            "mlp.gate.e_score_correction_bias" => "exp_probs_b.bias",
             "self_attn.q_norm" => "attn_q_norm",
             "self_attn.k_norm" => "attn_k_norm",
             "mlp.gate_proj" => "ffn_gate",
@@ -299,7 +304,8 @@ impl Model {
         // The embedding's type decides how its scale is rounded.
         let kind = if part == "token_embd" { F32 } else { self.kinds[(w.layer.unwrap_or(1) + part.len()) % 3] };
         let head_dim = self.size("head_dim");
-        let moved = self.model_type() == "llama" && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
+        let moves = ["llama", "mixtral", "ministral3", "granite", "smollm3"].contains(&self.model_type());
+        let moved = moves && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
         if let Some(bias) = bias {
             let bias = if moved { beside(bias, head_dim, 1) } else { bias.clone() };
             file.floats(&format!("{name}.bias"), &[w.rows], F32, &bias);

@@ -159,18 +159,21 @@ pub fn dequantised(from: &Path) -> TempDir {
     let mut quantised = 0;
     for t in checkpoint.tensors() {
         let (module, leaf) = t.name.rsplit_once('.').unwrap();
-        let name = format!("{module}.weight");
+        // A vector without a module of its own.
+        let is_vector = leaf == "e_score_correction_bias";
+        let name = if is_vector { t.name.to_string() } else { format!("{module}.weight") };
         if tensors.iter().any(|(plan, _)| plan.name == name) {
             continue;
         }
-        match matrix(&checkpoint, module, if is_second { 0.0 } else { 1.0 }) {
+        let offset = if is_second { 0.0 } else { 1.0 };
+        match matrix(&checkpoint, module, offset).filter(|_| !is_vector) {
             Some((rows, cols, value)) => {
                 let bytes = (0..rows * cols).flat_map(|i| value(i / cols, i % cols).to_le_bytes()).collect();
                 tensors.push((TensorPlan { name, dtype: Dtype::F32, shape: vec![rows, cols] }, bytes));
                 quantised += 1;
             }
             None => {
-                assert_eq!(leaf, "weight", "{}", t.name);
+                assert!(leaf == "weight" || is_vector, "{}", t.name);
                 let plan = TensorPlan { name, dtype: t.dtype, shape: t.shape.clone() };
                 tensors.push((plan, t.bytes.to_vec()));
             }

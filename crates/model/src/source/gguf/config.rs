@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use serde_json::{Map, Value as Json, json};
 
+use super::family;
 use super::header::TensorInfo;
+use super::keys::Keys;
 use super::metadata::{Metadata, Value};
 
 /// The architectures whose metadata is read.
@@ -19,12 +21,23 @@ pub enum Architecture {
     Qwen35,
     Qwen35Moe,
     Gemma3,
+    Mistral3,
+    Phi3,
+    Granite,
+    SmolLm3,
+    Olmo2,
+    MiniMaxM2,
+    Glm4,
+    Glm4Moe,
 }
 
-use Architecture::{Gemma3, Llama, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe};
+use Architecture::{
+    Gemma3, Glm4, Glm4Moe, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35,
+    Qwen35Moe, SmolLm3,
+};
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 8] = [
+const ALL: [(Architecture, &str, &str); 16] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -33,9 +46,28 @@ const ALL: [(Architecture, &str, &str); 8] = [
     (Qwen35, "qwen35", "qwen3_5_text"),
     (Qwen35Moe, "qwen35moe", "qwen3_5_moe_text"),
     (Gemma3, "gemma3", "gemma3_text"),
+    (Mistral3, "mistral3", "mistral"),
+    (Phi3, "phi3", "phi3"),
+    (Granite, "granite", "granite"),
+    (SmolLm3, "smollm3", "smollm3"),
+    (Olmo2, "olmo2", "olmo2"),
+    (MiniMaxM2, "minimax-m2", "minimax_m2"),
+    (Glm4, "glm4", "glm4"),
+    (Glm4Moe, "glm4moe", "glm4_moe"),
 ];
 
 const ARCHITECTURE: &str = "general.architecture";
+
+/// The tables of rotary factors that a file has.
+#[derive(Debug, Default)]
+pub struct Factors {
+    /// For all contexts.
+    pub all: Option<Vec<f32>>,
+    /// For contexts beyond the original one.
+    pub long: Option<Vec<f32>>,
+    /// For others.
+    pub short: Option<Vec<f32>>,
+}
 
 impl Architecture {
     /// The architecture that the metadata names.
@@ -67,62 +99,28 @@ impl Architecture {
         matches!(self, Qwen3Next | Qwen35 | Qwen35Moe)
     }
 
+    /// Whether llama.cpp's converter moves rows of q and k so that rotated pairs are beside each other.
+    pub fn moves_pairs(self) -> bool {
+        matches!(self, Llama | Mistral3 | Granite | SmolLm3)
+    }
+
+    /// Whether gate and up are rows of one matrix, and q, k and v.
+    pub fn joins(self) -> (bool, bool) {
+        (matches!(self, Phi3 | Glm4), self == Phi3)
+    }
+
+    /// Whether a part of a head may be rotated.
+    fn may_rotate_parts(self) -> bool {
+        self.is_hybrid() || matches!(self, Phi3 | MiniMaxM2 | Glm4 | Glm4Moe)
+    }
+
     /// Whether llama.cpp's converter tiles the value heads of its recurrent layers.
     pub fn tiles_value_heads(self) -> bool {
         matches!(self, Qwen35 | Qwen35Moe)
     }
 }
 
-/// Metadata of one architecture.
-struct Keys<'a> {
-    metadata: &'a Metadata,
-    architecture: Architecture,
-    tensors: &'a HashMap<&'a str, &'a TensorInfo>,
-}
-
-impl Keys<'_> {
-    fn wrong(&self, name: &str, what: &str) -> anyhow::Error {
-        self.metadata.wrong(&self.architecture.key(name), what)
-    }
-
-    /// A count or size, if it is there. Where the key has a value for each layer, those above 0 must be equal.
-    fn size_if(&self, name: &str) -> Result<Option<u64>> {
-        let key = self.architecture.key(name);
-        if !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
-            return self.metadata.unsigned(&key);
-        }
-        let each = self.metadata.integers(&key)?.unwrap_or_default();
-        let mut above = each.iter().copied().filter(|&n| n != 0);
-        let first = above.next().unwrap_or(0);
-        if above.any(|n| n != first) {
-            return Err(self.wrong(name, "differs from layer to layer, which is not supported"));
-        }
-        u64::try_from(first).map(Some).map_err(|_| self.wrong(name, "has numbers below 0"))
-    }
-
-    fn size(&self, name: &str) -> Result<u64> {
-        self.size_if(name)?.ok_or_else(|| self.wrong(name, "is missing"))
-    }
-
-    fn float_if(&self, name: &str) -> Result<Option<f64>> {
-        self.metadata.float(&self.architecture.key(name))
-    }
-
-    fn string_if(&self, name: &str) -> Result<Option<&str>> {
-        self.metadata.string(&self.architecture.key(name))
-    }
-
-    fn tensor(&self, name: &str) -> Result<&TensorInfo> {
-        let found = self.tensors.get(name).copied();
-        found.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.metadata.path().display()))
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
-    }
-}
-
-/// The config of the model with these tensors. `factors`: of the table of rotary factors, if there is one.
+/// The config of the model with these tensors. `factors`: the tables of rotary factors.
 ///
 /// # Errors
 /// Keys that are missing, contradictory or not supported. The message names the file and the key.
@@ -130,9 +128,9 @@ pub fn json(
     architecture: Architecture,
     metadata: &Metadata,
     tensors: &HashMap<&str, &TensorInfo>,
-    factors: Option<&[f32]>,
+    factors: &Factors,
 ) -> Result<Json> {
-    let keys = Keys { metadata, architecture, tensors };
+    let keys = Keys { metadata, prefix: architecture.entry().0, tensors };
     let mut config = Map::new();
     let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
 
@@ -167,8 +165,8 @@ pub fn json(
     if let Some(width) = keys.size_if("feed_forward_length")?.filter(|&width| width > 0) {
         set("intermediate_size", json!(width));
     }
-    if architecture == Llama && keys.has("blk.0.attn_q.bias") {
-        set("attention_bias", json!(true));
+    if matches!(architecture, Llama | Granite | SmolLm3 | Glm4 | Glm4Moe) {
+        set("attention_bias", json!(keys.has("blk.0.attn_q.bias")));
     }
     for (key, name) in [("eos_token_id", "eos"), ("bos_token_id", "bos"), ("pad_token_id", "padding")] {
         if let Some(id) = metadata.unsigned(&format!("tokenizer.ggml.{name}_token_id"))? {
@@ -180,7 +178,7 @@ pub fn json(
     set("rope_theta", json!(theta));
     let mut rope = scaling(&keys, factors)?;
     let rotated = keys.size_if("rope.dimension_count")?.unwrap_or(head_dim);
-    if architecture.is_hybrid() {
+    if architecture.may_rotate_parts() {
         let part = rotated as f64 / head_dim.max(1) as f64;
         set("partial_rotary_factor", json!(part));
         if let Some(rope) = &mut rope {
@@ -197,9 +195,30 @@ pub fn json(
     // 3. what only some have
     let mut more = Map::new();
     match architecture {
-        Llama | Qwen2 | Qwen3 => {
+        Llama if keys.size_if("expert_count")?.is_some_and(|count| count > 0) => family::mixtral(&keys, &mut more)?,
+        Llama | Qwen2 | Qwen3 | SmolLm3 => ensure_dense(&keys)?,
+        Phi3 => {
             ensure_dense(&keys)?;
+            if let Some(window) = keys.size_if("attention.sliding_window")?.filter(|&window| window > 0) {
+                more.insert("sliding_window".into(), json!(window));
+            }
         }
+        Mistral3 => {
+            ensure_dense(&keys)?;
+            family::mistral3(&keys, theta, &mut more)?;
+        }
+        Granite => {
+            ensure_dense(&keys)?;
+            family::granite(&keys, &mut more)?;
+        }
+        Olmo2 => family::olmo(&keys, layers, &mut more)?,
+        MiniMaxM2 => family::minimax(&keys, &mut more)?,
+        Glm4 => {
+            ensure_dense(&keys)?;
+            let sections = keys.key("rope.dimension_sections");
+            ensure!(metadata.get(&sections).is_none(), metadata.wrong(&sections, "is there: that of images"));
+        }
+        Glm4Moe => family::glm4_moe(&keys, &mut more)?,
         Qwen3Moe => mixture(&keys, &mut more)?,
         Qwen3Next | Qwen35Moe => {
             mixture(&keys, &mut more)?;
@@ -226,7 +245,7 @@ fn ensure_dense(keys: &Keys) -> Result<()> {
 }
 
 /// Scaling of positions, in the keys of `rope_scaling`.
-fn scaling(keys: &Keys, factors: Option<&[f32]>) -> Result<Option<Map<String, Json>>> {
+fn scaling(keys: &Keys, factors: &Factors) -> Result<Option<Map<String, Json>>> {
     let factor = match keys.float_if("rope.scaling.factor")? {
         Some(factor) => Some(factor),
         None => keys.float_if("rope.scale_linear")?,
@@ -237,6 +256,8 @@ fn scaling(keys: &Keys, factors: Option<&[f32]>) -> Result<Option<Map<String, Js
     let mut set = |key: &str, value: Json| rope.insert(key.to_owned(), value);
     match (kind, factor) {
         ("none", _) | ("linear", None) => {}
+        // Its tables are tensors.
+        ("longrope", _) if factors.long.is_some() => {}
         ("linear", Some(factor)) => {
             set("rope_type", json!("linear"));
             set("factor", json!(factor));
@@ -266,17 +287,27 @@ fn scaling(keys: &Keys, factors: Option<&[f32]>) -> Result<Option<Map<String, Js
             keys.wrong("rope.scaling.type", &format!("is {kind:?}, which is not supported (none, linear, yarn are)"))
         ),
     }
-    if let Some(factors) = factors {
+    // Llama 3's scaling, computed beforehand: each frequency is divided by a number of its own. LongRoPE has a table for long contexts, too.
+    let tables = match (&factors.all, &factors.long, &factors.short) {
+        (Some(all), _, _) => Some((all, all, 1.0)),
+        (None, Some(long), Some(short)) => {
+            Some((long, short, keys.float_if("rope.scaling.attn_factor")?.unwrap_or(1.0)))
+        }
+        _ => None,
+    };
+    if let Some((long, short, attention_factor)) = tables {
         ensure!(
             rope.is_empty(),
             "{}: a table of rotary factors beside another scaling",
             keys.metadata.path().display()
         );
-        // Llama 3's scaling, computed beforehand: each frequency is divided by a number of its own.
         rope.insert("rope_type".into(), json!("longrope"));
-        rope.insert("attention_factor".into(), json!(1.0));
-        rope.insert("short_factor".into(), json!(factors));
-        rope.insert("long_factor".into(), json!(factors));
+        rope.insert("attention_factor".into(), json!(attention_factor));
+        rope.insert("short_factor".into(), json!(short));
+        rope.insert("long_factor".into(), json!(long));
+        if let Some(original) = keys.size_if("rope.scaling.original_context_length")? {
+            rope.insert("original_max_position_embeddings".into(), json!(original));
+        }
     }
     Ok(Some(rope).filter(|rope| !rope.is_empty()))
 }
@@ -333,9 +364,9 @@ fn gemma(
         set("sliding_window", json!(window));
     }
     const PATTERN: &str = "attention.sliding_window_pattern";
-    match keys.metadata.get(&keys.architecture.key(PATTERN)) {
+    match keys.metadata.get(&keys.key(PATTERN)) {
         Some(Value::Array(_)) => {
-            let windowed = keys.metadata.integers(&keys.architecture.key(PATTERN))?.unwrap_or_default();
+            let windowed = keys.metadata.integers(&keys.key(PATTERN))?.unwrap_or_default();
             if (windowed.len() as u64) < layers {
                 return Err(keys.wrong(PATTERN, &format!("has {} values for {layers} layers", windowed.len())));
             }

@@ -88,6 +88,10 @@ impl TensorLayout for GgufLayout {
         (kind.name, (tensor.bytes.len() / kind.bytes * kind.elements) as u64)
     }
 
+    fn has_own_names(&self) -> bool {
+        true
+    }
+
     fn has_adjacent_pairs(&self) -> bool {
         self.adjacent_pairs
     }

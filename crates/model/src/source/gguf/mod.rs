@@ -5,7 +5,9 @@
 
 mod config;
 mod cursor;
+mod family;
 mod header;
+mod keys;
 mod layout;
 mod metadata;
 mod model;

@@ -11,11 +11,11 @@ use sluice_store::load::{OpenCheckpoint, OpenFile};
 use sluice_store::safetensors::Entry;
 use sluice_store::{Checkpoint, Dtype, Error, Stamp};
 
-use super::config::{self, Architecture};
+use super::config::{self, Architecture, Factors};
 use super::header::{Header, TensorInfo};
 use super::layout::GgufLayout;
 use super::metadata::Metadata;
-use super::names::{Names, ROPE_FACTORS};
+use super::names::{LONG_ROPE_FACTORS, Names, ROPE_FACTORS, SHORT_ROPE_FACTORS};
 use super::{parts, tokenizer};
 use crate::config::Config;
 use crate::description::ProjectionLayout;
@@ -63,7 +63,7 @@ impl GgufModel {
         let files = parts::files_of(path, &named.0)?;
         let mut named = Some(named).filter(|_| files.len() == 1);
         let mut metadata: Option<Metadata> = None;
-        let (mut parts, mut factors) = (Vec::new(), None);
+        let (mut parts, mut factors) = (Vec::new(), Factors::default());
         for (number, file) in files.iter().enumerate() {
             let (header, open) = match named.take() {
                 Some(read) => read,
@@ -73,8 +73,14 @@ impl GgufModel {
                 let first = metadata.as_ref().unwrap_or(&header.metadata);
                 parts::check_part(first, &header.metadata, number, files.len())?;
             }
-            if let Some(table) = header.tensors.iter().find(|t| t.name == ROPE_FACTORS) {
-                factors = Some(read_factors(&open, table)?);
+            for (name, table) in [
+                (ROPE_FACTORS, &mut factors.all),
+                (LONG_ROPE_FACTORS, &mut factors.long),
+                (SHORT_ROPE_FACTORS, &mut factors.short),
+            ] {
+                if let Some(stored) = header.tensors.iter().find(|t| t.name == name) {
+                    *table = Some(read_factors(&open, stored)?);
+                }
             }
             metadata.get_or_insert(header.metadata);
             parts.push(Part { path: file.clone(), stamp: open.stamp(), tensors: header.tensors });
@@ -91,7 +97,7 @@ impl GgufModel {
             }
         }
         let architecture = Architecture::of(&metadata)?;
-        let config_text = config::json(architecture, &metadata, &shapes, factors.as_deref())?.to_string();
+        let config_text = config::json(architecture, &metadata, &shapes, &factors)?.to_string();
         let config = Config::parse(metadata.path().to_owned(), config_text.as_bytes())?;
         let layout = layout_of(architecture, &metadata, &shapes)?;
         Ok(GgufModel {
@@ -143,7 +149,8 @@ fn layout_of(
     tensors: &HashMap<&str, &TensorInfo>,
 ) -> Result<GgufLayout> {
     let first = |part: &str| (0..8).any(|layer| tensors.contains_key(&*format!("blk.{layer}.{part}")));
-    let names = Names::new(architecture == Architecture::Gemma3, first);
+    let sandwich = matches!(architecture, Architecture::Gemma3 | Architecture::Olmo2 | Architecture::Glm4);
+    let names = Names::new(sandwich, architecture.joins(), first);
     let projections = match architecture {
         Architecture::Qwen3Next if first("ssm_in.weight") => Some(ProjectionLayout::ByKeyHead),
         Architecture::Qwen3Next => Some(ProjectionLayout::PairsByKeyHead),
@@ -155,7 +162,7 @@ fn layout_of(
     Ok(GgufLayout {
         names,
         kinds,
-        adjacent_pairs: architecture == Architecture::Llama,
+        adjacent_pairs: architecture.moves_pairs(),
         tiled_value_heads: moved.unwrap_or(architecture.tiles_value_heads()),
         projections,
     })
@@ -164,11 +171,11 @@ fn layout_of(
 /// The values of the table of rotary factors.
 fn read_factors(file: &OpenFile, table: &TensorInfo) -> Result<Vec<f32>> {
     let at = file.path().display();
-    ensure!(table.kind.name == "F32", "{at}: tensor {ROPE_FACTORS:?}: type {} is not supported", table.kind.name);
+    ensure!(table.kind.name == "F32", "{at}: tensor {:?}: type {} is not supported", table.name, table.kind.name);
     let len = table.range.end - table.range.start;
-    ensure!(table.shape.len() == 1 && len <= 1 << 16, "{at}: tensor {ROPE_FACTORS:?}: shape {:?}", table.shape);
+    ensure!(table.shape.len() == 1 && len <= 1 << 16, "{at}: tensor {:?}: shape {:?}", table.name, table.shape);
     let bytes = file.bytes().slice(table.range.start as usize..table.range.end as usize);
-    sluice_backend::widen(sluice_backend::Float::F32, &bytes).context(ROPE_FACTORS)
+    sluice_backend::widen(sluice_backend::Float::F32, &bytes).with_context(|| table.name.clone())
 }
 
 /// How the store sees a tensor: rows of floats, or of bytes where they are blocks.

@@ -2,6 +2,8 @@
 
 /// Parts of a layer: the model's name and GGUF's.
 const PARTS: &[(&str, &str)] = &[
+    // Before the router, whose name it continues.
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -36,8 +38,14 @@ const PARTS: &[(&str, &str)] = &[
 /// What is outside of layers.
 const OUTSIDE: [(&str, &str); 3] = [("embed_tokens", "token_embd"), ("norm", "output_norm"), ("lm_head", "output")];
 
-/// A table that Llama 3 stores beside its weights: what rotary frequencies are divided by.
+/// Tables that are stored beside weights: what rotary frequencies are divided by, in any context (Llama 3), in long and in short ones (Phi-3).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+pub const LONG_ROPE_FACTORS: &str = "rope_factors_long.weight";
+pub const SHORT_ROPE_FACTORS: &str = "rope_factors_short.weight";
+
+/// Parts that some architectures have in place of others.
+const JOINED_QKV: (&str, &str) = ("self_attn.qkv_proj", "attn_qkv");
+const JOINED_GATE_UP: (&str, &str) = ("mlp.gate_up_proj", "ffn_up");
 
 /// What `model.` checkpoints call tables that can be computed.
 const COMPUTED: &str = "rotary_emb.inv_freq";
@@ -47,13 +55,16 @@ const COMPUTED: &str = "rotary_emb.inv_freq";
 pub struct Names {
     /// The norms that architectures disagree on: the model's name and GGUF's.
     norms: &'static [(&'static str, &'static str)],
+    /// Parts that stand for others here.
+    joined: Vec<(&'static str, &'static str)>,
     /// The name of the bias of the decay, which Ollama shortens.
     dt_bias: &'static str,
 }
 
 impl Names {
-    /// `has`: whether the first layers have a tensor of that part. `sandwich`: there are norms before and after both halves of a layer.
-    pub fn new(sandwich: bool, has: impl Fn(&str) -> bool) -> Names {
+    /// `has`: whether the first layers have a tensor of that part. `sandwich`: there are norms before and after both halves of a layer. `joined`:
+    /// whether gate and up are in one matrix, and q, k and v.
+    pub fn new(sandwich: bool, joined: (bool, bool), has: impl Fn(&str) -> bool) -> Names {
         let norms: &[(&str, &str)] = match sandwich {
             true => &[
                 ("post_attention_layernorm", "post_attention_norm"),
@@ -63,11 +74,13 @@ impl Names {
             false if has("post_attention_norm.weight") => &[("post_attention_layernorm", "post_attention_norm")],
             false => &[("post_attention_layernorm", "ffn_norm")],
         };
-        Names { norms, dt_bias: if has("ssm_dt") { "ssm_dt" } else { "ssm_dt.bias" } }
+        let of = |is_joined: bool, part| is_joined.then_some(part);
+        let joined = [of(joined.0, JOINED_GATE_UP), of(joined.1, JOINED_QKV)].into_iter().flatten().collect();
+        Names { norms, joined, dt_bias: if has("ssm_dt") { "ssm_dt" } else { "ssm_dt.bias" } }
     }
 
-    fn parts(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        self.norms.iter().chain(PARTS).copied()
+    fn parts(&self) -> impl Iterator<Item = (&'static str, &'static str)> + '_ {
+        self.norms.iter().chain(&self.joined).chain(PARTS).copied()
     }
 
     /// GGUF's name for the model's tensor or module `short`.
@@ -94,7 +107,7 @@ impl Names {
 
     /// The model's name for a tensor of the file; `None` for one of another part.
     pub fn short(&self, name: &str) -> Option<String> {
-        if name == ROPE_FACTORS {
+        if [ROPE_FACTORS, LONG_ROPE_FACTORS, SHORT_ROPE_FACTORS].contains(&name) {
             return Some(format!("layers.{COMPUTED}"));
         }
         let turned = |(ours, theirs): (&'static str, &'static str)| (theirs, ours);
@@ -120,7 +133,7 @@ impl Names {
 fn renamed(name: &str, modules: impl Iterator<Item = (&'static str, &'static str)>) -> Option<String> {
     let rest = |from: &str| name.strip_prefix(from).filter(|rest| rest.is_empty() || rest.starts_with('.'));
     let mut found = modules.filter_map(|(from, to)| Some((from, format!("{to}{}", rest(from)?))));
-    // No module's name continues another's with a dot, so the first is the only one.
+    // Where a module's name continues another's with a dot, it is the first of them.
     found.next().map(|(_, name)| name)
 }
 
@@ -130,7 +143,7 @@ mod tests {
 
     #[test]
     fn names_map_both_ways() {
-        let names = Names::new(false, |_| false);
+        let names = Names::new(false, (false, false), |_| false);
         for (ours, theirs) in [
             ("embed_tokens.weight", "token_embd.weight"),
             ("norm.weight", "output_norm.weight"),
@@ -143,6 +156,7 @@ mod tests {
             ("layers.3.mlp.gate_proj.weight", "blk.3.ffn_gate.weight"),
             ("layers.3.mlp.experts.gate_proj.weight", "blk.3.ffn_gate_exps.weight"),
             ("layers.3.mlp.experts.17.down_proj.weight", "blk.3.ffn_down.17.weight"),
+            ("layers.3.mlp.gate.e_score_correction_bias", "blk.3.exp_probs_b.bias"),
             ("layers.3.mlp.shared_expert_gate.weight", "blk.3.ffn_gate_inp_shexp.weight"),
             ("layers.3.linear_attn.A_log", "blk.3.ssm_a"),
             ("layers.3.linear_attn.dt_bias", "blk.3.ssm_dt.bias"),
@@ -151,10 +165,17 @@ mod tests {
             assert_eq!(names.full(ours), theirs);
             assert_eq!(names.short(theirs).as_deref(), Some(ours));
         }
-        let gemma = Names::new(true, |_| true);
+        let gemma = Names::new(true, (false, false), |_| true);
         assert_eq!(gemma.full("layers.1.pre_feedforward_layernorm.weight"), "blk.1.ffn_norm.weight");
         assert_eq!(gemma.full("layers.1.post_attention_layernorm.weight"), "blk.1.post_attention_norm.weight");
-        let ollama = Names::new(false, |_| true);
+        let phi = Names::new(false, (true, true), |_| false);
+        for (ours, theirs) in [
+            ("layers.1.self_attn.qkv_proj.weight", "blk.1.attn_qkv.weight"),
+            ("layers.1.mlp.gate_up_proj.weight", "blk.1.ffn_up.weight"),
+        ] {
+            assert_eq!((&*phi.full(ours), phi.short(theirs).as_deref()), (theirs, Some(ours)));
+        }
+        let ollama = Names::new(false, (false, false), |_| true);
         assert_eq!(ollama.full("layers.0.linear_attn.dt_bias"), "blk.0.ssm_dt");
         assert_eq!(ollama.short("blk.0.ssm_dt").as_deref(), Some("layers.0.linear_attn.dt_bias"));
         assert_eq!(ollama.full("layers.1.post_attention_layernorm.weight"), "blk.1.post_attention_norm.weight");

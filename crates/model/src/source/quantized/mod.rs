@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::method::Method;
 
 /// How the names of tensors end that belong to quantised values, or to activations, and are no values.
-const BESIDE: [&str; 20] = [
+const BESIDE: [&str; 21] = [
     ".weight_scale",
     ".weight_scale_inv",
     ".weight_scale_2",
@@ -39,6 +39,7 @@ const BESIDE: [&str; 20] = [
     "_proj_scale_inv",
     "_proj_scale",
     ".input_scale",
+    ".activation_scale",
     ".input_global_scale",
     ".input_scale_ub",
     ".output_scale",

@@ -1,0 +1,107 @@
+//! Several calls between one pair of marks: lists in JSON (Mistral, Phi-4-mini, Granite 3), and MiniMax's.
+
+use super::{AnswerParser, MAX_HEAD, State};
+use crate::text::answers::call_syntax::{Match, call_head, rest_of_object, whole_call};
+use crate::text::answers::json::{Scan, Scanner};
+use crate::text::answers::marks::{LISTED, MINIMAX_CALLED};
+use crate::text::answers::piece_list::PieceList;
+use crate::text::answers::style::Calls;
+
+impl AnswerParser {
+    pub(super) fn item(&mut self, first: bool, out: &mut PieceList, last: bool) -> bool {
+        let inside = self.held.trim_start();
+        let inside = inside.strip_prefix(',').filter(|_| !first).unwrap_or(inside).trim_start();
+        let space = self.held.len() - inside.len();
+        self.is_list = true;
+        if inside.starts_with(']') {
+            self.drop_held(space + 1);
+            return self.go(State::Listed);
+        }
+        match call_head(inside) {
+            Match::Yes((name, len)) if len <= MAX_HEAD => {
+                self.begin_call(&name, out);
+                self.drop_held(space + len);
+                return self.go(State::Arguments(Scanner::new()));
+            }
+            Match::Partial if !last && inside.len() <= MAX_HEAD => return self.wait(State::Item { first }),
+            Match::Partial if !last || self.is_cut => return self.discard(),
+            _ => {}
+        }
+        // Fields in another order.
+        match Scanner::new().scan(inside) {
+            Scan::Ends(taken) => match whole_call(&inside[..taken]) {
+                Some((name, arguments)) => {
+                    self.begin_call(&name, out);
+                    self.add_arguments(&arguments, out);
+                    self.drop_held(space + taken);
+                    self.go(State::Item { first: false })
+                }
+                None => self.no_item(first, out),
+            },
+            Scan::Bad(_) => self.no_item(first, out),
+            _ if !last => self.wait(State::Item { first }),
+            _ if self.is_cut => self.discard(),
+            _ => self.no_item(first, out),
+        }
+    }
+
+    /// What looked like a call of a list is text, with the beginning of the list if it is the first.
+    fn no_item(&mut self, first: bool, out: &mut PieceList) -> bool {
+        if !first {
+            return self.end_malformed();
+        }
+        self.held.insert(0, '[');
+        self.no_call(out)
+    }
+
+    pub(super) fn rest(&mut self, last: bool) -> bool {
+        match rest_of_object(&self.held) {
+            Some(end) if end <= MAX_HEAD => {
+                self.drop_held(end);
+                self.go(State::Item { first: false })
+            }
+            None if self.held.len() <= MAX_HEAD && !last => self.wait(State::Rest),
+            None if self.held.len() <= MAX_HEAD && (self.is_cut || self.held.trim().is_empty()) => self.discard(),
+            _ => self.end_malformed(),
+        }
+    }
+
+    pub(super) fn listed(&mut self, last: bool) -> bool {
+        let rest = self.held.trim_start();
+        self.is_list = false;
+        if self.calls == Calls::List {
+            if rest.starts_with(LISTED) {
+                self.drop_held(self.held.len() - rest.len() + LISTED.len());
+            } else if LISTED.starts_with(rest) && !last {
+                return self.wait(State::Listed);
+            } else if LISTED.starts_with(rest) && self.is_cut {
+                return self.discard();
+            }
+        }
+        self.end_call()
+    }
+
+    pub(super) fn next(&mut self, out: &mut PieceList, last: bool) -> bool {
+        let inside = self.held.trim_start();
+        let space = self.held.len() - inside.len();
+        if inside.starts_with(MINIMAX_CALLED) {
+            self.drop_held(space + MINIMAX_CALLED.len());
+            return self.end_call();
+        }
+        match (self.syntax.head)(inside) {
+            Match::Yes((name, len)) if len <= MAX_HEAD => {
+                let name = name.to_owned();
+                self.begin_call(&name, out);
+                self.drop_held(space + len);
+                self.go(State::Parameters { tool: name, any: false })
+            }
+            // An answer that ends here is complete.
+            _ if inside.is_empty() && last => self.discard(),
+            Match::Partial if !last && inside.len() <= MAX_HEAD => self.wait(State::Next),
+            Match::No if MINIMAX_CALLED.starts_with(inside) && !last => self.wait(State::Next),
+            Match::No if MINIMAX_CALLED.starts_with(inside) => self.discard(),
+            Match::Partial if self.is_cut => self.discard(),
+            _ => self.end_malformed(),
+        }
+    }
+}

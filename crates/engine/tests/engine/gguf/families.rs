@@ -1,0 +1,128 @@
+//! The configs of random tiny models, and the keys that only some families' files have.
+
+use serde_json::{Value, json};
+
+use super::super::writer::{F32, Gguf};
+
+/// Tables of LongRoPE.
+const FACTORS: [(&str, [f32; 4]); 2] = [("long_factor", [1.0, 1.5, 2.0, 3.0]), ("short_factor", [1.0, 1.0, 1.25, 1.5])];
+
+/// The config of an architecture's model.
+pub fn config(model_type: &str) -> Value {
+    let mut config = json!({
+        "model_type": model_type, "hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": model_type != "qwen3", "rope_theta": 5000.0,
+    });
+    let more = match model_type {
+        "llama" => json!({"attention_bias": true}),
+        "gemma3_text" => json!({
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 7,
+            "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0,
+        }),
+        "qwen2" | "qwen3" => json!({}),
+        "mixtral" => json!({"num_local_experts": 6, "num_experts_per_tok": 2}),
+        "ministral3" => json!({
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+                "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+            },
+        }),
+        "phi3" => json!({
+            "partial_rotary_factor": 0.5, "original_max_position_embeddings": 16,
+            "rope_scaling": {
+                "rope_type": "longrope", FACTORS[0].0: FACTORS[0].1, FACTORS[1].0: FACTORS[1].1,
+                "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
+            },
+        }),
+        "granite" => json!({
+            "attention_bias": true, "embedding_multiplier": 3.0, "residual_multiplier": 0.25,
+            "attention_multiplier": 0.25, "logits_scaling": 8.0,
+        }),
+        "smollm3" => json!({"num_hidden_layers": 4}),
+        "olmo3" => json!({
+            "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        }),
+        "minimax_m2" => json!({
+            "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 20, "rotary_dim": 8,
+        }),
+        "glm4" => json!({"attention_bias": true, "partial_rotary_factor": 0.5}),
+        "glm4_moe" => json!({
+            "attention_bias": true, "partial_rotary_factor": 0.5, "n_routed_experts": 6, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20, "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "use_qk_norm": true,
+            "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": true,
+        }),
+        _ => json!({
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": true,
+            "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 2, "partial_rotary_factor": 0.5,
+        }),
+    };
+    let (config_map, Value::Object(more)) = (config.as_object_mut().unwrap(), more) else { unreachable!() };
+    config_map.extend(more);
+    if model_type == "qwen3_moe" {
+        config_map.remove("partial_rotary_factor");
+    }
+    config
+}
+
+/// Keys that only some families have.
+pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
+    let size = |ours: &str| config[ours].as_u64().unwrap() as u32;
+    let number = |ours: &str| config[ours].as_f64().unwrap() as f32;
+    match config["model_type"].as_str().unwrap() {
+        "mixtral" => {
+            file.u32(&key("expert_count"), size("num_local_experts"));
+            file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
+        }
+        "ministral3" => {
+            file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
+            file.u32(&key("rope.scaling.original_context_length"), 16);
+            file.f32(&key("rope.scaling.yarn_log_multiplier"), 1.0);
+            file.f32(&key("attention.temperature_scale"), 0.5);
+        }
+        "phi3" => {
+            file.u32(&key("rope.dimension_count"), size("head_dim") / 2);
+            file.u32(&key("rope.scaling.original_context_length"), 16).u32(&key("attention.sliding_window"), 0);
+            let attention = (1.0 + 4f64.ln() / 16f64.ln()).sqrt();
+            file.f32(&key("rope.scaling.attn_factor"), attention as f32);
+            for (name, factors) in FACTORS {
+                let name = format!("rope_factors_{}.weight", name.strip_suffix("_factor").unwrap());
+                file.floats(&name, &[4], F32, &factors);
+            }
+        }
+        "granite" => {
+            file.f32(&key("embedding_scale"), number("embedding_multiplier"));
+            file.f32(&key("residual_scale"), number("residual_multiplier"));
+            file.f32(&key("attention.scale"), number("attention_multiplier"));
+            file.f32(&key("logit_scale"), number("logits_scaling"));
+        }
+        "olmo3" => {
+            file.u32(&key("attention.sliding_window"), size("sliding_window"));
+            file.i32s(&key("attention.sliding_window_pattern"), &[1, 0, 1]);
+        }
+        "minimax_m2" => {
+            file.u32(&key("rope.dimension_count"), size("rotary_dim"));
+            file.u32(&key("expert_count"), size("num_local_experts"));
+            file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
+            file.u32(&key("expert_feed_forward_length"), size("intermediate_size"));
+            file.u32(&key("expert_gating_func"), 2);
+        }
+        "glm4" => {
+            file.u32(&key("rope.dimension_count"), size("head_dim") / 2);
+        }
+        "glm4_moe" => {
+            file.u32(&key("rope.dimension_count"), size("head_dim") / 2);
+            file.u32(&key("expert_count"), size("n_routed_experts"));
+            file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
+            file.u32(&key("expert_feed_forward_length"), size("moe_intermediate_size"));
+            file.u32(&key("expert_shared_count"), size("n_shared_experts"));
+            file.u32(&key("leading_dense_block_count"), size("first_k_dense_replace"));
+            file.u32(&key("expert_gating_func"), 2);
+            file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
+            file.flag(&key("expert_weights_norm"), true);
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,62 @@
+//! GLM-4.5 to 4.7: a mixture with a sigmoid router and a shared expert in all layers but the first, biases of q, k and v, half of a head rotated. Reference:
+//! `modeling_glm4_moe.py` of transformers.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+
+use crate::config::Config;
+use crate::description::{
+    AttentionBiases, AttentionDescription, Description, ExpertGroups, FeedForwardDescription, LayerDescription,
+    MixerDescription, MoeDescription, Outline, RouterDescription, RouterScoring, SharedExpertDescription,
+};
+use crate::mlx_lm::{MlxLm, rotary_keys};
+use crate::options::Options;
+use crate::rope;
+
+/// The default part of a head that is rotated.
+const PARTIAL: f64 = 0.5;
+
+pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
+    let outline = Outline::read(config)?;
+    let read = AttentionDescription::read(config, false)?;
+    let attention = AttentionDescription {
+        normed: config.flag_or("use_qk_norm", false)?,
+        biases: match read.biases {
+            AttentionBiases::None => AttentionBiases::None,
+            _ => AttentionBiases::Inputs,
+        },
+        ..read
+    };
+    let normalise = config.flag_or("norm_topk_prob", true)?;
+    let keys = ("n_routed_experts", "moe_intermediate_size");
+    let read = MoeDescription::read_keys(config, keys, options.experts_per_token, normalise)?;
+    let (count, top) = (config.size_or("n_group", 1)?, config.size_or("topk_group", 1)?);
+    let router = RouterDescription {
+        scoring: RouterScoring::Sigmoid,
+        correction_bias: true,
+        groups: Some(ExpertGroups { count, top }).filter(|_| count > 1),
+        scale: config.float_or("routed_scaling_factor", 1.0, |x| x > 0.0, "a number above 0")? as f32,
+        ..read.router
+    };
+    let shared = config.count_or("n_shared_experts", 1)?;
+    let path = config.path().display();
+    ensure!(shared > 0, "{path}: `n_shared_experts` is 0, which is not supported");
+    config.product("`n_shared_experts` and `moe_intermediate_size`", &[shared, read.intermediate])?;
+    let shared = SharedExpertDescription { intermediate: shared * read.intermediate, gated: false };
+    let moe = Arc::new(MoeDescription { router, shared: Some(shared), ..read });
+    let dense = config.count_or("first_k_dense_replace", 1)?;
+    let layer = |i: usize| -> Result<LayerDescription> {
+        let feed_forward = match i < dense {
+            true => FeedForwardDescription::dense(config.size("intermediate_size")?),
+            false => FeedForwardDescription::Moe(Arc::clone(&moe)),
+        };
+        Ok(LayerDescription { mixer: MixerDescription::Attention(attention), feed_forward })
+    };
+    let layers = (0..outline.count).map(layer).collect::<Result<_>>()?;
+    let context = options.context.unwrap_or(outline.max_context);
+    let rotary = rope::rotary(config, attention.head_dim, Some(PARTIAL), context)?;
+    let mlx = MlxLm::new(config, "", rotary_keys(config).into());
+    let described = outline.with(config, "glm4_moe", false, rotary, layers, mlx)?;
+    Ok(Description { spelling: &[("mlp.shared_expert", "mlp.shared_experts")], ..described })
+}
