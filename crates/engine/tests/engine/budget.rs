@@ -10,13 +10,15 @@ use sluice_engine::{
 use support::*;
 
 /// Of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 10] = [
     "qwen3",
     "qwen3_window",
     "qwen3_moe",
     "qwen3_moe_stacked",
     "qwen3_next",
     "qwen3_5_moe",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
     "mlx_qwen3_widths",
     "mlx_qwen3_5_moe",
 ];

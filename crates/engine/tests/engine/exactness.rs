@@ -9,12 +9,14 @@ use support::*;
 const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 10] = [
     "qwen3",
     "qwen3_window",
     "qwen3_moe",
     "qwen3_next",
     "qwen3_5_moe",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
     "mlx_qwen3_widths",
     "mlx_qwen3_next",
     "mlx_qwen3_5_moe",

@@ -1,6 +1,7 @@
 //! The architectures: one file each, from `config.json` to a [`Description`], and a line in [`BUILT_IN`].
 
 mod gemma3;
+mod gpt_oss;
 mod llama;
 mod qwen2;
 mod qwen3;
@@ -42,6 +43,7 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "qwen3_5_moe_text", describe: qwen3_5_moe::describe },
     Architecture { model_type: "gemma3", describe: gemma3::describe },
     Architecture { model_type: "gemma3_text", describe: gemma3::describe },
+    Architecture { model_type: "gpt_oss", describe: gpt_oss::describe },
 ];
 
 /// Architectures that a program has added.

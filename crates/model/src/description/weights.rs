@@ -344,11 +344,22 @@ impl Description {
             if expert.is_some() && rest == "padding" {
                 return Some(Meaning { weight, with: None, expert, leaf: Leaf::Padding });
             }
-            // For each expert the rows of gate, then those of up.
-            if expert.is_none() && rest == "gate_up_proj" {
-                return Some(Meaning { weight, with: all.get(1).copied(), expert, leaf: Leaf::Bare });
+            // In stacks a bias is named like the matrix, and the rows of gate and up may be in one.
+            let (stack, leaf) = match rest.strip_suffix("_bias").filter(|_| expert.is_none()) {
+                Some(stack) => (stack, Some(Leaf::Bias)),
+                None => (rest, None),
+            };
+            if let Some(end) = stack.strip_prefix("gate_up_proj").filter(|_| expert.is_none())
+                && let Some(leaf) =
+                    leaf.or_else(|| Leaf::parse(end)).filter(|leaf| [Leaf::Bare, Leaf::Bias].contains(leaf))
+            {
+                return Some(Meaning { weight, with: all.get(1).copied(), expert, leaf });
             }
-            let found = projections.filter_map(|w| Some((*w, Leaf::parse(rest.strip_prefix(w.projection())?)?))).next();
+            let leaf_of = |w: &WeightDescription| {
+                let end = Leaf::parse(stack.strip_prefix(w.projection())?)?;
+                Some(leaf.filter(|_| end == Leaf::Bare).unwrap_or(end))
+            };
+            let found = projections.filter_map(|w| Some((*w, leaf_of(w)?))).next();
             return Some(match found {
                 Some((weight, leaf)) => Meaning { weight, with: None, expert, leaf },
                 None => Meaning { weight, with: None, expert, leaf: Leaf::Other },

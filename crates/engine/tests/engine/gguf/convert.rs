@@ -11,8 +11,17 @@ use sluice_store::{Dtype, TensorPlan, Writer};
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 8] =
-    ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"];
+pub const ARCHITECTURES: [&str; 9] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "gemma3_text",
+    "gpt_oss",
+];
 
 /// How the file has the experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +59,12 @@ fn config(model_type: &str) -> Value {
             "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0,
         }),
         "qwen2" | "qwen3" => json!({}),
+        "gpt_oss" => json!({
+            "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 20, "sliding_window": 7,
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false,
+            },
+        }),
         _ => json!({
             "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": true,
             "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
@@ -82,8 +97,8 @@ pub fn model(model_type: &str) -> Model {
             WeightKind::Convolution => draw(w.rows * w.cols, 0.2, 1.0),
             WeightKind::Matrix => draw(w.elements() as usize, 0.0, 1.0),
         };
-        let has_bias = w.biased && w.part.starts_with("self_attn");
-        Weight { description: w, values, bias: has_bias.then(|| draw(w.rows, 0.0, 1.0)) }
+        let has_bias = w.biased && (w.part.starts_with("self_attn") || model_type == "gpt_oss");
+        Weight { description: w, values, bias: has_bias.then(|| draw(w.count * w.rows, 0.0, 1.0)) }
     });
     Model { config, weights: weights.collect(), kinds: [F32, F16, BF16] }
 }
@@ -110,7 +125,10 @@ impl Model {
         let mut tensors: Vec<(String, Vec<usize>, &[f32])> = Vec::new();
         for Weight { description: w, values, bias } in &self.weights {
             let head = if w.part == "lm_head" { "" } else { "model." };
-            let module = format!("{head}{}", w.name());
+            let mut module = format!("{head}{}", w.name());
+            if w.part == "mlp.gate" && self.model_type() == "gpt_oss" {
+                module = module.replace("mlp.gate", "mlp.router");
+            }
             match w.kind {
                 WeightKind::Vector => tensors.push((module.clone(), vec![w.cols], values)),
                 WeightKind::Norm { .. } => tensors.push((format!("{module}.weight"), vec![w.cols], values)),
@@ -119,11 +137,15 @@ impl Model {
                     for (e, own) in values.chunks_exact(w.rows * w.cols).enumerate() {
                         let single = module.replace(".experts.", &format!(".experts.{e}."));
                         tensors.push((format!("{single}.weight"), vec![w.rows, w.cols], own));
+                        if let Some(bias) = bias {
+                            let own = &bias[e * w.rows..(e + 1) * w.rows];
+                            tensors.push((format!("{single}.bias"), vec![w.rows], own));
+                        }
                     }
                 }
                 WeightKind::Matrix => tensors.push((format!("{module}.weight"), vec![w.rows, w.cols], values)),
             }
-            if let Some(bias) = bias {
+            if let Some(bias) = bias.as_ref().filter(|_| w.count == 1) {
                 tensors.push((format!("{module}.bias"), vec![w.rows], bias));
             }
         }
@@ -154,6 +176,7 @@ impl Model {
             "qwen3_5_text" => "qwen35",
             "qwen3_5_moe_text" => "qwen35moe",
             "gemma3_text" => "gemma3",
+            "gpt_oss" => "gpt-oss",
             plain => plain,
         };
         let mut file = Gguf::new(architecture);
@@ -187,7 +210,21 @@ impl Model {
         } else {
             file.u32(&key("attention.head_count_kv"), kv_heads);
         }
-        if self.weights.iter().any(|w| w.description.count > 1) {
+        if architecture == "gpt-oss" {
+            for (name, ours) in [
+                ("expert_count", "num_local_experts"),
+                ("expert_used_count", "num_experts_per_tok"),
+                ("expert_feed_forward_length", "intermediate_size"),
+                ("attention.sliding_window", "sliding_window"),
+            ] {
+                file.u32(&key(name), self.size(ours) as u32);
+            }
+            let scaling = &self.config["rope_scaling"];
+            file.string(&key("rope.scaling.type"), "yarn");
+            file.f32(&key("rope.scaling.factor"), scaling["factor"].as_f64().unwrap() as f32);
+            let original = scaling["original_max_position_embeddings"].as_u64().unwrap();
+            file.u32(&key("rope.scaling.original_context_length"), original as u32);
+        } else if self.weights.iter().any(|w| w.description.count > 1) {
             file.u32(&key("expert_count"), self.size("num_experts") as u32);
             file.u32(&key("expert_used_count"), self.size("num_experts_per_tok") as u32);
             file.u32(&key("expert_feed_forward_length"), self.size("moe_intermediate_size") as u32);
@@ -256,7 +293,10 @@ impl Model {
         let Weight { description: w, values, bias } = weight;
         let is_tiled = self.model_type().starts_with("qwen3_5");
         let part = match w.part {
-            "post_attention_layernorm" if self.model_type() == "gemma3_text" => "post_attention_norm",
+            "post_attention_layernorm" if ["gemma3_text", "gpt_oss"].contains(&self.model_type()) => {
+                "post_attention_norm"
+            }
+            "self_attn.sinks" => "attn_sinks.weight",
             "post_attention_layernorm" if self.weights.iter().any(|w| w.description.part == "linear_attn.A_log") => {
                 "post_attention_norm"
             }
@@ -302,7 +342,8 @@ impl Model {
         let moved = self.model_type() == "llama" && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
         if let Some(bias) = bias {
             let bias = if moved { beside(bias, head_dim, 1) } else { bias.clone() };
-            file.floats(&format!("{name}.bias"), &[w.rows], F32, &bias);
+            let shape = if w.count > 1 { vec![w.count, w.rows] } else { vec![w.rows] };
+            file.floats(&format!("{name}.bias"), &shape, F32, &bias);
         }
         let values = values.clone();
         match (w.kind, w.part) {

@@ -5,11 +5,12 @@ use sluice_engine::{Engine, MemoryClass, Options, Placement};
 use crate::support::folder;
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
-pub const FOLDERS: [&str; 7] = [
+pub const FOLDERS: [&str; 8] = [
     "qwen3_moe",
     "qwen3_moe_stacked",
     "qwen3_next",
     "qwen3_5_moe",
+    "gpt_oss_mxfp4",
     "mlx_qwen3_moe",
     "mlx_qwen3_next",
     "mlx_qwen3_5_moe",
