@@ -331,7 +331,11 @@ fn answer(bytes: &[u8]) {
     let Some(([family, cut], text)) = bytes.split_first_chunk() else { return };
     let text = String::from_utf8_lossy(text);
     let bit = |n: u8| family >> n & 1 == 1;
-    let calls = [Some(Calls::Json), Some(Calls::Xml), None][usize::from(family >> 1 & 3) % 3];
+    let is_harmony = bit(6);
+    let calls = match is_harmony {
+        true => Some(Calls::Harmony),
+        false => [Some(Calls::Json), Some(Calls::Xml), None][usize::from(family >> 1 & 3) % 3],
+    };
     let style = Style { thoughts: bit(0), calls, native: true, preserves: false };
     let opened = [Opened::No, Opened::Yes { line: true }, Opened::Closed, Opened::Yes { line: false }]
         [usize::from(family >> 3 & 3)];
@@ -367,7 +371,10 @@ fn answer(bytes: &[u8]) {
             assert!(e.is_eof() || odd, "{e}: {json}");
         }
     }
-    // 3. All else is reported
+    // 3. All else is reported. In the harmony format markup stands around everything.
+    if is_harmony {
+        return;
+    }
     let is_call = |piece: &Piece| matches!(piece, Piece::Call { .. } | Piece::Arguments { .. });
     let said = |piece: &Piece| match piece {
         Piece::Text(text) | Piece::Thought(text) => unspaced(text),

@@ -348,6 +348,12 @@ impl<'a> Weights<'a> {
             Some(module) => format!("{module}.bias"),
             None => format!("{matrix}_bias"),
         };
+        let stacked = |w: &WeightDescription| {
+            let module = self.layout().stacked_experts(&self.description.stored_name(w));
+            format!("{module}.bias")
+        };
+        // In bundles experts are single, and vectors are not.
+        let are_stacked = self.tensors.checkpoint().tensor(&stacked(&gate)).is_some();
         let values = match storage {
             ExpertStorage::FusedGateUp { gate_up, down: of_down } => {
                 let (both, _) = self.values(&of_stack(gate_up), &[count, gate.rows + up.rows])?;
@@ -364,14 +370,7 @@ impl<'a> Weights<'a> {
                 };
                 [pick(false), pick(true), self.values(&of_stack(of_down), &[count, down.rows])?.0]
             }
-            ExpertStorage::Stacked => {
-                let of = |w: &WeightDescription| {
-                    let module = self.layout().stacked_experts(&self.description.stored_name(w));
-                    self.values(&format!("{module}.bias"), &[count, w.rows]).map(|(values, _)| values)
-                };
-                [of(&gate)?, of(&up)?, of(&down)?]
-            }
-            ExpertStorage::Single => {
+            ExpertStorage::Single if !are_stacked => {
                 let of = |w: &WeightDescription| -> Result<Vec<f32>> {
                     let mut all = Vec::with_capacity(count * w.rows);
                     for expert in 0..count {
@@ -379,6 +378,10 @@ impl<'a> Weights<'a> {
                     }
                     Ok(all)
                 };
+                [of(&gate)?, of(&up)?, of(&down)?]
+            }
+            ExpertStorage::Stacked | ExpertStorage::Single => {
+                let of = |w: &WeightDescription| self.values(&stacked(w), &[count, w.rows]).map(|(values, _)| values);
                 [of(&gate)?, of(&up)?, of(&down)?]
             }
         };

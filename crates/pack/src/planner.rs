@@ -118,10 +118,16 @@ impl Planner<'_> {
     ) -> Result<()> {
         // 0. matrices that are not in the file as they are
         if matches!(leaf, Leaf::Weight | Leaf::Bare)
-            && let Some(made) = self.made(t, &weight)?
+            && let Some(made) = self.made(t, &weight, with.as_ref())?
         {
-            ensure!(with.is_none() && weight.count == 1, "tensor {:?}: stacks of this form cannot be packed", t.name);
+            if weight.count > 1 {
+                return self.made_stack(i, t, [Some(weight), with].into_iter().flatten(), made);
+            }
             return self.made_matrix(i, &weight, t, vec![made], &[weight.rows]);
+        }
+
+        if weight.class == WeightClass::Expert && leaf == Leaf::Bias {
+            return self.expert_biases(i, t, [Some(weight), with].into_iter().flatten());
         }
 
         // 1. fused experts: the first half of the rows is the gate
@@ -130,6 +136,11 @@ impl Planner<'_> {
             let (&[experts, rows, last], Some((form, cols, dtype))) = (&t.shape[..], stored) else {
                 bail!("tensor {:?}: {} {:?} are no experts that can be packed", t.name, t.dtype, t.shape)
             };
+            ensure!(
+                !self.takes_turns(&weight),
+                "tensor {:?}: experts that are stored by columns cannot be packed",
+                t.name
+            );
             let weights: Vec<WeightDescription> = [Some(weight), with].into_iter().flatten().collect();
             if leaf == Leaf::Other || !rows.is_multiple_of(weights.len()) {
                 bail!("tensor {:?}: not a part of an expert that is known", t.name)
@@ -142,7 +153,8 @@ impl Planner<'_> {
                 let segments = (0..experts).map(at).collect();
                 let parts = vec![Rows { row_bytes, segments }];
                 let (form, name) = (Some(form), t.name.to_string());
-                let source = Source { parts, rows: per_part, form, cols, made: Vec::new(), name, pairs: None };
+                let source =
+                    Source { parts, rows: per_part, form, cols, made: Vec::new(), name, pairs: None, turn: None };
                 self.matrix(i, weight, source, &[experts, per_part, cols], dtype)?;
             }
             return Ok(());
@@ -188,8 +200,8 @@ impl Planner<'_> {
             (dtype, treatment) = (Dtype::F32, Treatment::AddOne(float(t.dtype).expect("checked above")));
         }
         let name = match leaf {
-            Leaf::Bare => weight.mlx_name(),
-            _ => format!("{}.{}", weight.mlx_name(), t.name.rsplit('.').next().unwrap_or_default()),
+            Leaf::Bare => self.description.mlx_name(&weight),
+            _ => format!("{}.{}", self.description.mlx_name(&weight), t.name.rsplit('.').next().unwrap_or_default()),
         };
         let tensors = vec![TensorPlan { name: self.description.mlx.full(&name), dtype, shape }];
         self.push(i, &weight, self.whole(t), treatment, tensors);
@@ -201,10 +213,10 @@ impl Planner<'_> {
         let (i, first) = *tensors.values().next().expect("an entry has a tensor");
         let whole = tensors.keys().copied().eq(0..weight.count);
         ensure!(whole, "{}: {} tensors for {} experts", weight.name(), tensors.len(), weight.count);
-        if let Some(made) = self.made(first, &weight)? {
+        if let Some(made) = self.made(first, &weight, None)? {
             let mut all = vec![made];
             for (_, t) in tensors.values().skip(1) {
-                let other = self.made(t, &weight)?.filter(|other| other.format == all[0].format);
+                let other = self.made(t, &weight, None)?.filter(|other| other.format == all[0].format);
                 let Some(other) = other else { bail!("tensor {:?}: in another form than other experts", t.name) };
                 all.push(other);
             }
@@ -228,7 +240,8 @@ impl Planner<'_> {
         let segments = all.iter().map(|t| self.place(t)).collect();
         let parts = vec![Rows { row_bytes: cols * first.dtype.size(), segments }];
         let (form, cols, shape) = (Some(form), inputs, [all.len(), rows, inputs]);
-        let source = Source { parts, rows, form, cols, made: Vec::new(), name: first.name.to_string(), pairs: None };
+        let source =
+            Source { parts, rows, form, cols, made: Vec::new(), name: first.name.to_string(), pairs: None, turn: None };
         self.matrix(i, &weight, source, &shape, dtype)
     }
 
@@ -272,7 +285,8 @@ impl Planner<'_> {
         }
         let scale = scale.expect("set above");
         let form = Some(WeightFormat::Affine { bits, group, scale });
-        let source = Source { parts, rows, form, cols, made: Vec::new(), name: t.name.to_string(), pairs: None };
+        let source =
+            Source { parts, rows, form, cols, made: Vec::new(), name: t.name.to_string(), pairs: None, turn: None };
         self.groups(i, weight, source, leading)
     }
 
@@ -283,7 +297,7 @@ impl Planner<'_> {
         };
         let cols = source.cols;
         // 2. its new width
-        let (in_layers, mlx) = (weight.name(), weight.mlx_name());
+        let (in_layers, mlx) = (weight.name(), self.description.mlx_name(weight));
         let out = self.description.mlx.full(&mlx);
         let wanted = self.rules.asked_for(Module { names: &[&in_layers, &mlx, &out], class: weight.class });
         let new = match wanted {
@@ -333,7 +347,7 @@ impl Planner<'_> {
         shape: &[usize],
         dtype: Dtype,
     ) -> Result<()> {
-        let (in_layers, mlx) = (weight.name(), weight.mlx_name());
+        let (in_layers, mlx) = (weight.name(), self.description.mlx_name(weight));
         let out = self.description.mlx.full(&mlx);
         let (&cols, leading) = shape.split_last().expect("a matrix has columns");
         let float = float(dtype).expect("checked by the caller");
@@ -357,6 +371,7 @@ impl Planner<'_> {
             self.found.overrides.insert(out.clone(), width);
         }
         let (tensors, treatment) = match width {
+            Width::Mxfp4 => bail!("{out}: MXFP4 is never chosen"),
             Width::Plain if is_blocks => (vec![tensor("weight", Dtype::F32, cols)], Treatment::Widen),
             Width::Plain => (vec![tensor("weight", dtype, cols)], Treatment::Copy),
             Width::Affine { bits, group } => {
@@ -446,6 +461,7 @@ impl Planner<'_> {
             made: Vec::new(),
             name: t.name.to_string(),
             pairs: None,
+            turn: None,
         }
     }
 }

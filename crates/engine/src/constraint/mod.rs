@@ -5,6 +5,7 @@
 
 mod grammar;
 mod guide;
+mod harmony;
 mod schema;
 mod vocabulary;
 
@@ -98,20 +99,23 @@ impl Constraint {
             let calls = style.and_then(|style| style.calls);
             Some(text.grammars()?.compile(&spec.format, spec.called.as_ref(), calls)?)
         };
-        let thought = match (style.filter(|style| style.thoughts), opened) {
+        // A grammar in the harmony format has the thoughts in it.
+        let thought = match (style.filter(|style| style.thoughts && !style.is_harmony()), opened) {
             (None, _) | (_, Opened::Closed) => None,
             (Some(_), opened) => Thought::new(text, opened, spec.thinking_budget, grammar.is_some())?,
         };
         Ok((grammar.is_some() || thought.is_some()).then_some(Constraint { grammar, thought }))
     }
 
-    /// Whether `answer`, without thoughts, is a complete answer.
+    /// Whether `answer`, without thoughts, is a complete answer. In the harmony format it has its marks.
     ///
     /// # Errors
     /// A text that cannot be tokenised; a grammar that grows too large.
     pub fn allows(&self, text: &ModelText, answer: &str) -> Result<bool> {
         let Some(mut matcher) = self.grammar.clone() else { return Ok(true) };
-        let tokens = text.tokenizer.encode_plain(answer)?;
+        let is_harmony = text.template.as_ref().is_some_and(|template| template.style().is_harmony());
+        let tokens =
+            if is_harmony { text.tokenizer.encode(answer, false)? } else { text.tokenizer.encode_plain(answer)? };
         Ok(matcher.try_consume_tokens(&tokens)? == tokens.len() && matcher.is_accepting()?)
     }
 }

@@ -95,6 +95,7 @@ impl Family {
         let example = match self.calls {
             Calls::Json => "<tool_call>\\n{}\\n</tool_call>",
             Calls::Xml => "<tool_call>\\n<function=f>\\n</function>\\n</tool_call>",
+            Calls::Harmony => unreachable!("has tests of its own"),
         };
         let mut source =
             FRAME.replace("ASSISTANT", self.assistant).replace("BEGIN", self.begin).replace("EXAMPLE", example);
@@ -149,6 +150,7 @@ impl Family {
                     }
                     text += "</function>\n";
                 }
+                Calls::Harmony => unreachable!("has tests of its own"),
             }
             text += "</tool_call>";
         }
@@ -330,6 +332,7 @@ fn arguments_come_back_as_they_were_spaced() {
             Calls::Xml => {
                 "<tool_call>\n<function=use>\n<parameter=n>\n1.50\n</parameter>\n<parameter=list>\n[1,\n 2e3]\n</parameter>\n</function>\n</tool_call>"
             }
+            Calls::Harmony => unreachable!("has tests of its own"),
         };
         let begin = if family.begin.is_empty() { "" } else { "Hm.\n</think>\n\n" };
         assert_comes_back(family, template, &format!("{begin}{generated}"), Client::Same);

@@ -97,14 +97,6 @@ impl WeightDescription {
         self.layer.map_or_else(|| self.part.to_owned(), |layer| format!("layers.{layer}.{}", self.part))
     }
 
-    /// The same in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
-    pub fn mlx_name(&self) -> String {
-        match self.class {
-            WeightClass::Expert => self.name().replace(".experts.", ".switch_mlp."),
-            _ => self.name(),
-        }
-    }
-
     /// Its part without `mlp.`, for tables.
     pub fn label(&self) -> &'static str {
         self.part.strip_prefix("mlp.").unwrap_or(self.part)
@@ -314,6 +306,14 @@ impl Description {
     pub(crate) fn stored_name(&self, w: &WeightDescription) -> String {
         let part = self.spelled(w.part);
         w.layer.map_or_else(|| part.to_string(), |layer| format!("layers.{layer}.{part}"))
+    }
+
+    /// The same in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
+    pub fn mlx_name(&self, w: &WeightDescription) -> String {
+        match w.class {
+            WeightClass::Expert => self.stored_name(w).replace(".experts.", ".switch_mlp."),
+            _ => self.stored_name(w),
+        }
     }
 
     /// What the tensor `short` is, for any way of storing experts. `None`: this model has no such tensor.

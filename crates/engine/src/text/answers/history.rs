@@ -4,9 +4,10 @@
 //! rendered text. So they come out the same whether a template prints strings as they are or as JSON. If they are compact, the client has rewritten them, and the
 //! template prints the object with the spaces that the model was trained with. The same holds for each parameter of a call in XML.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
+use super::harmony;
 use super::json as text;
 use super::marks::{CALL, CALLED};
 use super::style::{Calls, Style};
@@ -19,21 +20,33 @@ const STAND_IN: [char; 2] = ['\u{F0000}', '\u{F0001}'];
 pub struct TemplateHistory {
     pub messages: Vec<Value>,
     pub tools: Option<Value>,
-    /// The arguments that stand-ins in the messages replace.
-    pub arguments: Vec<String>,
+    /// What replaces the stand-ins in the messages.
+    pub written: Vec<Vec<Written>>,
+    /// It replaces the whole messages that the template writes around them (the harmony format).
+    pub whole_messages: bool,
+}
+
+/// A part of a rendered text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// Control tokens, and what stands between them.
+    Markup(String),
+    /// What somebody said.
+    Said(String),
 }
 
 impl TemplateHistory {
     /// Unchanged messages.
     pub fn plain(messages: &[Value]) -> TemplateHistory {
-        TemplateHistory { messages: messages.to_vec(), tools: None, arguments: Vec::new() }
+        TemplateHistory { messages: messages.to_vec(), tools: None, written: Vec::new(), whole_messages: false }
     }
 
     /// For templates that use arguments as objects.
     pub fn new(style: Style, messages: &[Value], tools: Option<&Value>) -> TemplateHistory {
         if !style.native && style.calls.is_some() {
-            return TemplateHistory { messages: written(messages, tools), tools: None, arguments: Vec::new() };
+            return TemplateHistory::plain(&written(messages, tools));
         }
+
         let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
         each_arguments(&mut echo.messages, |arguments| match style.calls {
             Some(Calls::Xml) => xml(arguments),
@@ -42,8 +55,13 @@ impl TemplateHistory {
         echo
     }
 
-    /// For templates that print arguments as they are; `None` if there are no arguments for which that makes a difference.
+    /// For templates that print arguments as they are, and for the harmony format; `None` if there is nothing for which that makes a difference.
     pub fn verbatim(style: Style, messages: &[Value], tools: Option<&Value>) -> Option<TemplateHistory> {
+        let is_ambiguous = || messages.iter().any(|m| m.to_string().contains(STAND_IN));
+        if style.is_harmony() {
+            let history = harmony::history(messages, tools);
+            return Some(history).filter(|history| !history.written.is_empty() && !is_ambiguous());
+        }
         if !style.native || style.calls != Some(Calls::Json) {
             return None;
         }
@@ -56,10 +74,10 @@ impl TemplateHistory {
             }
             other => object(other),
         });
-        if kept.is_empty() || messages.iter().any(|m| m.to_string().contains(STAND_IN)) {
+        if kept.is_empty() || is_ambiguous() {
             return None;
         }
-        echo.arguments = kept;
+        echo.written = kept.into_iter().map(|json| vec![Written::Said(json)]).collect();
         Some(echo)
     }
 
@@ -67,24 +85,28 @@ impl TemplateHistory {
     ///
     /// # Errors
     /// When a stand-in does not occur exactly once.
-    pub fn filled(&self, mut rendered: String, arguments: &[String]) -> Result<String> {
-        for (i, arguments) in arguments.iter().enumerate() {
+    pub fn filled(&self, mut rendered: String, texts: &[String]) -> Result<String> {
+        for (i, text) in texts.iter().enumerate() {
             let stand_in = stand_in(i);
             let mut found = rendered.match_indices(&stand_in).map(|(at, _)| at);
             let (first, second) = (found.next(), found.next());
-            ensure!(second.is_none(), "the chat template writes the arguments of a call twice");
-            let Some(at) = first else { anyhow::bail!("the chat template leaves out the arguments of a call") };
+            ensure!(second.is_none(), "the chat template writes a part of an answer twice");
+            let Some(at) = first else { anyhow::bail!("the chat template leaves out a part of an answer") };
             let mut range = at..at + stand_in.len();
-            if rendered[..at].ends_with('"') && rendered[range.end..].starts_with('"') {
+            if self.whole_messages {
+                let whole = harmony::message_around(&rendered, &range);
+                range = whole.context("the chat template writes an answer in an unknown way")?;
+            } else if rendered[..at].ends_with('"') && rendered[range.end..].starts_with('"') {
                 range = range.start - 1..range.end + 1;
             }
-            rendered.replace_range(range, arguments);
+            rendered.replace_range(range, text);
         }
         Ok(rendered)
     }
 }
 
-fn stand_in(i: usize) -> String {
+/// What stands for the text number `i`.
+pub fn stand_in(i: usize) -> String {
     format!("{}{i}{}", STAND_IN[0], STAND_IN[1])
 }
 

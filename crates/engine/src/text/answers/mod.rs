@@ -4,6 +4,7 @@
 //! stream. [`history`] passes earlier answers back to the template so that it writes the text that was generated, whose blocks are then in the prefix cache.
 
 mod call_syntax;
+mod harmony;
 mod history;
 mod json;
 mod marks;
@@ -13,7 +14,9 @@ mod reading;
 mod style;
 mod tools;
 
-pub(super) use history::TemplateHistory;
+pub(super) use harmony::effort as harmony_effort;
+pub(crate) use harmony::marks as harmony_marks;
+pub(super) use history::{TemplateHistory, Written};
 pub use parser::AnswerParser;
 pub use reading::Reading;
 pub use style::{Calls, Opened, Style};

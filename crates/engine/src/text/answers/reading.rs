@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::harmony::marks::ALL;
 use super::marks::{CALL, CALLED, THINK, THOUGHT};
 use super::parser::AnswerParser;
 use super::style::{Opened, Style};
@@ -42,6 +43,9 @@ impl Reading {
 
     /// A detokenizer for one answer. It keeps the special tokens that the parser looks for.
     pub fn detokenizer(&self, tokenizer: &Arc<Tokenizer>) -> Detokenizer {
+        if self.style.is_harmony() {
+            return Detokenizer::keeping(Arc::clone(tokenizer), &ALL);
+        }
         let thoughts = if self.style.thoughts { &[THINK, THOUGHT][..] } else { &[] };
         let calls = if self.tools.is_some() { &[CALL, CALLED][..] } else { &[] };
         Detokenizer::keeping(Arc::clone(tokenizer), &[thoughts, calls].concat())

@@ -1,5 +1,6 @@
 //! How a model family writes thoughts and calls.
 
+use super::harmony::marks::{CHANNEL, MESSAGE};
 use super::marks::{CALL, THINK, THOUGHT};
 use crate::text::tokenizer::Tokenizer;
 
@@ -10,6 +11,8 @@ pub enum Calls {
     Json,
     /// `<function=NAME>`, then each of `<parameter=NAME>`, value, `</parameter>` on lines of their own: Qwen3-Coder, Qwen3-Next, Qwen3.5.
     Xml,
+    /// A message to the tool, in the harmony format: gpt-oss.
+    Harmony,
 }
 
 impl Calls {
@@ -18,6 +21,7 @@ impl Calls {
         match self {
             Calls::Json => 1,
             Calls::Xml => 2,
+            Calls::Harmony => 0,
         }
     }
 }
@@ -25,7 +29,7 @@ impl Calls {
 /// How a model writes thoughts and calls, and what its template does with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Answers may begin with thoughts, between `<think>` and `</think>`.
+    /// Answers may begin with thoughts, between `<think>` and `</think>`, or in a channel of their own.
     pub thoughts: bool,
     /// How it writes calls; `None`: in an unknown way, so that calls are text.
     pub calls: Option<Calls>,
@@ -56,6 +60,9 @@ impl Style {
     /// The style of a model with these templates, which contain the instructions that it was trained with.
     pub fn from_templates<'a>(templates: impl Iterator<Item = &'a str> + Clone) -> Style {
         let has = |part: &str| templates.clone().any(|t| t.contains(part));
+        if has(CHANNEL) && has(MESSAGE) {
+            return Style { thoughts: true, calls: Some(Calls::Harmony), native: true, preserves: false };
+        }
         let calls = if has("<arg_key>") {
             None
         } else if has(CALL) {
@@ -68,9 +75,14 @@ impl Style {
         Style { thoughts: has(THINK) || has(THOUGHT), calls, native: has("tools"), preserves: has("preserve_thinking") }
     }
 
+    /// Whether it writes everything in the harmony format.
+    pub fn is_harmony(&self) -> bool {
+        self.calls == Some(Calls::Harmony)
+    }
+
     /// Whether a prompt of these tokens ends inside a thought.
     pub fn opened(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Opened {
-        if !self.thoughts {
+        if !self.thoughts || self.is_harmony() {
             return Opened::No;
         }
         let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
