@@ -158,6 +158,7 @@ fn config(bytes: &[u8]) {
         "qwen3_moe",
         "qwen3_next",
         "qwen3_5_moe",
+        "gpt_oss_mxfp4",
         "mlx_qwen3_widths",
         "quantized/fp8_experts",
         "quantized/w4a16_asymmetric",

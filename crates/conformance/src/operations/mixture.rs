@@ -218,9 +218,18 @@ pub fn mixtures(c: &mut Case) {
 
 pub fn clamped(c: &mut Case) {
     c.draw_clamped_format();
-    let (hidden, mut drawn) = (c.one_of(&CLAMPED_COLS), Vec::new());
+    // Now and then as many columns as they have, of few and narrow experts.
+    let whole = c.once_in(6);
+    let wide = [2880, c.one_of(&CLAMPED_COLS[..2])];
+    let hidden = if whole { c.one_of(&wide) } else { c.one_of(&CLAMPED_COLS) };
+    let mut drawn = Vec::new();
     for _ in 0..c.random.usize(1..=2) {
-        let (count, intermediate, stacked) = (c.random.usize(1..=12), c.one_of(&CLAMPED_COLS), !c.once_in(4));
+        let (count, intermediate) = match (whole, hidden) {
+            (true, 2880) => (3, c.one_of(&CLAMPED_COLS[..2])),
+            (true, _) => (3, 2880),
+            (false, _) => (c.random.usize(1..=12), c.one_of(&CLAMPED_COLS)),
+        };
+        let stacked = !c.once_in(4);
         drawn.push(c.experts(count, hidden, intermediate, stacked));
     }
     drawn.iter_mut().for_each(|drawn| c.make_clamped(drawn));

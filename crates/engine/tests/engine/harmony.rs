@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use sluice_engine::text::{AnswerParser, Calls, Dialogue, ModelText, Opened, Piece, Tools};
+use sluice_engine::text::{AnswerParser, Calls, Dialogue, ModelText, Opened, Piece, Tokenizer, Tools};
 use sluice_engine::{Constraint, ConstraintSpec, GrammarFormat, ToolCallRules};
 
 /// As the published template does it: a system message, the developer's with the tools, calls in another form than the model's, results as JSON, thoughts only before
@@ -40,19 +40,16 @@ fn text() -> &'static ModelText {
     TEXT.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
-        let tokenizer = std::fs::read(demo.join("tokenizer.json")).unwrap();
-        let mut tokenizer: Value = serde_json::from_slice(&tokenizer).unwrap();
-        let first = tokenizer["model"]["vocab"].as_object().unwrap().len() as u64;
-        let added = tokenizer["added_tokens"].as_array_mut().unwrap();
-        let first = added.iter().filter_map(|token| token["id"].as_u64()).fold(first, |id, other| id.max(other + 1));
-        for (id, content) in (first..).zip(MARKS) {
-            added.push(json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}));
+        let mut tokenizer = std::fs::read_to_string(demo.join("tokenizer.json")).unwrap();
+        for (i, mark) in MARKS.iter().enumerate() {
+            tokenizer = tokenizer.replace(&format!("<|reserved_{i}|>"), mark);
         }
         let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
-        write("tokenizer.json", tokenizer.to_string());
+        write("tokenizer.json", tokenizer);
         write("tokenizer_config.json", json!({"chat_template": TEMPLATE}).to_string());
         // As if every message ended an answer.
-        write("generation_config.json", json!({"eos_token_id": [first + 1, first + 5]}).to_string());
+        let end = Tokenizer::load(folder.path(), None).unwrap().id("<|end|>").unwrap();
+        write("generation_config.json", json!({"eos_token_id": [end]}).to_string());
         ModelText::load(folder.path(), None).unwrap()
     })
 }

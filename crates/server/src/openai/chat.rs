@@ -78,7 +78,6 @@ impl ChatCompletionRequest {
             extra,
             logprobs: self.logprobs.then_some(top),
             sampling: self.sampling,
-            ..ChatRequest::default()
         })
     }
 }

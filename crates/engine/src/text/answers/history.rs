@@ -10,11 +10,9 @@ use serde_json::{Map, Value, json};
 use super::harmony;
 use super::json as text;
 use super::marks::{CALL, CALLED};
+use super::stand_in::{STAND_IN, Written, stand_in};
 use super::style::{Calls, Style};
 use crate::text::template::tojson::dumps;
-
-/// A stand-in is the index of the arguments between these characters.
-const STAND_IN: [char; 2] = ['\u{F0000}', '\u{F0001}'];
 
 /// The input of a template.
 pub struct TemplateHistory {
@@ -24,15 +22,6 @@ pub struct TemplateHistory {
     pub written: Vec<Vec<Written>>,
     /// It replaces the whole messages that the template writes around them (the harmony format).
     pub whole_messages: bool,
-}
-
-/// A part of a rendered text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// Control tokens, and what stands between them.
-    Markup(String),
-    /// What somebody said.
-    Said(String),
 }
 
 impl TemplateHistory {
@@ -59,7 +48,8 @@ impl TemplateHistory {
     pub fn verbatim(style: Style, messages: &[Value], tools: Option<&Value>) -> Option<TemplateHistory> {
         let is_ambiguous = || messages.iter().any(|m| m.to_string().contains(STAND_IN));
         if style.is_harmony() {
-            let history = harmony::history(messages, tools);
+            let (messages, written) = harmony::history(messages);
+            let history = TemplateHistory { messages, tools: tools.cloned(), written, whole_messages: true };
             return Some(history).filter(|history| !history.written.is_empty() && !is_ambiguous());
         }
         if !style.native || style.calls != Some(Calls::Json) {
@@ -103,11 +93,6 @@ impl TemplateHistory {
         }
         Ok(rendered)
     }
-}
-
-/// What stands for the text number `i`.
-pub fn stand_in(i: usize) -> String {
-    format!("{}{i}{}", STAND_IN[0], STAND_IN[1])
 }
 
 fn each_arguments(messages: &mut [Value], mut replace: impl FnMut(&Value) -> Value) {

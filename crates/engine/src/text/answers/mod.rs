@@ -11,13 +11,15 @@ mod marks;
 mod parser;
 mod piece_list;
 mod reading;
+mod stand_in;
 mod style;
 mod tools;
 
 pub(super) use harmony::effort as harmony_effort;
 pub(crate) use harmony::marks as harmony_marks;
-pub(super) use history::{TemplateHistory, Written};
+pub(super) use history::TemplateHistory;
 pub use parser::AnswerParser;
 pub use reading::Reading;
+pub(super) use stand_in::Written;
 pub use style::{Calls, Opened, Style};
 pub use tools::Tools;

@@ -9,10 +9,10 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::marks::{CALL, CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, RETURN, START};
-use crate::text::answers::history::{TemplateHistory, Written, stand_in};
+use crate::text::answers::stand_in::{Written, stand_in};
 
-/// The input of a template, in which each message of the assistant is a stand-in.
-pub fn history(messages: &[Value], tools: Option<&Value>) -> TemplateHistory {
+/// The messages for a template, in which each of the assistant's is a stand-in, and what replaces these with the message around them.
+pub fn history(messages: &[Value]) -> (Vec<Value>, Vec<Vec<Written>>) {
     let mut written = Vec::new();
     let mut rendered = Vec::with_capacity(messages.len());
     let messages = in_turns(messages);
@@ -33,7 +33,7 @@ pub fn history(messages: &[Value], tools: Option<&Value>) -> TemplateHistory {
         });
         written.push(message_text(message, call, call.is_some() && !is_answered));
     }
-    TemplateHistory { messages: rendered, tools: tools.cloned(), written, whole_messages: true }
+    (rendered, written)
 }
 
 /// The message in a rendered text that has this place in it: from its beginning to the mark that ends it.
