@@ -228,3 +228,34 @@ pub fn answer(
         streamed,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use sluice_engine::text::{Calls, Opened, Style};
+
+    use super::*;
+
+    #[test]
+    fn channels_are_shown_as_thoughts_and_text_and_only_text_is_kept() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let tokenizer = Arc::new(Tokenizer::load(&demo, None).unwrap());
+        let style = Style { thoughts: true, calls: Some(Calls::Harmony), native: true, preserves: false };
+        let stream = || TextStream {
+            detokenizer: Detokenizer::new(Arc::clone(&tokenizer), true),
+            parser: Some(AnswerParser::new(style, None, Opened::No)),
+            thinks: false,
+            content: String::new(),
+        };
+        let answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>So.\n";
+        let (mut whole, mut cut) = (stream(), stream());
+        assert_eq!(whole.shown(answer.into(), Some(false)), "<think>\nHm.\n</think>\n\nSo.\n");
+        assert_eq!(whole.content, "So.\n");
+        let mut shown: String = answer.chars().map(|c| cut.shown(c.into(), None)).collect();
+        shown += &cut.shown(String::new(), Some(false));
+        assert_eq!((shown.as_str(), cut.content.as_str()), ("<think>\nHm.\n</think>\n\nSo.\n", "So.\n"));
+        // Of an answer that was stopped within a header nothing is shown.
+        assert_eq!(stream().shown("<|channel|>ana".into(), Some(true)), "");
+    }
+}
