@@ -158,6 +158,7 @@ fn config(bytes: &[u8]) {
         "qwen3_moe",
         "qwen3_next",
         "qwen3_5_moe",
+        "gpt_oss_mxfp4",
         "mlx_qwen3_widths",
         "quantized/fp8_experts",
         "quantized/w4a16_asymmetric",
@@ -339,8 +340,14 @@ fn answer(bytes: &[u8]) {
         Some(Calls::Invokes),
         Some(Calls::Mistral),
         Some(Calls::List),
+        Some(Calls::Harmony),
     ];
-    let calls = calls[usize::from(family >> 1 & 3) % 3 + if bit(6) { 3 } else { 0 } + usize::from(bit(6) && bit(7))];
+    let calls = match (bit(6), bit(7)) {
+        (false, _) => calls[usize::from(family >> 1 & 3) % 3],
+        (true, false) => calls[3 + usize::from(family >> 1 & 3)],
+        (true, true) => calls[7],
+    };
+    let is_harmony = calls == Some(Calls::Harmony);
     let style = Style { thoughts: bit(0), calls, native: true, preserves: false };
     let opened = [Opened::No, Opened::Yes { line: true }, Opened::Closed, Opened::Yes { line: false }]
         [usize::from(family >> 3 & 3)];
@@ -376,7 +383,10 @@ fn answer(bytes: &[u8]) {
             assert!(e.is_eof() || odd, "{e}: {json}");
         }
     }
-    // 3. All else is reported
+    // 3. All else is reported. In the harmony format markup stands around everything.
+    if is_harmony {
+        return;
+    }
     let is_call = |piece: &Piece| matches!(piece, Piece::Call { .. } | Piece::Arguments { .. });
     let said = |piece: &Piece| match piece {
         Piece::Text(text) | Piece::Thought(text) => unspaced(text),

@@ -10,7 +10,7 @@ use sluice_store::{MAX_SETTINGS, read_small};
 use crate::hub;
 
 /// Names and texts of configs.
-pub const PRESETS: [(&str, &str); 9] = [
+pub const PRESETS: [(&str, &str); 11] = [
     ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
     ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
     ("qwen3.5-35b-a3b", include_str!("qwen3.5-35b-a3b.json")),
@@ -20,6 +20,8 @@ pub const PRESETS: [(&str, &str); 9] = [
     ("phi-4", include_str!("phi-4.json")),
     ("glm-4.5-air", include_str!("glm-4.5-air.json")),
     ("minimax-m2", include_str!("minimax-m2.json")),
+    ("gpt-oss-20b", include_str!("gpt-oss-20b.json")),
+    ("gpt-oss-120b", include_str!("gpt-oss-120b.json")),
 ];
 
 /// All names, for messages.

@@ -3,6 +3,7 @@
 mod gemma3;
 mod glm4;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod minimax_m2;
@@ -66,6 +67,7 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "minimax_m2", describe: minimax_m2::describe },
     Architecture { model_type: "glm4", describe: glm4::describe },
     Architecture { model_type: "glm4_moe", describe: glm4_moe::describe },
+    Architecture { model_type: "gpt_oss", describe: gpt_oss::describe },
 ];
 
 /// Architectures that a program has added.

@@ -21,6 +21,12 @@ pub fn config(model_type: &str) -> Value {
             "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0,
         }),
         "qwen2" | "qwen3" => json!({}),
+        "gpt_oss" => json!({
+            "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 20, "sliding_window": 7,
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false,
+            },
+        }),
         "mixtral" => json!({"num_local_experts": 6, "num_experts_per_tok": 2}),
         "ministral3" => json!({
             "rope_parameters": {
@@ -108,6 +114,14 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
             file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
             file.u32(&key("expert_feed_forward_length"), size("intermediate_size"));
             file.u32(&key("expert_gating_func"), 2);
+        }
+        "gpt_oss" => {
+            file.u32(&key("expert_count"), size("num_local_experts"));
+            file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
+            file.u32(&key("expert_feed_forward_length"), size("intermediate_size"));
+            file.u32(&key("attention.sliding_window"), size("sliding_window"));
+            file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
+            file.u32(&key("rope.scaling.original_context_length"), 16);
         }
         "glm4" => {
             file.u32(&key("rope.dimension_count"), size("head_dim") / 2);
