@@ -1,6 +1,7 @@
 //! Models by name: what an argument means, and the commands `pull`, `list`, `rm` and `verify`. Names, the cache and transfers are `sluice_hub`.
 
 mod pull;
+mod quantisations;
 mod screen;
 mod shelf;
 
@@ -12,6 +13,7 @@ use sluice_hub::{Client, Extent, ModelName, Settings};
 
 pub use pull::PullArgs;
 pub use pull::run as run_pull;
+pub use quantisations::quantisations;
 pub use shelf::{ListArgs, RemoveArgs, VerifyArgs, list, remove, verify};
 pub use sluice_hub::is_cached;
 
@@ -33,7 +35,7 @@ pub fn described(named: &Path) -> Result<PathBuf> {
 
 fn resolve(named: &Path, extent: Extent) -> Result<PathBuf> {
     if named.exists() {
-        return Ok(sluice_hub::followed(named.to_owned())?);
+        return quantisations::meant(sluice_hub::followed(named.to_owned())?);
     }
     let settings = Settings::from_env()?;
     let name = named_at(named, &settings)?;
