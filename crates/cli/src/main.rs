@@ -39,6 +39,7 @@ mod stats;
 mod streamed;
 mod terminal;
 mod units;
+mod version;
 
 use std::io;
 use std::path::PathBuf;
@@ -46,7 +47,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
-use sluice_backend::{Isa, NUMERICS_VERSION};
+
+use version::version;
 
 /// Runs language models that are bigger than memory, from the files you have.
 #[derive(Parser)]
@@ -65,11 +67,11 @@ enum Command {
     Run(run::RunArgs),
     /// Talk with a model, turn by turn.
     Chat(chat::ChatArgs),
-    /// Serve models over HTTP with OpenAI's, Anthropic's and Ollama's APIs.
+    /// Serve models over HTTP, with the APIs of OpenAI, Anthropic and Ollama.
     Serve(serve::ServeArgs),
     /// Start a coding agent with a model of this machine.
     Launch(launch::LaunchArgs),
-    /// Show what a checkpoint is, how large it is, and whether it fits here.
+    /// Show what a checkpoint is, how large, and whether it fits here.
     Inspect(inspect::InspectArgs),
     /// Quantise a checkpoint to MLX's format. LOSSY: see `eval ppl`.
     Pack(pack::PackArgs),
@@ -99,12 +101,6 @@ enum Command {
     /// Write a manual page for each command.
     #[command(hide = true)]
     Manuals(completions::ManualsArgs),
-}
-
-/// `0.1.0 (numerics 3, avx512)`. Results are equal only if all of it is.
-fn version() -> String {
-    let isa = Isa::from_env().map_or_else(|e| e.to_string(), |isa| isa.to_string());
-    format!("{} (numerics {NUMERICS_VERSION}, {isa})", env!("CARGO_PKG_VERSION"))
 }
 
 fn main() -> ExitCode {

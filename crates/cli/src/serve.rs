@@ -245,3 +245,44 @@ pub fn run(args: ServeArgs) -> Result<()> {
     runtime.shutdown_background();
     served
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_models_has_quantisations_in_folders_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = [
+            "alone.gguf",
+            "one/one-Q8_0.gguf",
+            "two/m-Q4_K_M.gguf",
+            "two/m-Q8_0.gguf",
+            "two/config.json",
+            "parts/UD-Q2_K_XL/m-00001-of-00002.gguf",
+            "parts/UD-Q2_K_XL/m-00002-of-00002.gguf",
+            "parts/mmproj-F16.gguf",
+            "plain/config.json",
+            "plain/model.safetensors",
+            "notes/readme.txt",
+        ];
+        for file in files {
+            fs::create_dir_all(dir.path().join(file).parent().unwrap()).unwrap();
+            fs::write(dir.path().join(file), "GGUF").unwrap();
+        }
+        let found = within(dir.path()).unwrap();
+        let names: Vec<&str> =
+            found.iter().map(|path| path.strip_prefix(dir.path()).unwrap().to_str().unwrap()).collect();
+        assert_eq!(
+            names,
+            [
+                "alone.gguf",
+                "one",
+                "parts/UD-Q2_K_XL/m-00001-of-00002.gguf",
+                "plain",
+                "two/m-Q4_K_M.gguf",
+                "two/m-Q8_0.gguf",
+            ]
+        );
+    }
+}

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Report;
+use super::report::Report;
 use crate::units;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -19,7 +19,7 @@ const FEW_FILES: u64 = 4096;
 /// File systems that are somewhere else.
 const REMOTE: [&str; 7] = ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph"];
 
-pub(super) fn give(report: &Report) -> Vec<Advice> {
+pub fn give(report: &Report) -> Vec<Advice> {
     let mut all = Vec::new();
     let mut add = |found: String, remedy: &str| all.push(Advice { found, remedy: remedy.to_owned() });
 
@@ -142,7 +142,6 @@ pub(super) fn give(report: &Report) -> Vec<Advice> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Report;
 
     #[test]
     fn what_stands_in_the_way_is_named_with_a_remedy() {

@@ -57,7 +57,8 @@ pub fn find(measures: bool) -> (Vec<Folder>, Vec<Disk>) {
         if disks.iter().any(|(known, _)| *known == device) {
             continue;
         }
-        let (mounted, file_system) = mount_of(&mounts, &there).unwrap_or_default();
+        let unknown = || (there.clone(), "a file system that is not known".to_owned());
+        let (mounted, file_system) = mount_of(&mounts, &there).unwrap_or_else(unknown);
         let mut one = Disk {
             mounted,
             file_system,

@@ -7,8 +7,6 @@ use serde::Serialize;
 use sluice_backend::Isa;
 use sluice_cpu::{Numa, default_threads};
 
-use super::counted;
-
 /// What each instruction set needs, in the words of `/proc/cpuinfo`.
 const NEEDS: [(&str, &[&str]); 3] = [
     ("avx2", &["avx2", "fma", "f16c", "bmi2"]),
@@ -88,6 +86,11 @@ impl Processor {
         let sets = format!("{}; in use: {}", sets.collect::<Vec<_>>().join(", "), self.in_use);
         vec![("processor", text), ("", sets)]
     }
+}
+
+/// `3 nodes`, `1 node`.
+fn counted(n: usize, one: &str) -> String {
+    format!("{n} {one}{}", if n == 1 { "" } else { "s" })
 }
 
 /// `flags : fpu vme`, of the first processor.

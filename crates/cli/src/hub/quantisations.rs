@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use sluice_model::source;
 
-use super::name_of;
-
 /// Folders are looked into so deep.
 const DEPTH: usize = 2;
 /// Choices that a message lists.
@@ -65,9 +63,34 @@ pub fn meant(folder: PathBuf) -> Result<PathBuf> {
     }
 }
 
+/// `ORG/NAME` of a snapshot's folder, `ORG/NAME:QUANT` of a GGUF file in it.
+pub fn name_of(path: &Path) -> Option<String> {
+    let (repo, commit) = sluice_hub::origin(path)?;
+    if path.is_dir() {
+        return Some(repo.to_string());
+    }
+    let inside = path.components().skip_while(|part| part.as_os_str() != &*commit).skip(1).collect::<PathBuf>();
+    let label = sluice_hub::read_gguf_name(inside.to_str()?)?.label;
+    Some(format!("{repo}:{label}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_snapshots_files_have_the_models_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = dir.path().join("models--org--m-GGUF/snapshots/0123");
+        std::fs::create_dir_all(snapshot.join("UD-Q2_K_XL")).unwrap();
+        assert_eq!(name_of(&snapshot).as_deref(), Some("org/m-GGUF"));
+        for (file, name) in
+            [("m-Q4_K_M.gguf", "org/m-GGUF:Q4_K_M"), ("UD-Q2_K_XL/m-00001-of-00002.gguf", "org/m-GGUF:UD-Q2_K_XL")]
+        {
+            assert_eq!(name_of(&snapshot.join(file)).as_deref(), Some(name));
+        }
+        assert_eq!(name_of(dir.path()), None);
+    }
 
     #[test]
     fn quantisations_lie_in_a_folder_and_in_its_folders() {

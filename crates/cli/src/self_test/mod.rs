@@ -17,6 +17,7 @@ use sluice_conformance::{Candidate, FAMILIES, Setup, compare};
 use sluice_cpu::{Cpu, Numa, default_threads};
 
 use crate::terminal::shown_json;
+use crate::version::version;
 use table::{Found, Table};
 
 #[derive(Args)]
@@ -114,13 +115,13 @@ fn report(args: &SelfTestArgs, table: &Table, without_gpu: Option<&str>, took: D
         let rows: Vec<_> = table.rows.iter().map(Found::to_json).collect();
         let families: BTreeMap<&str, u64> = table.families.clone();
         let object = json!({
-            "version": crate::version(), "numerics": NUMERICS_VERSION, "seconds": took.as_secs_f64(),
+            "version": version(), "numerics": NUMERICS_VERSION, "seconds": took.as_secs_f64(),
             "results": rows, "cases": families, "no_gpu": without_gpu,
         });
         writeln!(out, "{}", shown_json(&format!("{object:#}")))?;
         return Ok(out.flush()?);
     }
-    writeln!(out, "{:<12}{}", "sluice", crate::version())?;
+    writeln!(out, "{:<12}{}", "sluice", version())?;
     for row in &table.rows {
         writeln!(out, "{:<12}{}", row.name, row.line())?;
         for (family, seed, what) in row.wrong.iter().take(3) {

@@ -5,6 +5,7 @@ mod budget;
 mod bundle;
 mod cache;
 mod chat;
+mod completions;
 mod config;
 mod doctor;
 mod errors;
