@@ -67,7 +67,7 @@ enum Command {
     Run(run::RunArgs),
     /// Talk with a model, turn by turn.
     Chat(chat::ChatArgs),
-    /// Serve models over HTTP, with the APIs of OpenAI, Anthropic and Ollama.
+    /// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama.
     Serve(serve::ServeArgs),
     /// Start a coding agent with a model of this machine.
     Launch(launch::LaunchArgs),

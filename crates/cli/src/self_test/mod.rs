@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
-use sluice_backend::{Isa, NUMERICS_VERSION};
+use sluice_backend::{Backend, Isa, NUMERICS_VERSION};
 use sluice_conformance::{Candidate, FAMILIES, Setup, compare};
 use sluice_cpu::{Cpu, Numa, default_threads};
+use sluice_cuda::{Cuda, HostOffload};
 
 use crate::terminal::shown_json;
 use crate::version::version;
@@ -36,30 +37,43 @@ pub struct SelfTestArgs {
     json: bool,
 }
 
-/// What computes, by its name in the report. The GPU comes last.
-fn names(gpu: bool) -> Vec<String> {
-    let mut names: Vec<String> = Isa::supported().iter().map(ToString::to_string).collect();
-    names.extend(gpu.then(|| "cuda:0".to_owned()));
-    names
+/// What computes, by its name in the report. GPUs come last.
+fn names(gpus: &[u32]) -> Vec<String> {
+    let sets = Isa::supported().into_iter().map(|isa| isa.to_string());
+    sets.chain(gpus.iter().map(|n| format!("cuda:{n}"))).collect()
 }
 
 /// The same, made: each thread that tests has its own.
-fn candidates(gpu: bool) -> Vec<Candidate> {
+fn candidates(gpus: &[u32]) -> Vec<Candidate> {
     // The instruction sets compute on one, two and three threads in turn.
     let of_isa = |isa: Isa| {
-        let make = move |setup: &Setup| -> Result<Box<dyn sluice_backend::Backend>> {
+        let make = move |setup: &Setup| -> Result<Box<dyn Backend>> {
             Ok(Box::new(Cpu::new(isa, 1 + (setup.seed % 3) as usize, setup.activations)?))
         };
         Candidate::new(isa.to_string(), make)
     };
-    let mut all: Vec<Candidate> = Isa::supported().into_iter().map(of_isa).collect();
-    if gpu {
-        let make = |setup: &Setup| -> Result<Box<dyn sluice_backend::Backend>> {
-            Ok(Box::new(sluice_cuda::Cuda::new(0, setup.activations)?))
+    let of_gpu = |&number: &u32| {
+        let make = move |setup: &Setup| -> Result<Box<dyn Backend>> {
+            let gpu = Cuda::new(number, setup.activations)?;
+            // In half of the cases the host computes some experts.
+            let host = HostOffload { isa: Isa::from_env()?, threads: 2, always: true };
+            Ok(Box::new(if setup.seed.is_multiple_of(2) { gpu } else { gpu.with_host_experts(host) }))
         };
-        all.push(Candidate::new("cuda:0", make).in_turns());
+        Candidate::new(format!("cuda:{number}"), make).in_turns()
+    };
+    Isa::supported().into_iter().map(of_isa).chain(gpus.iter().map(of_gpu)).collect()
+}
+
+/// The GPUs that can be used, or why there is none.
+fn gpus(wanted: &str) -> Result<Result<Vec<u32>, String>> {
+    if wanted == "no" {
+        return Ok(Err("it was not asked for".into()));
     }
-    all
+    match sluice_cuda::open(0) {
+        Ok(_) => Ok(Ok((0..sluice_cuda::count()?).filter(|n| sluice_cuda::open(*n).is_ok()).collect())),
+        Err(why) if wanted == "yes" => Err(why.context("--gpu yes")),
+        Err(why) => Ok(Err(format!("{why:#}"))),
+    }
 }
 
 /// Tests, and prints a line for each instruction set and device.
@@ -68,12 +82,9 @@ fn candidates(gpu: bool) -> Vec<Candidate> {
 /// A GPU that was asked for and cannot be used; bits that are wrong.
 pub fn run(args: &SelfTestArgs) -> Result<()> {
     let begun = Instant::now();
-    let opened = if args.gpu == "no" { None } else { Some(sluice_cuda::open(0)) };
-    if let (Some(Err(why)), "yes") = (&opened, &*args.gpu) {
-        return Err(anyhow::anyhow!("--gpu yes: {why:#}"));
-    }
-    let gpu = matches!(opened, Some(Ok(_)));
-    let names = names(gpu);
+    let found = gpus(&args.gpu)?;
+    let gpus = found.as_deref().unwrap_or_default();
+    let names = names(gpus);
     let table = Mutex::new(Table::new(&names));
     let until = begun + Duration::from_secs(args.seconds.into());
     // Seed by seed, so that every kind of operation is reached before the first is tested twice.
@@ -85,7 +96,7 @@ pub fn run(args: &SelfTestArgs) -> Result<()> {
     thread::scope(|scope| {
         for _ in 0..default_threads(Numa::Off) {
             scope.spawn(|| {
-                let candidates = candidates(gpu);
+                let candidates = candidates(gpus);
                 loop {
                     let next = jobs.lock().unwrap_or_else(|e| e.into_inner()).next();
                     let Some((number, (family, seed))) = next else { break };
@@ -99,8 +110,8 @@ pub fn run(args: &SelfTestArgs) -> Result<()> {
         }
     });
     let table = table.into_inner().unwrap_or_else(|e| e.into_inner());
-    let without_gpu = opened.and_then(Result::err).map(|why| format!("{why:#}"));
-    report(args, &table, without_gpu.as_deref(), begun.elapsed())?;
+    let without_gpu = found.as_ref().err();
+    report(args, &table, without_gpu.map(String::as_str), begun.elapsed())?;
     let wrong = table.rows.iter().map(|row| row.wrong.len()).sum::<usize>();
     ensure!(
         wrong == 0,
@@ -129,7 +140,7 @@ fn report(args: &SelfTestArgs, table: &Table, without_gpu: Option<&str>, took: D
         }
     }
     if let Some(why) = without_gpu {
-        writeln!(out, "{:<12}not tested: {why}", "cuda:0")?;
+        writeln!(out, "{:<12}not tested: {why}", "gpu")?;
     }
     writeln!(
         out,

@@ -16,7 +16,6 @@ fn completions_name_commands_and_flags_and_bash_reads_them() {
         for word in ["self-test", "launch", "max-tokens", "memory-budget"] {
             assert!(text.contains(word), "{shell}: {word}");
         }
-        assert!(!text.contains("until-input-ends"), "{shell}");
     }
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), success(output(&["completions", "bash"]))).unwrap();
@@ -38,9 +37,8 @@ fn every_command_has_a_manual_page() {
     let found: BTreeSet<String> =
         fs::read_dir(&pages).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     let help = success(output(&["--help"]));
-    let names = help.lines().filter(|line| line.starts_with("  ") && !line.trim_start().starts_with('-'));
-    let names: Vec<&str> =
-        names.take_while(|line| !line.contains("--")).filter_map(|line| line.split_whitespace().next()).collect();
+    let commands = help.lines().take_while(|line| !line.starts_with("Options:")).filter(|line| line.starts_with("  "));
+    let names: Vec<&str> = commands.filter_map(|line| line.split_whitespace().next()).collect();
     assert!(names.len() > 12, "{help}");
     for name in names {
         assert!(found.contains(&format!("sluice-{name}.1")), "{name}: {found:?}");

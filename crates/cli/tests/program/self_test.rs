@@ -21,7 +21,7 @@ fn each_instruction_set_of_this_machine_computes_the_right_bits() {
         assert_eq!(row["right"].as_u64().unwrap() + row["refused"].as_u64().unwrap(), cases, "{row}");
         assert_eq!(row["wrong"], Value::Array(vec![]), "{row}");
     }
-    assert!(found["no_gpu"].is_null());
+    assert_eq!(found["no_gpu"], "it was not asked for");
 }
 
 #[test]
