@@ -30,7 +30,8 @@ pub fn of(config: Option<&Path>, bytes: u64, name: &str) -> Option<Expected> {
     if bytes < SMALL {
         return None;
     }
-    let memory = machine::room()?;
+    // Measuring takes some memory itself.
+    let memory = machine::room().filter(|room| *room >= memory::NEEDED)?;
     let described = config.and_then(|path| {
         let config = Config::parse(path.to_owned(), &read_small(path, MAX_SETTINGS).ok()?).ok()?;
         sluice_model::describe(&config, &Options::default()).ok()

@@ -95,8 +95,9 @@ pub struct PlanArgs {
 /// Bytes per second that all threads read from this machine's memory.
 ///
 /// # Errors
-/// When there is no memory to measure with.
+/// When there is too little memory to measure with.
 pub fn memory_bandwidth() -> Result<f64> {
+    ensure!(machine::room().is_none_or(|room| room >= memory::NEEDED), "too little memory to measure with");
     let precision = Precision { bits: 4, group: 64 };
     Ok(memory::measure(precision, precision)?.read)
 }

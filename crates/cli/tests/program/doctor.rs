@@ -3,8 +3,10 @@
 use crate::support;
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::Value;
+use support::group::Group;
 use support::*;
 
 /// The program in a home of its own, where nothing is yet.
@@ -74,4 +76,32 @@ fn without_a_home_it_still_looks() {
     let found: Value = json(command.output().unwrap());
     assert!(found["processor"]["threads"].as_u64().unwrap() >= 1);
     assert_eq!(found["folders"].as_array().unwrap().len(), 0);
+}
+
+/// The remedy for what was found.
+#[track_caller]
+fn remedy<'a>(found: &'a Value, what: &str) -> &'a str {
+    let advice = found["advice"].as_array().unwrap();
+    let one = advice.iter().find(|one| one["found"].as_str().unwrap().contains(what));
+    one.unwrap_or_else(|| panic!("{what}: {advice:?}"))["remedy"].as_str().unwrap()
+}
+
+#[test]
+fn limits_of_a_process_are_found_with_a_remedy() {
+    let command = sluice(&["doctor", "--no-measure", "--json"]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 100 && exec \"$@\"", "sh"]).arg(command.get_program()).args(command.get_args());
+    let found = json(limited.output().unwrap());
+    assert_eq!(found["limits"]["nofile"], 100);
+    assert!(remedy(&found, "only 100 files may be open").contains("LimitNOFILE"));
+}
+
+#[test]
+fn a_control_groups_limit_is_found_and_nothing_is_measured_in_too_little_memory() {
+    let Some(group) = Group::new(Some(300_000_000)) else { return };
+    let found = json(group.run(&sluice(&["doctor", "--json"])));
+    let limit = found["memory"]["group_limit"].as_u64().unwrap();
+    assert!((299_000_000..=300_000_000).contains(&limit), "{found}");
+    assert!(found["memory"]["bandwidth"].is_null(), "{found}");
+    assert!(remedy(&found, "limits memory to 300.0 MB").contains("docker run --memory"));
 }
