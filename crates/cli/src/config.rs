@@ -42,6 +42,10 @@ pub fn matches(command: &Command) -> Result<ArgMatches> {
         configured = configured.mut_subcommand(name, |c| c.mut_args(|arg| with_default(arg, name, file.as_ref())));
         models.push((name, setting(MODEL, name, file.as_ref()).and_then(|values| values.into_iter().next())));
     }
+    // The server that `launch` starts or finds is the one that `serve` would be.
+    let port = |arg: Arg| if arg.get_long() == Some("port") { with_default(arg, "serve", file.as_ref()) } else { arg };
+    configured = configured.mut_subcommand("launch", |c| c.mut_args(port));
+    models.push(("launch", setting(MODEL, "serve", file.as_ref()).and_then(|values| values.into_iter().next())));
     let has_model = |name: &str| models.iter().any(|(command, model)| *command == name && model.is_some());
     let command_line = prompt_cache_args::join_folder(env::args_os().collect(), command, has_model);
     let found = match configured.try_get_matches_from(&command_line) {

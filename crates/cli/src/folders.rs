@@ -17,6 +17,16 @@ pub fn disk_speeds() -> Option<PathBuf> {
     Some(private(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))?.join("disks.json"))
 }
 
+/// What can be made again: `~/.cache/sluice`. Not created.
+pub fn own_cache() -> Option<PathBuf> {
+    Some(base("XDG_CACHE_HOME", ".cache")?.join("sluice"))
+}
+
+/// Messages of servers that `launch` started: `~/.local/state/sluice`.
+pub fn logs() -> Option<PathBuf> {
+    private(base("XDG_STATE_HOME", ".local/state")?.join("sluice"))
+}
+
 /// The prompt cache: `~/.cache/sluice/prompt-cache`. The cache itself creates it.
 pub fn prompt_cache() -> Option<PathBuf> {
     Some(base("XDG_CACHE_HOME", ".cache")?.join("sluice/prompt-cache"))

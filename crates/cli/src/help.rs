@@ -5,21 +5,22 @@ use std::fmt::Write;
 use clap::Command;
 
 /// Each group's heading, and its commands.
-const GROUPS: [(&str, &[&str]); 7] = [
+const GROUPS: [(&str, &[&str]); 8] = [
     ("Talk with a model", &["run", "chat"]),
-    ("Let programs and browsers talk with it", &["serve"]),
+    ("Let programs and browsers talk with it", &["serve", "launch"]),
     ("Fetch and keep models", &["pull", "list", "rm", "verify"]),
     ("See what fits before it is loaded", &["inspect", "plan"]),
     ("Make a model smaller", &["pack"]),
     ("Measure speed and quality", &["bench", "eval"]),
     ("Look after what is kept on disk", &["cache"]),
+    ("See that all is well", &["doctor", "self-test", "completions"]),
 ];
 
 /// The command with its help in groups.
 pub fn grouped(command: Command) -> Command {
     let header = command.get_styles().get_header();
     let literal = command.get_styles().get_literal();
-    let widest = command.get_subcommands().map(|c| c.get_name().len()).max().unwrap_or(0);
+    let widest = command.get_subcommands().filter(|c| !c.is_hide_set()).map(|c| c.get_name().len()).max().unwrap_or(0);
     let mut template = String::from("{before-help}{about-with-newline}\n{usage-heading} {usage}\n");
     for (heading, names) in GROUPS {
         let _ = writeln!(template, "\n{header}{heading}:{header:#}");
@@ -46,7 +47,8 @@ mod tests {
     fn every_command_stands_in_one_group() {
         let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
         let command = Cli::command();
-        let mut all: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
+        let mut all: Vec<&str> =
+            command.get_subcommands().filter(|c| !c.is_hide_set()).map(Command::get_name).collect();
         grouped.sort_unstable();
         all.sort_unstable();
         assert_eq!(grouped, all);

@@ -10,14 +10,19 @@ pub fn own_memory(line: &str) -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, line)
 }
 
+/// A line of `/proc/meminfo`: `MemTotal`, `SwapFree`.
+pub fn of_machine(line: &str) -> Option<u64> {
+    kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, line)
+}
+
 /// Memory that programs can still take without swapping, as the kernel estimates it.
 pub fn available() -> Option<u64> {
-    kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
+    of_machine("MemAvailable")
 }
 
 /// Memory that is not used at all, not even as page cache.
 pub fn free() -> Option<u64> {
-    kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemFree")
+    of_machine("MemFree")
 }
 
 /// Memory that this process may still take: what is available, or what its control groups leave, whichever is less.

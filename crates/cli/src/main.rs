@@ -6,11 +6,13 @@ mod access_args;
 mod bench;
 mod cache;
 mod chat;
+mod completions;
 mod config;
 mod connection_args;
 mod default_model;
 mod device;
 mod disk;
+mod doctor;
 mod engine_args;
 mod eval;
 mod facts;
@@ -20,6 +22,7 @@ mod help;
 mod hub;
 mod inspect;
 mod interrupt;
+mod launch;
 mod load;
 mod machine;
 mod pack;
@@ -30,11 +33,13 @@ mod prompt;
 mod prompt_cache_args;
 mod run;
 mod sampling_args;
+mod self_test;
 mod serve;
 mod stats;
 mod streamed;
 mod terminal;
 mod units;
+mod version;
 
 use std::io;
 use std::path::PathBuf;
@@ -42,7 +47,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
-use sluice_backend::{Isa, NUMERICS_VERSION};
+
+use version::version;
 
 /// Runs language models that are bigger than memory, from the files you have.
 #[derive(Parser)]
@@ -61,9 +67,11 @@ enum Command {
     Run(run::RunArgs),
     /// Talk with a model, turn by turn.
     Chat(chat::ChatArgs),
-    /// Serve models over HTTP with OpenAI's, Anthropic's and Ollama's APIs.
+    /// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama.
     Serve(serve::ServeArgs),
-    /// Show what a checkpoint is, how large it is, and whether it fits here.
+    /// Start a coding agent with a model of this machine.
+    Launch(launch::LaunchArgs),
+    /// Show what a checkpoint is, how large, and whether it fits here.
     Inspect(inspect::InspectArgs),
     /// Quantise a checkpoint to MLX's format. LOSSY: see `eval ppl`.
     Pack(pack::PackArgs),
@@ -80,16 +88,19 @@ enum Command {
     Verify(hub::VerifyArgs),
     /// Measure how fast this machine computes, next to its own limits.
     Bench(bench::BenchArgs),
+    /// Look at this machine: what it has, and what would be quicker.
+    Doctor(doctor::DoctorArgs),
+    /// Check that this machine computes the right bits.
+    SelfTest(self_test::SelfTestArgs),
     /// List, check or clear the prompt cache on disk.
     Cache(cache::CacheArgs),
     /// Measure a model: perplexity, logits, use of experts.
     Eval(eval::EvalArgs),
-}
-
-/// `0.1.0 (numerics 3, avx512)`. Results are equal only if all of it is.
-fn version() -> String {
-    let isa = Isa::from_env().map_or_else(|e| e.to_string(), |isa| isa.to_string());
-    format!("{} (numerics {NUMERICS_VERSION}, {isa})", env!("CARGO_PKG_VERSION"))
+    /// Print completions for a shell.
+    Completions(completions::CompletionsArgs),
+    /// Write a manual page for each command.
+    #[command(hide = true)]
+    Manuals(completions::ManualsArgs),
 }
 
 fn main() -> ExitCode {
@@ -113,20 +124,27 @@ fn main() -> ExitCode {
     }));
     let command = help::grouped(Cli::command());
     let result =
-        interrupt::install().and_then(|()| config::matches(&command)).and_then(|found| match parsed(&found).command {
-            Command::Run(args) => run::run(args, start),
-            Command::Chat(args) => chat::run(args),
-            Command::Serve(args) => serve::run(args),
-            Command::Inspect(args) => inspect::run(args),
-            Command::Pack(args) => pack::run(args),
-            Command::Bench(args) => bench::run(args, start),
-            Command::Plan(args) => plan::run(args),
-            Command::Cache(args) => cache::run(args),
-            Command::Pull(args) => hub::run_pull(args),
-            Command::List(args) => hub::list(&args),
-            Command::Rm(args) => hub::remove(&args),
-            Command::Verify(args) => hub::verify(&args),
-            Command::Eval(args) => eval::run(args),
+        interrupt::install().and_then(|()| config::matches(&command)).map(|found| parsed(&found)).and_then(|cli| {
+            match cli.command {
+                Command::Run(args) => run::run(args, start),
+                Command::Chat(args) => chat::run(args),
+                Command::Serve(args) => serve::run(args),
+                Command::Launch(args) => launch::run(&args, cli.config.as_deref()),
+                Command::Inspect(args) => inspect::run(args),
+                Command::Pack(args) => pack::run(args),
+                Command::Bench(args) => bench::run(args, start),
+                Command::Plan(args) => plan::run(args),
+                Command::Cache(args) => cache::run(args),
+                Command::Pull(args) => hub::run_pull(args),
+                Command::List(args) => hub::list(&args),
+                Command::Rm(args) => hub::remove(&args),
+                Command::Verify(args) => hub::verify(&args),
+                Command::Eval(args) => eval::run(args),
+                Command::Doctor(args) => doctor::run(&args),
+                Command::SelfTest(args) => self_test::run(&args),
+                Command::Completions(args) => completions::run(&args, Cli::command()),
+                Command::Manuals(args) => completions::write_manuals(&args, Cli::command()),
+            }
         });
     match result {
         Ok(()) => ExitCode::SUCCESS,

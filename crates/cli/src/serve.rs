@@ -56,6 +56,9 @@ pub struct ServeArgs {
     /// Do not log a line for each finished request; the line never has any text of the prompt or the answer
     #[arg(long)]
     no_request_log: bool,
+    /// Stop when standard input ends: for whoever starts a server and must not leave one behind
+    #[arg(long, hide = true)]
+    until_input_ends: bool,
     /// Do not share cached prefixes between requests
     #[arg(long)]
     no_prefix_cache: bool,
@@ -84,20 +87,24 @@ fn why_no_model(folder: &Path) -> &'static str {
 /// The folders in `folder` that have a model, sorted by name.
 fn within(folder: &Path) -> Result<Vec<PathBuf>> {
     let name = || folder.display().to_string();
-    let (mut found, mut of_hub) = (Vec::new(), Vec::new());
+    let (mut found, mut several) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(folder).with_context(name)? {
         // Incomplete downloads in Hugging Face's cache are not models.
         let Ok(path) = sluice_hub::followed(entry.with_context(name)?.path()) else { continue };
-        // A snapshot may have several quantisations.
-        match source::gguf_files(&path) {
-            Ok(files) if hub::name_of(&path).is_some() && !path.join("config.json").is_file() => of_hub.extend(files),
-            _ => found.extend(Some(path).filter(|path| has_model(path))),
+        // A folder may have several quantisations, in folders of their own too; the hub's names name each.
+        let quantisations = hub::quantisations(&path);
+        let is_one =
+            matches!(&quantisations[..], [one] if one.parent() == Some(&path) && hub::name_of(&path).is_none());
+        if quantisations.is_empty() || is_one {
+            found.extend(Some(path).filter(|path| has_model(path)));
+        } else {
+            several.extend(quantisations);
         }
     }
     // The file of a model by itself; a file that is (a part of) another is not listed.
     found.retain(|path| path.is_dir());
     found.extend(source::gguf_files(folder)?);
-    found.extend(of_hub);
+    found.extend(several);
     ensure!(!found.is_empty(), "{}: no GGUF file in it, and none of the folders in it has a config.json", name());
     found.sort();
     Ok(found)
@@ -158,6 +165,15 @@ impl ServeArgs {
     }
 }
 
+/// Ends when standard input does, or never.
+async fn input_ended(is_awaited: bool) {
+    if !is_awaited {
+        std::future::pending::<()>().await;
+    }
+    let read = || std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+    let _ = tokio::task::spawn_blocking(read).await;
+}
+
 /// Serves until SIGINT or SIGTERM; running requests may then finish. A second signal ends the program at once.
 pub fn run(args: ServeArgs) -> Result<()> {
     let folders = args.folders()?;
@@ -212,6 +228,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
+                () = input_ended(args.until_input_ends) => {}
             }
             terminal::say("stopping: running requests may finish; press again to stop at once");
             tokio::spawn(async move {
@@ -227,4 +244,45 @@ pub fn run(args: ServeArgs) -> Result<()> {
     // Nobody needs what blocking threads may still be doing.
     runtime.shutdown_background();
     served
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_models_has_quantisations_in_folders_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = [
+            "alone.gguf",
+            "one/one-Q8_0.gguf",
+            "two/m-Q4_K_M.gguf",
+            "two/m-Q8_0.gguf",
+            "two/config.json",
+            "parts/UD-Q2_K_XL/m-00001-of-00002.gguf",
+            "parts/UD-Q2_K_XL/m-00002-of-00002.gguf",
+            "parts/mmproj-F16.gguf",
+            "plain/config.json",
+            "plain/model.safetensors",
+            "notes/readme.txt",
+        ];
+        for file in files {
+            fs::create_dir_all(dir.path().join(file).parent().unwrap()).unwrap();
+            fs::write(dir.path().join(file), "GGUF").unwrap();
+        }
+        let found = within(dir.path()).unwrap();
+        let names: Vec<&str> =
+            found.iter().map(|path| path.strip_prefix(dir.path()).unwrap().to_str().unwrap()).collect();
+        assert_eq!(
+            names,
+            [
+                "alone.gguf",
+                "one",
+                "parts/UD-Q2_K_XL/m-00001-of-00002.gguf",
+                "plain",
+                "two/m-Q4_K_M.gguf",
+                "two/m-Q8_0.gguf",
+            ]
+        );
+    }
 }

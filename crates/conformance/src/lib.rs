@@ -1,6 +1,6 @@
 //! Holds every backend to the same bits: random cases of each operation, compared with the CPU's generic code on one thread.
 //!
-//! For tests only. It is a crate because a backend is one too, and takes this one as a dev-dependency:
+//! For tests, and for `sluice self-test`. It is a crate because a backend is one too, and takes this one as a dev-dependency:
 //!
 //! ```ignore
 //! sluice_conformance::tests!(vec![Candidate::new("cuda", |setup| Ok(Box::new(Cuda::new(0, setup.activations)?)))]);
@@ -26,7 +26,7 @@ use std::sync::Mutex;
 use fastrand::Rng;
 #[cfg(doc)]
 use sluice_backend::AttentionMode;
-use sluice_backend::{Activations, Backend, Isa};
+use sluice_backend::{Activations, Backend, Isa, WeightFormat};
 use sluice_cpu::Cpu;
 
 pub use case::Case;
@@ -146,6 +146,34 @@ pub fn check(family: &Family, candidates: &[Candidate]) {
             }
         }
     }
+}
+
+/// What came of a case on a candidate.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Agrees,
+    /// It takes no weights of a format that the case is about.
+    Refuses(WeightFormat),
+    /// The first difference, or why it could not go on, with the case's shapes.
+    Differs(String),
+}
+
+/// One case on the generic CPU and on each candidate, for programs: `sluice self-test`. A panic is a difference.
+pub fn compare(family: &Family, seed: u64, candidates: &[Candidate]) -> Vec<Outcome> {
+    let reference = Candidate::new("the generic CPU", |s| Ok(Box::new(Cpu::new(Isa::GENERIC, 1, s.activations)?)));
+    let held = |candidate: &Candidate, is_reference| {
+        catch_unwind(AssertUnwindSafe(|| run(family, seed, candidate, is_reference)))
+    };
+    let Ok(wanted) = held(&reference, true) else {
+        return vec![Outcome::Differs("the generic CPU cannot compute it".into()); candidates.len()];
+    };
+    let one = |candidate: &Candidate| match held(candidate, false) {
+        Err(_) => Outcome::Differs("it could not go on".into()),
+        Ok(Seen { refused: Some(format), .. }) => Outcome::Refuses(format),
+        Ok(got) => difference(&got, &wanted)
+            .map_or(Outcome::Agrees, |what| Outcome::Differs(format!("{what}; shapes: {}", wanted.shapes.join(", ")))),
+    };
+    candidates.iter().map(one).collect()
 }
 
 fn report(family: &Family, seed: u64, candidate: &Candidate, seen: &Seen, what: &str) -> String {

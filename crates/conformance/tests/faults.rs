@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sluice_backend::{Activations, Isa, MatrixId};
 use sluice_conformance::{
-    ATTENTION, Candidate, Checker, DELTA_RULES, DENSE_LAYERS, EMBEDDINGS, Family, LOGITS, MIXTURES, Operation,
-    PROJECTIONS, WHOLE_STEPS, check,
+    ATTENTION, Candidate, Checker, DELTA_RULES, DENSE_LAYERS, EMBEDDINGS, Family, LOGITS, MIXTURES, Operation, Outcome,
+    PROJECTIONS, WHOLE_STEPS, check, compare,
 };
 use sluice_cpu::Cpu;
 
@@ -111,4 +111,24 @@ fn what_changes_nothing_is_no_fault() {
     // Whatever the activations, if they are the same.
     let other = Candidate::new("other activations", |_| Ok(Box::new(Cpu::new(Isa::GENERIC, 1, Activations::F32)?)));
     assert!(catch_unwind(AssertUnwindSafe(|| check(&PROJECTIONS, &[other]))).is_err());
+}
+
+#[test]
+fn a_program_that_compares_is_told_of_the_fault_and_goes_on() {
+    let right = || Candidate::new("right", |setup| Ok(Box::new(Cpu::new(Isa::GENERIC, 1, setup.activations)?)));
+    let faulty = Candidate::new("a faulty backend", |setup| {
+        let checker = Checker::new(Box::new(Cpu::new(Isa::GENERIC, 1, setup.activations)?));
+        let fault: fn(&mut Operation) = |o| {
+            let Operation::Logits { norm, .. } = o else { return };
+            norm.eps = 0.5;
+        };
+        checker.log().lock().unwrap().fault = Some(fault);
+        Ok(Box::new(checker))
+    });
+    let missing = Candidate::new("missing", |_| Err(anyhow::anyhow!("there is none")));
+    let outcomes = compare(&LOGITS, 0, &[right(), faulty, missing, right()]);
+    assert_eq!([&outcomes[0], &outcomes[3]], [&Outcome::Agrees; 2]);
+    let [Outcome::Differs(fault), Outcome::Differs(missing)] = &outcomes[1..3] else { panic!("{outcomes:?}") };
+    assert!(fault.contains("should be") && fault.contains("shapes: "), "{fault}");
+    assert_eq!(missing, "it could not go on");
 }

@@ -22,6 +22,7 @@ use crate::watch::{Event, Planned, Watch};
 
 /// Files up to this size are fetched whole, into memory.
 const SMALL: u64 = 1 << 20;
+const CONFIG: &str = "config.json";
 const POLL: Duration = Duration::from_millis(100);
 
 /// A model in the cache.
@@ -217,6 +218,12 @@ impl Pull<'_> {
             &self.client.settings().cache,
             sizes(&small) + jobs.iter().map(|job| job.partial.room_needed()).sum::<u64>(),
         )?;
+        // The config before all else: it says what to expect of the model.
+        let config = needed.iter().find(|one| one.file == CONFIG && one.facts.size <= SMALL && room.is_enough());
+        if let Some(one) = config {
+            self.small(listing, CONFIG, &one.facts)?;
+        }
+        let config = config.map(|_| self.cache.snapshot(&listing.commit).join(CONFIG));
         self.watch.event(Event::Planned(Planned {
             name: &format!("{}{label}", self.name.repo),
             files: small.len() + jobs.len(),
@@ -225,6 +232,7 @@ impl Pull<'_> {
             all,
             free: room.free,
             cache: &self.client.settings().cache,
+            config: config.as_deref(),
         }));
         room.reserve(&jobs)?;
 
@@ -328,11 +336,14 @@ impl Room {
         Ok(Room { folder: folder.to_owned(), needed, free: disk.f_bavail.saturating_mul(disk.f_frsize) })
     }
 
+    fn is_enough(&self) -> bool {
+        self.needed <= self.free
+    }
+
     /// Takes the room of all files at once, so that a full disk is met now and not after hours.
     fn reserve(&self, jobs: &[Job]) -> Result<()> {
         let full = || Error::Space { folder: self.folder.clone(), needed: self.needed, free: self.free };
-        let taken =
-            if self.needed > self.free { Err(full()) } else { jobs.iter().try_for_each(|job| job.partial.reserve()) };
+        let taken = if self.is_enough() { jobs.iter().try_for_each(|job| job.partial.reserve()) } else { Err(full()) };
         taken.map_err(|e| {
             // Room without bytes in it helps nobody.
             jobs.iter().filter(|job| job.partial.written() == 0).for_each(|job| partial::discard(&job.blob));

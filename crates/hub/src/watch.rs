@@ -35,6 +35,8 @@ pub struct Planned<'a> {
     pub free: u64,
     /// Where the cache is.
     pub cache: &'a Path,
+    /// The model's `config.json`, if the repository has one: it is there by now.
+    pub config: Option<&'a Path>,
 }
 
 /// Hears of a transfer, from its calling thread.

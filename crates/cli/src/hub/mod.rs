@@ -1,6 +1,7 @@
 //! Models by name: what an argument means, and the commands `pull`, `list`, `rm` and `verify`. Names, the cache and transfers are `sluice_hub`.
 
 mod pull;
+mod quantisations;
 mod screen;
 mod shelf;
 
@@ -12,6 +13,7 @@ use sluice_hub::{Client, Extent, ModelName, Settings};
 
 pub use pull::PullArgs;
 pub use pull::run as run_pull;
+pub use quantisations::{name_of, quantisations};
 pub use shelf::{ListArgs, RemoveArgs, VerifyArgs, list, remove, verify};
 pub use sluice_hub::is_cached;
 
@@ -33,7 +35,7 @@ pub fn described(named: &Path) -> Result<PathBuf> {
 
 fn resolve(named: &Path, extent: Extent) -> Result<PathBuf> {
     if named.exists() {
-        return Ok(sluice_hub::followed(named.to_owned())?);
+        return quantisations::meant(sluice_hub::followed(named.to_owned())?);
     }
     let settings = Settings::from_env()?;
     let name = named_at(named, &settings)?;
@@ -106,17 +108,6 @@ pub fn is_surely_name(word: &Path) -> bool {
     is_spelled_out || has_a_size() || is_here()
 }
 
-/// `ORG/NAME` of a snapshot's folder, `ORG/NAME:QUANT` of a GGUF file in it.
-pub fn name_of(path: &Path) -> Option<String> {
-    let (repo, commit) = sluice_hub::origin(path)?;
-    if path.is_dir() {
-        return Some(repo.to_string());
-    }
-    let inside = path.components().skip_while(|part| part.as_os_str() != &*commit).skip(1).collect::<PathBuf>();
-    let label = sluice_hub::read_gguf_name(inside.to_str()?)?.label;
-    Some(format!("{repo}:{label}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,19 +131,5 @@ mod tests {
             let word = Path::new(word);
             assert_eq!((may_be_name(word), is_surely_name(word)), (may_be, surely), "{}", word.display());
         }
-    }
-
-    #[test]
-    fn a_snapshots_files_have_the_models_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let snapshot = dir.path().join("models--org--m-GGUF/snapshots/0123");
-        std::fs::create_dir_all(snapshot.join("UD-Q2_K_XL")).unwrap();
-        assert_eq!(name_of(&snapshot).as_deref(), Some("org/m-GGUF"));
-        for (file, name) in
-            [("m-Q4_K_M.gguf", "org/m-GGUF:Q4_K_M"), ("UD-Q2_K_XL/m-00001-of-00002.gguf", "org/m-GGUF:UD-Q2_K_XL")]
-        {
-            assert_eq!(name_of(&snapshot.join(file)).as_deref(), Some(name));
-        }
-        assert_eq!(name_of(dir.path()), None);
     }
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use sluice_hub::{Error, Event, Model, ModelName, Planned, Watch};
 
 use crate::interrupt::{self, Hold, Interrupted};
+use crate::plan::expected;
 use crate::progress::Progress;
 use crate::terminal::{note, shown_json};
 use crate::{folders, units};
@@ -95,11 +96,14 @@ impl Screen {
 
     fn planned(&self, planned: &Planned) {
         let bytes = |n| units::bytes(n);
+        let expected = expected::of(planned.config, planned.all, planned.name);
         if self.voice == Voice::Json {
             let Planned { name, files, bytes, kept, all, free, .. } = *planned;
-            return say(
-                &json!({"event": "planned", "name": name, "files": files, "bytes": bytes, "kept": kept, "all": all, "free": free}),
-            );
+            let rate = expected.map(|expected| expected.tokens_per_second);
+            return say(&json!({
+                "event": "planned", "name": name, "files": files, "bytes": bytes, "kept": kept, "all": all, "free": free,
+                "expected_tokens_per_second": rate,
+            }));
         }
         let kept =
             if planned.kept > 0 { format!(", {} of them are there", bytes(planned.kept)) } else { String::new() };
@@ -112,6 +116,9 @@ impl Screen {
             folders::shown(planned.cache),
             bytes(planned.free)
         ));
+        if let Some(expected) = expected {
+            note(&format!("{}: {} (`sluice plan` says more)", planned.name, expected.text));
+        }
     }
 
     fn progress(&self, done: u64, all: u64) {

@@ -19,6 +19,8 @@ use super::estimate::{Precision, Products};
 
 /// Larger than any cache.
 const BYTES: usize = 256 << 20;
+/// Where less memory is left, nothing should be measured unasked.
+pub const NEEDED: u64 = 4 * BYTES as u64;
 /// Columns of the matrix: a usual hidden size.
 const COLS: usize = 2048;
 /// Rows that a thread takes at a time.

@@ -4,6 +4,7 @@
 //! text are in memory. A disk without given figures is measured. The output is an estimate, and says what it is based on.
 
 mod estimate;
+pub mod expected;
 mod gpu;
 mod memory;
 mod residency;
@@ -89,6 +90,16 @@ pub struct PlanArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// Bytes per second that all threads read from this machine's memory.
+///
+/// # Errors
+/// When there is too little memory to measure with.
+pub fn memory_bandwidth() -> Result<f64> {
+    ensure!(machine::room().is_none_or(|room| room >= memory::NEEDED), "too little memory to measure with");
+    let precision = Precision { bits: 4, group: 64 };
+    Ok(memory::measure(precision, precision)?.read)
 }
 
 fn bits(text: &str) -> Result<u64, String> {

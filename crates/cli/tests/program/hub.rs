@@ -61,6 +61,40 @@ fn names_stand_where_models_do() {
 }
 
 #[test]
+fn what_speed_to_expect_is_said_before_the_first_byte_of_weights() {
+    let place = Place::new();
+    let weights = Content::random(5, 20 << 20);
+    let config = fs::read(Path::new(&golden("qwen3")).join("config.json")).unwrap();
+    place.hub.commit("org/plain", &[("config.json", config.into()), ("model.safetensors", weights.clone())]);
+    place.hub.commit("org/m-30B-A3B-GGUF", &[("m-Q4_K_M.gguf", weights)]);
+    // From the config; these weights are no model.
+    let refused = place.output(&["run", "org/plain", "hi"]);
+    let said = stderr(&refused);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].contains("org/plain: fetching 21.0 MB") && lines[0].contains("free)"), "{said}");
+    assert!(lines[1].contains("org/plain: about ") && lines[1].contains("tokens/s are expected here"), "{said}");
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    // From size and name alone.
+    let events = success(place.output(&["pull", "org/m-30B-A3B-GGUF", "--json"]));
+    let planned: Value = serde_json::from_str(events.lines().next().unwrap()).unwrap();
+    assert_eq!(planned["event"], "planned");
+    assert!(planned["expected_tokens_per_second"].as_f64().unwrap() > 0.0, "{planned}");
+}
+
+#[test]
+fn a_folder_of_several_quantisations_is_answered_with_their_names() {
+    let place = Place::new();
+    let of_parts = ["UD-Q2_K_XL/m-UD-Q2_K_XL-00001-of-00002.gguf", "UD-Q2_K_XL/m-UD-Q2_K_XL-00002-of-00002.gguf"];
+    let [one, two, three] = [1, 2, 3].map(|seed| Content::random(seed, 1000));
+    place.hub.commit("org/m-GGUF", &[("m-Q8_0.gguf", one), (of_parts[0], two), (of_parts[1], three)]);
+    success(place.output(&["pull", "org/m-GGUF:Q8_0", "org/m-GGUF:UD-Q2_K_XL", "--quiet"]));
+    let folder = text(&place.cache().join("models--org--m-GGUF"));
+    for command in [&["run", &folder, "hi"][..], &["inspect", &folder], &["plan", &folder]] {
+        assert_refused(&place.output(command), &["several GGUF models", "org/m-GGUF:UD-Q2_K_XL, org/m-GGUF:Q8_0"]);
+    }
+}
+
+#[test]
 fn a_plan_needs_no_weights() {
     let place = Place::new();
     place.add_tiny();
