@@ -26,7 +26,7 @@ use std::sync::Mutex;
 use fastrand::Rng;
 #[cfg(doc)]
 use sluice_backend::AttentionMode;
-use sluice_backend::{Activations, Backend, Isa, WeightFormat};
+use sluice_backend::{Activations, Backend, Isa};
 use sluice_cpu::Cpu;
 
 pub use case::Case;
@@ -152,8 +152,8 @@ pub fn check(family: &Family, candidates: &[Candidate]) {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Agrees,
-    /// It takes no weights of a format that the case is about.
-    Refuses(WeightFormat),
+    /// It does not compute something that the case is about, and says so: its name.
+    Refuses(String),
     /// The first difference, or why it could not go on, with the case's shapes.
     Differs(String),
 }
@@ -169,7 +169,7 @@ pub fn compare(family: &Family, seed: u64, candidates: &[Candidate]) -> Vec<Outc
     };
     let one = |candidate: &Candidate| match held(candidate, false) {
         Err(_) => Outcome::Differs("it could not go on".into()),
-        Ok(Seen { refused: Some(format), .. }) => Outcome::Refuses(format),
+        Ok(Seen { refused: Some(what), .. }) => Outcome::Refuses(what),
         Ok(got) => difference(&got, &wanted)
             .map_or(Outcome::Agrees, |what| Outcome::Differs(format!("{what}; shapes: {}", wanted.shapes.join(", ")))),
     };
