@@ -1,6 +1,7 @@
 //! Tests of the program that ships. They are one program themselves: what they share is compiled and linked once, and two of all of them run at a time.
 
 mod bench_serve;
+mod book;
 mod budget;
 mod bundle;
 mod cache;
