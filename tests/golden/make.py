@@ -49,14 +49,17 @@ def fill(name, shape, family, generator):
         return normal(1.0, 0.3)
     if "norm" in leaf:
         return normal(0.0 if family in ZERO_CENTRED else 1.0, 0.3)
-    if name.endswith(".bias"):
+    if name.endswith((".bias", "_bias")):
         return normal(0.0, 0.3)
+    if leaf == "sinks":
+        return normal(0.5, 1.0)
     if leaf == "embed_tokens":
         return normal(0.0, 0.4)
-    gain = {"gate": 3.0, "shared_expert_gate": 2.0, "in_proj_ba": 1.5, "in_proj_a": 1.5, "in_proj_b": 1.5, "lm_head": 2.0}.get(leaf, 1.3)
+    gain = {"gate": 3.0, "router": 3.0, "shared_expert_gate": 2.0, "in_proj_ba": 1.5, "in_proj_a": 1.5, "in_proj_b": 1.5, "lm_head": 2.0}.get(leaf, 1.3)
     if leaf in ("q_proj", "k_proj", "qkv_proj"):
         gain = 1.8
-    return normal(0.0, gain * shape[-1] ** -0.5)
+    # gpt-oss has its experts by columns.
+    return normal(0.0, gain * shape[-2 if family == "gpt_oss" and ".experts." in name else -1] ** -0.5)
 
 
 def build(config, seed):
@@ -258,6 +261,10 @@ def changed(**values):
     return lambda config: config | values
 
 
+def renamed(old, new):
+    return lambda config: {new if k == old else k: v for k, v in config.items()}
+
+
 def without(*keys):
     return lambda config: {k: v for k, v in config.items() if k not in keys}
 
@@ -312,6 +319,22 @@ def add_mtp(family):
                 more["mtp.layers.0.mlp.experts.0.gate_proj.weight"] = torch.ones(4, hidden).to(tensor)
         return {name: tensor} | more
     return change
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def as_mxfp4(name, tensor):
+    """Experts as gpt-oss publishes them: by rows, numbers of four bits, two in a byte, and a power of two for each 32 of them."""
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return {name: tensor}
+    groups = tensor.float().transpose(1, 2).unflatten(-1, (-1, 32))
+    exponents = (torch.floor(torch.log2(groups.abs().amax(-1))) - 2).clamp(-127, 127)
+    codes = (groups / torch.exp2(exponents)[..., None]).unsqueeze(-1).sub(E2M1).abs().argmin(-1).to(torch.uint8)
+    return {name + "_blocks": (codes[..., 0::2] | codes[..., 1::2] << 4).contiguous(), name + "_scales": (exponents + 127).to(torch.uint8).contiguous()}
+
+
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
 
 
 def widen_state(name, tensor):
@@ -408,6 +431,23 @@ CHECKPOINTS = {
         variants={"-old": [without("layer_types", "rope_parameters"),
                            changed(sliding_window_pattern=2, rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0}),
                            dict(note="the same with older keys")]}),
+    # ---- gpt-oss
+    "gpt_oss": dict(
+        seed=201, dtype="bfloat16", stacked=True, note="experts by columns with rows of gate and up in turns, biases, sinks, a window of 24 in every other layer, a limit that "
+        "is reached, YaRN without truncation, bf16",
+        config=dict(model_type="gpt_oss", vocab_size=256, hidden_size=72, intermediate_size=44, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=20,
+                    num_local_experts=6, num_experts_per_tok=2, sliding_window=24, swiglu_limit=1.2, tie_word_embeddings=False, max_position_embeddings=4096, rope_parameters=
+                    {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 512}),
+        variants={"-hub": [old_style, without("layer_types", "swiglu_alpha"), renamed("num_experts", "num_local_experts"),
+                           changed(experts_per_token=2, initial_context_length=512), dict(note="older keys, and windows by default")],
+                  "-unlike": [changed(swiglu_alpha=1.0, swiglu_limit=0.6, attention_bias=True, layer_types=["full_attention", "full_attention", "sliding_attention"]),
+                              dict(note="another activation, and the window in another layer")]}),
+    "gpt_oss_mxfp4": dict(
+        seed=202, dtype="bfloat16", stacked=True, note="MXFP4 experts as published, 320 columns: 64 more than a multiple of 256, as 2,880 are",
+        config=dict(model_type="gpt_oss", vocab_size=128, hidden_size=320, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
+                    num_local_experts=4, num_experts_per_tok=2, sliding_window=24, swiglu_limit=2.0, tie_word_embeddings=False, max_position_embeddings=4096, rope_parameters=
+                    {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 512}),
+        tensors=as_mxfp4, edit=[changed(quantization_config=MXFP4)]),
     # ---- Mistral
     "mistral": dict(
         seed=101, dtype="bfloat16", note="windows of 24 in all layers, old-style config without head_dim, bf16",

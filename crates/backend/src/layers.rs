@@ -228,16 +228,46 @@ pub enum ExpertMatrix {
         stride: usize,
         /// The first row of expert 0.
         offset: usize,
+        /// Rows of the matrix from one row of an expert to its next: 2 where those of gate and up take turns (gpt-oss), else 1.
+        step: usize,
     },
     /// A matrix for each expert.
     Single(Vec<MatrixId>),
 }
 
+impl ExpertMatrix {
+    /// Rows of the matrix from one row of an expert to its next.
+    pub fn step(&self) -> usize {
+        match self {
+            ExpertMatrix::Stacked { step, .. } => *step,
+            ExpertMatrix::Single(_) => 1,
+        }
+    }
+}
+
 /// What an expert computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertKind {
     /// Parts are gate, up and down: `down(silu(gate(x)) * up(x))`.
     SwiGlu,
+    /// The same parts. With `g = min(gate(x), limit)` and `u = clamp(up(x), -limit, limit)`: `down((u + 1) * (g * sigmoid(g * alpha)))` (gpt-oss).
+    ClampedSwiGlu {
+        /// What the gate is multiplied by within the sigmoid.
+        alpha: f32,
+        /// The bound of gate and up.
+        limit: f32,
+    },
+}
+
+/// What is added to the projections of a layer's experts: a row for each expert.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertBiases {
+    /// `[experts, intermediate]`
+    pub gate: Tensor,
+    /// `[experts, intermediate]`
+    pub up: Tensor,
+    /// `[experts, hidden]`
+    pub down: Tensor,
 }
 
 /// One projection of every expert of a layer: `[rows, cols]` each.
@@ -260,6 +290,8 @@ pub struct Experts {
     pub kind: ExpertKind,
     /// The projections, in the order that `kind` says.
     pub parts: Vec<ExpertPart>,
+    /// What is added to their results, if anything is.
+    pub biases: Option<ExpertBiases>,
 }
 
 impl Experts {
@@ -271,6 +303,36 @@ impl Experts {
     /// Elements of an expert's hidden activations.
     pub fn intermediate(&self) -> usize {
         self.parts[0].rows
+    }
+
+    /// The matrix in which the rows of gate and up take turns, and the rows of an expert in it; `None` if each is by itself.
+    ///
+    /// # Errors
+    /// Rows that are apart in another way than one of gate followed by one of up.
+    pub fn interleaved(&self) -> Result<Option<(MatrixId, usize)>, String> {
+        let [gate, up, down] = &self.parts[..] else { return Ok(None) };
+        if [gate, up, down].iter().all(|part| part.matrix.step() == 1) {
+            return Ok(None);
+        }
+        match (&gate.matrix, &up.matrix) {
+            (
+                &ExpertMatrix::Stacked { matrix, stride, offset: 0, step: 2 },
+                &ExpertMatrix::Stacked { matrix: other, stride: others, offset: 1, step: 2 },
+            ) if matrix == other && stride == others && stride == 2 * gate.rows && down.matrix.step() == 1 => {
+                Ok(Some((matrix, stride)))
+            }
+            _ => Err("experts whose rows are apart".to_owned()),
+        }
+    }
+
+    /// What of these experts only some devices compute, for messages.
+    pub fn peculiarity(&self) -> Option<&'static str> {
+        let is_apart = !matches!(self.interleaved(), Ok(None));
+        match self.kind {
+            ExpertKind::ClampedSwiGlu { .. } => Some("a clamped SwiGLU"),
+            ExpertKind::SwiGlu if self.biases.is_some() => Some("biases"),
+            ExpertKind::SwiGlu => is_apart.then_some("rows of gate and up that take turns"),
+        }
     }
 }
 

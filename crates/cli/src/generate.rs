@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use sluice_engine::text::{Detokenizer, StopStrings, Tokenizer};
+use sluice_engine::text::{AnswerParser, Detokenizer, ModelText, Piece as Part, Reading, StopStrings, Tokenizer};
 use sluice_engine::{Engine, Event, Finish, Generation, Profile, SequenceId, Streamed};
 
 /// Progress of an answer.
@@ -38,6 +38,8 @@ impl End {
 pub struct Answer {
     /// Without special tokens and without the stop string that ended it.
     pub text: String,
+    /// What of it later prompts have: in the harmony format, the text without the thoughts.
+    pub content: String,
     /// All generated tokens, including those after the end of the text.
     pub tokens: Vec<u32>,
     pub end: End,
@@ -58,6 +60,75 @@ pub struct Answer {
     pub streamed: Option<Streamed>,
 }
 
+/// How an answer's tokens become text.
+pub struct Decoding {
+    tokenizer: Arc<Tokenizer>,
+    /// For answers in the harmony format, whose channels are told apart.
+    harmony: Option<Reading>,
+}
+
+impl Decoding {
+    /// For answers to prompts that a template makes, or to raw ones.
+    pub fn new(text: &ModelText, has_template: bool) -> Decoding {
+        let is_harmony = text.template.as_ref().is_some_and(|template| template.style().is_harmony());
+        let harmony = (has_template && is_harmony).then(|| Reading::new(text, None, &[]));
+        Decoding { tokenizer: Arc::clone(&text.tokenizer), harmony }
+    }
+
+    fn stream(&self) -> TextStream {
+        let detokenizer = match &self.harmony {
+            Some(reading) => reading.detokenizer(&self.tokenizer),
+            None => Detokenizer::new(Arc::clone(&self.tokenizer), true),
+        };
+        let parser = self.harmony.as_ref().map(Reading::parser);
+        TextStream { detokenizer, parser, thinks: false, content: String::new() }
+    }
+}
+
+/// The text of one answer, as it is shown.
+struct TextStream {
+    detokenizer: Detokenizer,
+    parser: Option<AnswerParser>,
+    /// A thought is open.
+    thinks: bool,
+    content: String,
+}
+
+impl TextStream {
+    /// What of the next part of the text is shown: thoughts between marks. `last`: `None` if more may follow, else whether the answer was cut off here.
+    fn shown(&mut self, text: String, last: Option<bool>) -> String {
+        let Some(parser) = &mut self.parser else {
+            self.content.push_str(&text);
+            return text;
+        };
+        let mut parts = parser.push(&text);
+        match last {
+            None => {}
+            Some(true) => parts.extend(parser.cut()),
+            Some(false) => parts.extend(parser.finish()),
+        }
+        let mut shown = String::new();
+        for part in parts {
+            match part {
+                Part::Thought(thought) => {
+                    shown.push_str(if self.thinks { "" } else { "<think>\n" });
+                    self.thinks = true;
+                    shown.push_str(&thought);
+                }
+                Part::Text(text) => {
+                    shown.push_str(if self.thinks { "\n</think>\n\n" } else { "" });
+                    self.thinks = false;
+                    shown.push_str(&text);
+                    self.content.push_str(&text);
+                }
+                // No tools are offered.
+                Part::Call { .. } | Part::Arguments { .. } => {}
+            }
+        }
+        shown
+    }
+}
+
 /// Appends `prompt` to the sequence and generates an answer. `each` gets every piece and may stop the answer.
 ///
 /// # Errors
@@ -68,10 +139,10 @@ pub fn answer(
     prompt: &[u32],
     generation: Generation,
     stop_strings: &[String],
-    tokenizer: &Arc<Tokenizer>,
+    decoding: &Decoding,
     each: &mut dyn FnMut(Piece) -> Result<ControlFlow<()>>,
 ) -> Result<Answer> {
-    let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), true);
+    let mut stream = decoding.stream();
     let mut stops = StopStrings::new(stop_strings.iter().cloned());
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
     let (mut computed, mut cached, mut restored, mut first_token, mut last_token) = (0, 0, 0, None, None);
@@ -99,7 +170,8 @@ pub fn answer(
                         profiles[0] = engine.take_profile();
                     }
                     tokens.push(token);
-                    let (shown, stopped) = stops.push(&detokenizer.push(token)?);
+                    let (raw, stopped) = stops.push(&stream.detokenizer.push(token)?);
+                    let shown = stream.shown(raw, stopped.then_some(true));
                     text.push_str(&shown);
                     let flow = if shown.is_empty() { ControlFlow::Continue(()) } else { each(Piece::Text(&shown))? };
                     if let (true, Some(stop)) = (stopped, stops.stopped_by()) {
@@ -123,8 +195,10 @@ pub fn answer(
     };
     // Text that was held back because it might have become a character or a stop string.
     if !matches!(end, End::StopString(_)) {
-        let (shown, stopped) = stops.push(&detokenizer.flush()?);
-        let rest = if stopped { shown } else { shown + &stops.flush() };
+        let (raw, stopped) = stops.push(&stream.detokenizer.flush()?);
+        let rest = if stopped { raw } else { raw + &stops.flush() };
+        let is_cut = stopped || end != End::Engine(Finish::Stop);
+        let rest = stream.shown(rest, Some(is_cut));
         if !rest.is_empty() {
             text.push_str(&rest);
             let _ = each(Piece::Text(&rest))?;
@@ -138,5 +212,50 @@ pub fn answer(
     let reading = first_token.map_or_else(|| begun.elapsed(), |t| t - begun);
     let generating = last_token.zip(first_token).map_or(Duration::ZERO, |(last, first)| last - first);
     let streamed = engine.take_streamed();
-    Ok(Answer { text, tokens, end, computed, cached, restored, reading, generating, first_token, profiles, streamed })
+    let content = stream.content;
+    Ok(Answer {
+        text,
+        content,
+        tokens,
+        end,
+        computed,
+        cached,
+        restored,
+        reading,
+        generating,
+        first_token,
+        profiles,
+        streamed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use sluice_engine::text::{Calls, Opened, Style};
+
+    use super::*;
+
+    #[test]
+    fn channels_are_shown_as_thoughts_and_text_and_only_text_is_kept() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let tokenizer = Arc::new(Tokenizer::load(&demo, None).unwrap());
+        let style = Style { thoughts: true, calls: Some(Calls::Harmony), native: true, preserves: false };
+        let stream = || TextStream {
+            detokenizer: Detokenizer::new(Arc::clone(&tokenizer), true),
+            parser: Some(AnswerParser::new(style, None, Opened::No)),
+            thinks: false,
+            content: String::new(),
+        };
+        let answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>So.\n";
+        let (mut whole, mut cut) = (stream(), stream());
+        assert_eq!(whole.shown(answer.into(), Some(false)), "<think>\nHm.\n</think>\n\nSo.\n");
+        assert_eq!(whole.content, "So.\n");
+        let mut shown: String = answer.chars().map(|c| cut.shown(c.into(), None)).collect();
+        shown += &cut.shown(String::new(), Some(false));
+        assert_eq!((shown.as_str(), cut.content.as_str()), ("<think>\nHm.\n</think>\n\nSo.\n", "So.\n"));
+        // Of an answer that was stopped within a header nothing is shown.
+        assert_eq!(stream().shown("<|channel|>ana".into(), Some(true)), "");
+    }
 }

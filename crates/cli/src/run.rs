@@ -13,7 +13,7 @@ use sluice_engine::text::Message;
 use sluice_engine::{Finish, LoadProgress, Loading};
 
 use crate::engine_args::{EngineArgs, model_or_demo};
-use crate::generate::{self, End, Piece};
+use crate::generate::{self, Decoding, End, Piece};
 use crate::progress::Progress;
 use crate::prompt::{self, PromptArgs};
 use crate::prompt_cache_args::{self, PromptCacheArgs};
@@ -122,7 +122,8 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
         Ok(if interrupt::pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     };
     let stop = args.sampling.stop_strings();
-    let answer = generate::answer(&mut engine, sequence, &tokens, generation, stop, &text.tokenizer, &mut each)?;
+    let decoding = Decoding::new(&text, has_template);
+    let answer = generate::answer(&mut engine, sequence, &tokens, generation, stop, &decoding, &mut each)?;
     progress.finish();
 
     load::say_notes(&engine);

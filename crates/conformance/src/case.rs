@@ -17,8 +17,8 @@ use sluice_store::Bytes;
 pub(crate) struct Seen {
     /// For people; the same on every backend.
     pub shapes: Vec<String>,
-    /// A weight format that the case is about and that the backend does not take.
-    pub refused: Option<WeightFormat>,
+    /// What the case is about and the backend does not take, such as a weight format.
+    pub refused: Option<String>,
     pub values: Vec<(String, Value)>,
 }
 
@@ -82,14 +82,14 @@ impl Case {
         let planes = planes.iter().map(|plane| Bytes::from(vec![0; plane.row_bytes])).collect();
         let taken = self.backend.matrix(MatrixSource { format, rows: 1, cols: 256, planes }).is_ok();
         if !taken {
-            self.seen.refused = Some(format);
+            self.refuse(format!("{format:?}"));
         }
         taken
     }
 
-    /// Notes that the backend refuses what is asked of this format: the case is left out.
-    pub fn refuse(&mut self, format: WeightFormat) {
-        self.seen.refused = Some(format);
+    /// Notes that the backend refuses this: the case is left out.
+    pub fn refuse(&mut self, what: String) {
+        self.seen.refused = Some(what);
     }
 
     /// Keeps something as long as the backend.

@@ -86,7 +86,9 @@ macro_rules! tests {
             mixtures_agree_with_the_generic_cpu MIXTURES;
             mixtures_of_one_token_agree_with_the_generic_cpu MIXTURES_OF_ONE_TOKEN;
             mixtures_of_few_tokens_agree_with_the_generic_cpu MIXTURES_OF_FEW_TOKENS;
+            clamped_mixtures_agree_with_the_generic_cpu CLAMPED_MIXTURES;
             streamed_mixtures_agree_with_the_generic_cpu STREAMED_MIXTURES;
+            streamed_clamped_mixtures_agree_with_the_generic_cpu STREAMED_CLAMPED_MIXTURES;
             experts_that_cannot_be_read_fail_their_own_rows_only FAILED_ROWS;
             logits_agree_with_the_generic_cpu LOGITS;
             whole_steps_agree_with_the_generic_cpu WHOLE_STEPS;
@@ -134,9 +136,9 @@ pub fn check(family: &Family, candidates: &[Candidate]) {
         let wanted = run(family, seed, &reference, true);
         for candidate in candidates {
             let got = run(family, seed, candidate, false);
-            assert!(wanted.refused.is_none(), "the reference takes every weight format");
-            if let Some(format) = got.refused {
-                eprintln!("{}: {} takes no {format:?}", family.name, candidate.name);
+            assert!(wanted.refused.is_none(), "the reference takes everything");
+            if let Some(what) = got.refused {
+                eprintln!("{}: {} takes no {what}", family.name, candidate.name);
                 continue;
             }
             if let Some(difference) = difference(&got, &wanted) {

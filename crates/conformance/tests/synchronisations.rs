@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use sluice_engine::{Engine, ExpertOptions, Lookahead, Options, Placement, ReadFaults};
 use support::*;
 
-const MIXTURES: [&str; 4] = ["qwen3_moe", "qwen3_next", "mlx_qwen3_next", "mlx_qwen3_5_moe"];
+const MIXTURES: [&str; 5] = ["qwen3_moe", "qwen3_next", "gpt_oss_mxfp4", "mlx_qwen3_next", "mlx_qwen3_5_moe"];
 
 fn options(experts: Placement) -> Options {
     Options {

@@ -1,6 +1,6 @@
 //! What the CPU keeps for a model: buffers, weights, mixtures and caches.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
     BufferId, Caches, ExpertOptions, KvLayout, KvPool, Lookahead, MatrixId, MatrixSource, MemoryClass, Moe, MoeId,
     Operations, Profile, Resources, RotaryFrequencies, RotaryId, StepInputs, StepScratch, Tensor,
@@ -52,6 +52,7 @@ impl Resources for Cpu {
     }
 
     fn moe(&mut self, moe: Moe, follows: Option<MoeId>) -> Result<MoeId> {
+        moe.experts.interleaved().map_err(|what| anyhow!("{what} are not supported"))?;
         Ok(self.mixture.register(moe, follows))
     }
 

@@ -11,7 +11,7 @@ use crate::encoded::{GROUP, Needs};
 use crate::matmul::{MAX_TASK_ROWS, SMALL, block_rows};
 use crate::memory::Weight;
 use crate::moe::MAX_KEPT_BYTES;
-use crate::moe::experts::{ADDED, GatedFfn};
+use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
     AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
@@ -181,18 +181,24 @@ impl ScratchPlanner<'_> {
         }
     }
 
-    /// As `experts::gate_up` of `units` units.
-    fn gate_up(&mut self, weights: impl Iterator<Item = MatrixId>, units: usize, intermediate: usize, tokens: usize) {
-        let block = block_rows(units * intermediate, self.threads).next_multiple_of(32).min(intermediate);
-        grow(&mut self.sizes.tile, tokens * block);
-        weights.for_each(|w| self.kernel(w.number(), block, tokens, self.mode));
+    /// As `experts::gate_up` of `elements` hidden activations, `intermediate` in a unit, each of `each` rows of the matrices.
+    fn gate_up(
+        &mut self,
+        weights: impl Iterator<Item = MatrixId>,
+        (elements, intermediate, each): (usize, usize, usize),
+        tokens: usize,
+    ) {
+        let block = gate_up_block(elements, each, self.threads).min(intermediate);
+        grow(&mut self.sizes.tile, tokens * each * block);
+        weights.for_each(|w| self.kernel(w.number(), each * block, tokens, self.mode));
     }
 
     /// As `experts::dense_gate_up`.
     fn dense_gate_up(&mut self, mlp: &Mlp, tokens: usize, hidden: fn(&mut Sizes) -> &mut EncodedSize) {
         let needs = Needs::of([self.encoding(mlp.down.matrix)]);
         hidden(&mut self.sizes).reset(tokens, mlp.gate.rows.len(), needs);
-        self.gate_up([mlp.gate.matrix, mlp.up.matrix].into_iter(), 1, mlp.gate.rows.len(), tokens);
+        let width = mlp.gate.rows.len();
+        self.gate_up([mlp.gate.matrix, mlp.up.matrix].into_iter(), (width, width, 1), tokens);
     }
 }
 
@@ -241,14 +247,15 @@ impl ScratchPlanner<'_> {
         self.sizes.moe_hidden.reset(pairs, intermediate, hidden_needs);
         // 2. both rounds, with every expert in use
         let all_downs = || downs().chain(shared.map(|s| s.mlp.down.matrix));
-        self.gate_up(first(), moe.experts.count, intermediate, tokens);
+        let each = moe.experts.parts[0].matrix.step();
+        self.gate_up(first(), (moe.experts.count * intermediate, intermediate, each), tokens);
         let block = block_rows(width, self.threads).min(width);
         all_downs().for_each(|m| self.kernel(m.number(), block, tokens, self.mode));
         grow(&mut self.sizes.tile, tokens * block);
         grow(&mut self.sizes.floats, tokens * block);
         // 3. what streamed experts need in addition
         if self.streamed {
-            let most = MAX_TASK_ROWS.min(width.max(intermediate));
+            let most = MAX_TASK_ROWS.min(width.max(each * intermediate));
             first().chain(all_downs()).for_each(|m| self.kernel(m.number(), most, tokens, self.mode));
             grow(&mut self.sizes.tile, tokens * most);
             grow(&mut self.sizes.floats, (tokens * most).max(ADDED.min(width)));

@@ -158,6 +158,7 @@ fn config(bytes: &[u8]) {
         "qwen3_moe",
         "qwen3_next",
         "qwen3_5_moe",
+        "gpt_oss_mxfp4",
         "mlx_qwen3_widths",
         "quantized/fp8_experts",
         "quantized/w4a16_asymmetric",
@@ -331,16 +332,14 @@ fn answer(bytes: &[u8]) {
     let Some(([family, cut], text)) = bytes.split_first_chunk() else { return };
     let text = String::from_utf8_lossy(text);
     let bit = |n: u8| family >> n & 1 == 1;
-    let calls = [
-        Some(Calls::Json),
-        Some(Calls::Xml),
-        None,
-        Some(Calls::Keys),
-        Some(Calls::Invokes),
-        Some(Calls::Mistral),
-        Some(Calls::List),
-    ];
-    let calls = calls[usize::from(family >> 1 & 3) % 3 + if bit(6) { 3 } else { 0 } + usize::from(bit(6) && bit(7))];
+    let is_harmony = bit(6);
+    // A bit that harmony does not need chooses among the others.
+    let calls = match is_harmony {
+        true => Some(Calls::Harmony),
+        false if bit(7) => [Some(Calls::Keys), Some(Calls::Invokes), Some(Calls::Mistral), Some(Calls::List)]
+            [usize::from(family >> 1 & 3)],
+        false => [Some(Calls::Json), Some(Calls::Xml), None][usize::from(family >> 1 & 3) % 3],
+    };
     let style = Style { thoughts: bit(0), calls, native: true, preserves: false };
     let opened = [Opened::No, Opened::Yes { line: true }, Opened::Closed, Opened::Yes { line: false }]
         [usize::from(family >> 3 & 3)];
@@ -376,7 +375,10 @@ fn answer(bytes: &[u8]) {
             assert!(e.is_eof() || odd, "{e}: {json}");
         }
     }
-    // 3. All else is reported
+    // 3. All else is reported. In the harmony format markup stands around everything.
+    if is_harmony {
+        return;
+    }
     let is_call = |piece: &Piece| matches!(piece, Piece::Call { .. } | Piece::Arguments { .. });
     let said = |piece: &Piece| match piece {
         Piece::Text(text) | Piece::Thought(text) => unspaced(text),

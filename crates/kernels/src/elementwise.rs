@@ -43,6 +43,25 @@ impl Update for GeGlu {
     }
 }
 
+struct ClampedSwiGlu {
+    alpha: f32,
+    limit: f32,
+}
+impl Update for ClampedSwiGlu {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, gate: V, up: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let limit = V::splat(self.limit);
+            // The bounds come first so that a NaN passes.
+            let gate = limit.min(gate);
+            let up = limit.min(V::splat(-self.limit).max(up));
+            let glu = gate.mul(sigmoid(gate.mul(V::splat(self.alpha))));
+            up.add(V::splat(1.0)).mul(glu)
+        }
+    }
+}
+
 struct Scale(f32);
 impl Update for Scale {
     #[inline(always)]
@@ -94,6 +113,14 @@ unsafe fn swiglu_in_place_lanes<V: Lanes>(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
+unsafe fn clamped_swiglu_in_place_lanes<V: Lanes>(alpha: f32, limit: f32, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "both have the same length");
+    let f = ClampedSwiGlu { alpha, limit };
+    // SAFETY: equal lengths; the shell has the instruction set.
+    unsafe { update::<V>(f, gate.as_ptr(), up.as_ptr(), gate.as_mut_ptr(), gate.len()) }
+}
+
+#[inline(always)]
 unsafe fn geglu_in_place_lanes<V: Lanes>(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "both have the same length");
     // SAFETY: equal lengths; the shell has the instruction set.
@@ -135,6 +162,11 @@ simd! {
 simd! {
     /// `gate = silu(gate) * up`. Both `[n]`.
     pub fn swiglu_in_place(gate: &mut [f32], up: &[f32]) = swiglu_in_place_lanes
+}
+
+simd! {
+    /// `g = min(gate, limit)`, `u = clamp(up, -limit, limit)`, `gate = (u + 1) * (g * sigmoid(g * alpha))`: gpt-oss. Both `[n]`.
+    pub fn clamped_swiglu_in_place(alpha: f32, limit: f32, gate: &mut [f32], up: &[f32]) = clamped_swiglu_in_place_lanes
 }
 
 simd! {
@@ -220,6 +252,12 @@ mod tests {
                 let mut out = x.clone();
                 swiglu_in_place(isa, &mut out, &y);
                 prop_assert_eq!(bits(&out), expect(&|x, y| silu1(x) * y));
+                let mut out = x.clone();
+                clamped_swiglu_in_place(isa, 1.702, 0.4, &mut out, &y);
+                prop_assert_eq!(bits(&out), expect(&|x, y| {
+                    let (gate, up) = (x.min(0.4), y.clamp(-0.4, 0.4));
+                    (up + 1.0) * (gate * sigmoid1(gate * 1.702))
+                }));
                 let mut out = x.clone();
                 geglu_in_place(isa, &mut out, &y);
                 prop_assert_eq!(bits(&out), expect(&|x, y| gelu1(x) * y));

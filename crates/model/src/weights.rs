@@ -2,14 +2,17 @@
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{
-    Backend, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Mlp, Norm,
-    RowFactors, Tensor, WeightFormat, decay_rates,
+    Backend, ExpertBiases, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MatrixSource,
+    MemoryClass, Mlp, Norm, RowFactors, Tensor, WeightFormat, decay_rates,
 };
 use sluice_store::Bytes;
 
-use crate::description::{Description, QueryGrowth, WeightDescription, WeightKind};
+use crate::description::{
+    Description, ExpertActivation, FeedForwardDescription, MoeDescription, QueryGrowth, StackOrder, WeightDescription,
+    WeightKind,
+};
 use crate::source::{ExpertStorage, MatrixShape, ModelTensors, TensorLayout, float_type};
 
 /// Looks weights up in a model's tensors, checks their shapes and hands them to the backend.
@@ -148,6 +151,11 @@ impl<'a> Weights<'a> {
     /// Registers the matrix in the tensor `name`, of `leading` matrices of `[rows, cols]`.
     fn load(&mut self, name: &str, leading: &[usize], rows: usize, cols: usize) -> Result<MatrixId> {
         let source = self.tensors.matrix(name, MatrixShape { leading, rows, cols }, self.reads)?;
+        self.register(name, source)
+    }
+
+    /// Registers a matrix, which is in the tensor `name` or made of it.
+    fn register(&mut self, name: &str, source: MatrixSource) -> Result<MatrixId> {
         // What was made in memory is there, and no reader brings it.
         let of_files = source.planes.iter().filter(|bytes| bytes.is_of_file());
         self.order.extend(of_files.map(|bytes| Used { bytes: bytes.clone(), by_experts: self.of_experts }));
@@ -157,6 +165,7 @@ impl<'a> Weights<'a> {
         }
         self.backend.matrix(source).with_context(|| format!("tensor {}", name.strip_suffix(".weight").unwrap_or(name)))
     }
+
     /// The matrix `part`.
     pub fn matrix(&mut self, layer: impl Into<Option<usize>>, part: &str) -> Result<MatrixId> {
         let w = self.described(layer, part);
@@ -282,52 +291,144 @@ impl<'a> Weights<'a> {
         Ok(Mlp { gate: projection("gate_proj")?, up: projection("up_proj")?, down: projection("down_proj")? })
     }
 
+    /// The mixture of a layer.
+    fn mixture(&self, layer: usize) -> &'a MoeDescription {
+        match &self.description.layers[layer].feed_forward {
+            FeedForwardDescription::Moe(moe) => moe,
+            FeedForwardDescription::Dense { .. } => panic!("layer {layer} has no experts"),
+        }
+    }
+
     /// The routed experts of a layer, however the checkpoint stores them.
     pub fn experts(&mut self, layer: usize) -> Result<Experts> {
         let parts = ["gate_proj", "up_proj", "down_proj"].map(|p| self.described(layer, &format!("mlp.experts.{p}")));
         let [gate, up, down] = parts;
-        let count = gate.count;
+        let (count, moe) = (gate.count, self.mixture(layer));
         self.of_experts = true;
         let layout = self.tensors.layout();
-        let matrices = match layout.experts(self.tensors.checkpoint(), &self.description.stored_name(&gate)) {
+        let storage = layout.experts(self.tensors.checkpoint(), &self.description.stored_name(&gate));
+        let matrices = match &storage {
             ExpertStorage::FusedGateUp { gate_up, down: name } => {
                 let stride = gate.rows + up.rows;
-                let both = self.load(&gate_up, &[count], stride, gate.cols)?;
-                let matrix = self.load(&name, &[count], down.rows, down.cols)?;
+                let takes_turns = self.takes_turns(moe);
+                let mut stack = |name: &str, rows: usize, cols: usize| -> Result<MatrixId> {
+                    // The floats of such stacks are stored by columns.
+                    if takes_turns && self.tensors.checkpoint().tensor(name).is_some() {
+                        let shape = MatrixShape { leading: &[count], rows, cols };
+                        let source = self.tensors.stack_by_columns(name, shape, self.reads)?;
+                        return self.register(name, source);
+                    }
+                    self.load(name, &[count], rows, cols)
+                };
+                let both = stack(gate_up, stride, gate.cols)?;
+                let matrix = stack(name, down.rows, down.cols)?;
+                let (offset, step) = if takes_turns { (1, 2) } else { (gate.rows, 1) };
                 [
-                    ExpertMatrix::Stacked { matrix: both, stride, offset: 0 },
-                    ExpertMatrix::Stacked { matrix: both, stride, offset: gate.rows },
-                    ExpertMatrix::Stacked { matrix, stride: down.rows, offset: 0 },
+                    ExpertMatrix::Stacked { matrix: both, stride, offset: 0, step },
+                    ExpertMatrix::Stacked { matrix: both, stride, offset, step },
+                    ExpertMatrix::Stacked { matrix, stride: down.rows, offset: 0, step: 1 },
                 ]
             }
             ExpertStorage::Stacked => {
                 let mut stacked = |w: WeightDescription| -> Result<ExpertMatrix> {
                     let name = format!("{}.weight", layout.stacked_experts(&self.description.stored_name(&w)));
                     let matrix = self.load(&name, &[count], w.rows, w.cols)?;
-                    Ok(ExpertMatrix::Stacked { matrix, stride: w.rows, offset: 0 })
+                    Ok(ExpertMatrix::Stacked { matrix, stride: w.rows, offset: 0, step: 1 })
                 };
                 [stacked(gate)?, stacked(up)?, stacked(down)?]
             }
             ExpertStorage::Single => {
-                let description = self.description;
                 let mut single = |w: WeightDescription| -> Result<ExpertMatrix> {
-                    // The layout places an expert's number, which is not always behind `experts`.
-                    let (short, usual) = (description.stored_name(&w), w.projection());
-                    let module = short.strip_suffix(usual).unwrap_or(&short);
-                    let of = |e: usize, part: &str| format!("{}.weight", layout.full(&format!("{module}{e}.{part}")));
-                    // A bundle's experts have the usual names.
-                    let has_usual = self.tensors.checkpoint().tensor(&of(0, usual)).is_some();
-                    let part = if has_usual { usual } else { description.own_projection(usual) };
-                    let name = |e: usize| of(e, part);
-                    let each = (0..count).map(|e| self.load(&name(e), &[], w.rows, w.cols));
+                    let name = |e: usize| format!("{}.weight", self.single_expert(&w, e));
+                    let names: Vec<String> = (0..count).map(name).collect();
+                    let each = names.iter().map(|name| self.load(name, &[], w.rows, w.cols));
                     Ok(ExpertMatrix::Single(each.collect::<Result<_>>()?))
                 };
                 [single(gate)?, single(up)?, single(down)?]
             }
         };
         self.of_experts = false;
+        let biases = if moe.biased { Some(self.expert_biases(parts, &storage, moe)?) } else { None };
         let part = |(matrix, w): (ExpertMatrix, WeightDescription)| ExpertPart { matrix, rows: w.rows, cols: w.cols };
         let parts = matrices.into_iter().zip(parts).map(part).collect();
-        Ok(Experts { count, kind: ExpertKind::SwiGlu, parts })
+        let kind = match moe.activation {
+            ExpertActivation::SwiGlu => ExpertKind::SwiGlu,
+            ExpertActivation::ClampedSwiGlu { alpha, limit } => ExpertKind::ClampedSwiGlu { alpha, limit },
+            ExpertActivation::GeGlu => bail!("layer {layer}: experts with GELU are not supported"),
+        };
+        Ok(Experts { count, kind, parts, biases })
+    }
+
+    /// Whether rows of gate and up take turns where they are in one stack.
+    fn takes_turns(&self, moe: &MoeDescription) -> bool {
+        moe.stacks == StackOrder::Turns && self.layout().has_own_stacks()
+    }
+
+    /// The module of one expert's projection. The layout places its number, which is not always behind `experts`.
+    fn single_expert(&self, w: &WeightDescription, expert: usize) -> String {
+        // The layout places an expert's number, which is not always behind `experts`.
+        let (short, usual) = (self.description.stored_name(w), w.projection());
+        let module = short.strip_suffix(usual).unwrap_or(&short);
+        let of = |e: usize, part: &str| self.layout().full(&format!("{module}{e}.{part}"));
+        // A bundle's experts have the usual names.
+        let has_usual = self.tensors.checkpoint().tensor(&format!("{}.weight", of(0, usual))).is_some();
+        of(expert, if has_usual { usual } else { self.description.own_projection(usual) })
+    }
+
+    /// What is added to the projections of a layer's experts, stored as their matrices are.
+    fn expert_biases(
+        &mut self,
+        [gate, up, down]: [WeightDescription; 3],
+        storage: &ExpertStorage,
+        moe: &MoeDescription,
+    ) -> Result<ExpertBiases> {
+        let count = gate.count;
+        let of_stack = |matrix: &str| match matrix.strip_suffix(".weight") {
+            Some(module) => format!("{module}.bias"),
+            None => format!("{matrix}_bias"),
+        };
+        let stacked = |w: &WeightDescription| {
+            let module = self.layout().stacked_experts(&self.description.stored_name(w));
+            format!("{module}.bias")
+        };
+        // In bundles experts are single, and vectors are not.
+        let are_stacked = self.tensors.checkpoint().tensor(&stacked(&gate)).is_some();
+        let values = match storage {
+            ExpertStorage::FusedGateUp { gate_up, down: of_down } => {
+                let (both, _) = self.values(&of_stack(gate_up), &[count, gate.rows + up.rows])?;
+                let rows = both.chunks_exact(gate.rows + up.rows);
+                let pick = |second: bool| -> Vec<f32> {
+                    let of_row = |row: &[f32]| -> Vec<f32> {
+                        match (self.takes_turns(moe), second) {
+                            (true, _) => row.iter().skip(usize::from(second)).step_by(2).copied().collect(),
+                            (false, false) => row[..gate.rows].to_vec(),
+                            (false, true) => row[gate.rows..].to_vec(),
+                        }
+                    };
+                    rows.clone().flat_map(of_row).collect()
+                };
+                [pick(false), pick(true), self.values(&of_stack(of_down), &[count, down.rows])?.0]
+            }
+            ExpertStorage::Single if !are_stacked => {
+                let of = |w: &WeightDescription| -> Result<Vec<f32>> {
+                    let mut all = Vec::with_capacity(count * w.rows);
+                    for expert in 0..count {
+                        all.extend(self.values(&format!("{}.bias", self.single_expert(w, expert)), &[w.rows])?.0);
+                    }
+                    Ok(all)
+                };
+                [of(&gate)?, of(&up)?, of(&down)?]
+            }
+            ExpertStorage::Stacked | ExpertStorage::Single => {
+                let of = |w: &WeightDescription| self.values(&stacked(w), &[count, w.rows]).map(|(values, _)| values);
+                [of(&gate)?, of(&up)?, of(&down)?]
+            }
+        };
+        let [of_gate, of_up, of_down] = values;
+        Ok(ExpertBiases {
+            gate: self.upload(&of_gate, count, gate.rows)?,
+            up: self.upload(&of_up, count, up.rows)?,
+            down: self.upload(&of_down, count, down.rows)?,
+        })
     }
 }

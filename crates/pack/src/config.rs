@@ -45,6 +45,7 @@ fn quantization(root: &mut Map<String, Value>, conversion: &Conversion, rules: &
     for (module, width) in &conversion.overrides {
         let entry = match width {
             Width::Affine { bits, group } => json!({"group_size": group, "bits": bits}),
+            Width::Mxfp4 => json!({"group_size": 32, "bits": 4, "mode": "mxfp4"}),
             Width::Plain => json!(false),
         };
         all.insert(module.clone(), entry);

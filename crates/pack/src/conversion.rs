@@ -33,19 +33,30 @@ pub struct Source {
     pub name: String,
     /// Elements of a head whose rows are moved: rows 2i and 2i + 1 of the input are rows i and i + half a head of the output.
     pub pairs: Option<usize>,
+    /// Of two matrices whose rows take turns: which of them this is.
+    pub turn: Option<usize>,
 }
 
 impl Source {
     /// The row of the input that is row `row` of the output.
     pub fn row_of(&self, row: usize) -> usize {
+        if let Some(turn) = self.turn {
+            return 2 * row + turn;
+        }
         let Some(head) = self.pairs else { return row };
         let (start, within) = (row / head * head, row % head);
         start + if within < head / 2 { 2 * within } else { 2 * (within - head / 2) + 1 }
     }
 
-    /// Rows of all segments.
+    /// Whether rows of the input are in another order.
+    pub fn is_moved(&self) -> bool {
+        self.pairs.is_some() || self.turn.is_some()
+    }
+
+    /// Rows of the output.
     pub fn all_rows(&self) -> usize {
-        self.rows * self.parts[0].segments.len()
+        let stored = self.rows * self.parts[0].segments.len();
+        if self.turn.is_some() { stored / 2 } else { stored }
     }
 
     /// Bytes of a row, all parts together.

@@ -31,7 +31,7 @@ impl Input {
         let part = |part: usize| {
             let p = &source.parts[part];
             let mut bytes = vec![0; rows.len() * p.row_bytes];
-            if source.pairs.is_some() {
+            if source.is_moved() {
                 for (row, to) in rows.clone().zip(bytes.chunks_exact_mut(p.row_bytes)) {
                     self.read_piece(source, part, source.row_of(row), to)?;
                 }

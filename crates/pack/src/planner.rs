@@ -121,10 +121,16 @@ impl Planner<'_> {
     ) -> Result<()> {
         // 0. matrices that are not in the file as they are
         if matches!(leaf, Leaf::Weight | Leaf::Bare)
-            && let Some(made) = self.made(t, &weight)?
+            && let Some(made) = self.made(t, &weight, with.as_ref())?
         {
-            ensure!(with.is_none() && weight.count == 1, "tensor {:?}: stacks of this form cannot be packed", t.name);
+            if weight.count > 1 {
+                return self.made_stack(i, t, [Some(weight), with].into_iter().flatten(), made);
+            }
             return self.made_matrix(i, &weight, t, vec![made], &[weight.rows]);
+        }
+
+        if weight.class == WeightClass::Expert && leaf == Leaf::Bias {
+            return self.expert_biases(i, t, [Some(weight), with].into_iter().flatten());
         }
 
         // 1. fused experts: the first half of the rows is the gate
@@ -133,6 +139,11 @@ impl Planner<'_> {
             let (&[experts, rows, last], Some((form, cols, dtype))) = (&t.shape[..], stored) else {
                 bail!("tensor {:?}: {} {:?} are no experts that can be packed", t.name, t.dtype, t.shape)
             };
+            ensure!(
+                !self.takes_turns(&weight),
+                "tensor {:?}: experts that are stored by columns cannot be packed",
+                t.name
+            );
             let weights: Vec<WeightDescription> = [Some(weight), with].into_iter().flatten().collect();
             if leaf == Leaf::Other || !rows.is_multiple_of(weights.len()) {
                 bail!("tensor {:?}: not a part of an expert that is known", t.name)
@@ -145,7 +156,8 @@ impl Planner<'_> {
                 let segments = (0..experts).map(at).collect();
                 let parts = vec![Rows { row_bytes, segments }];
                 let (form, name) = (Some(form), t.name.to_string());
-                let source = Source { parts, rows: per_part, form, cols, made: Vec::new(), name, pairs: None };
+                let source =
+                    Source { parts, rows: per_part, form, cols, made: Vec::new(), name, pairs: None, turn: None };
                 self.matrix(i, weight, source, &[experts, per_part, cols], dtype)?;
             }
             return Ok(());
@@ -204,10 +216,10 @@ impl Planner<'_> {
         let (i, first) = *tensors.values().next().expect("an entry has a tensor");
         let whole = tensors.keys().copied().eq(0..weight.count);
         ensure!(whole, "{}: {} tensors for {} experts", weight.name(), tensors.len(), weight.count);
-        if let Some(made) = self.made(first, &weight)? {
+        if let Some(made) = self.made(first, &weight, None)? {
             let mut all = vec![made];
             for (_, t) in tensors.values().skip(1) {
-                let other = self.made(t, &weight)?.filter(|other| other.format == all[0].format);
+                let other = self.made(t, &weight, None)?.filter(|other| other.format == all[0].format);
                 let Some(other) = other else { bail!("tensor {:?}: in another form than other experts", t.name) };
                 all.push(other);
             }
@@ -231,7 +243,8 @@ impl Planner<'_> {
         let segments = all.iter().map(|t| self.place(t)).collect();
         let parts = vec![Rows { row_bytes: cols * first.dtype.size(), segments }];
         let (form, cols, shape) = (Some(form), inputs, [all.len(), rows, inputs]);
-        let source = Source { parts, rows, form, cols, made: Vec::new(), name: first.name.to_string(), pairs: None };
+        let source =
+            Source { parts, rows, form, cols, made: Vec::new(), name: first.name.to_string(), pairs: None, turn: None };
         self.matrix(i, &weight, source, &shape, dtype)
     }
 
@@ -275,7 +288,8 @@ impl Planner<'_> {
         }
         let scale = scale.expect("set above");
         let form = Some(WeightFormat::Affine { bits, group, scale });
-        let source = Source { parts, rows, form, cols, made: Vec::new(), name: t.name.to_string(), pairs: None };
+        let source =
+            Source { parts, rows, form, cols, made: Vec::new(), name: t.name.to_string(), pairs: None, turn: None };
         self.groups(i, weight, source, leading)
     }
 
@@ -360,6 +374,7 @@ impl Planner<'_> {
             self.found.overrides.insert(out.clone(), width);
         }
         let (tensors, treatment) = match width {
+            Width::Mxfp4 => bail!("{out}: MXFP4 is never chosen"),
             Width::Plain if is_blocks => (vec![tensor("weight", Dtype::F32, cols)], Treatment::Widen),
             Width::Plain => (vec![tensor("weight", dtype, cols)], Treatment::Copy),
             Width::Affine { bits, group } => {
@@ -450,6 +465,7 @@ impl Planner<'_> {
             made: Vec::new(),
             name: t.name.to_string(),
             pairs: None,
+            turn: None,
         }
     }
 }

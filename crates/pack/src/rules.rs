@@ -12,6 +12,8 @@ pub(crate) enum Width {
     Plain,
     /// Affine groups along the input.
     Affine { bits: u8, group: u16 },
+    /// MXFP4, as it is in the input.
+    Mxfp4,
 }
 
 /// What a rule is for.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sluice_engine::{Activations, Engine, KvType, Options};
+use sluice_engine::{Activations, Engine, KvType, Options, Placement};
 use sluice_pack::{Event, Layout, Outcome, PackOptions, Rounding, Rules, Watch, pack};
 
 struct Silent;
@@ -21,10 +21,14 @@ fn golden(name: &str) -> PathBuf {
 
 /// Packs everything but the embedding and routers to 8 bits in groups of 32.
 fn packed(from: &Path, to: &Path, layout: Layout) -> Result<(), String> {
-    let plain = ["*embed_tokens=none", "*mlp.gate=none"].into_iter();
-    let plain = plain.take(if from.ends_with("fp8_experts") || from.ends_with("w4a16_experts") { 2 } else { 1 });
+    let has_router = from.ends_with("fp8_experts") || from.ends_with("w4a16_experts");
+    packed_by(from, to, layout, &["*embed_tokens=none", "*mlp.gate=none"][..if has_router { 2 } else { 1 }])
+}
+
+/// Packs to 8 bits in groups of 32 what no rule is for.
+fn packed_by(from: &Path, to: &Path, layout: Layout, rules: &[&str]) -> Result<(), String> {
     let options = PackOptions {
-        rules: Rules::new(8, 32, plain.map(|rule| rule.parse().unwrap()).collect()),
+        rules: Rules::new(8, 32, rules.iter().map(|rule| rule.parse().unwrap()).collect()),
         layout,
         layers: None,
         rounding: Rounding::Mlx,
@@ -40,14 +44,21 @@ fn packed(from: &Path, to: &Path, layout: Layout) -> Result<(), String> {
     }
 }
 
-fn logits(folder: &Path) -> Vec<f32> {
-    let options = Options {
+fn options() -> Options {
+    Options {
         activations: Activations::F32,
         kv_type: Some(KvType::F32),
         max_context: Some(64),
         threads: 2,
         ..Options::for_this_machine().unwrap()
-    };
+    }
+}
+
+fn logits(folder: &Path) -> Vec<f32> {
+    logits_with(folder, options())
+}
+
+fn logits_with(folder: &Path, options: Options) -> Vec<f32> {
     let mut engine = Engine::open(folder, options).unwrap();
     let (id, mut rows) = (engine.add_sequence(), Vec::new());
     let keep = |_, logits: &[f32]| {
@@ -88,6 +99,30 @@ fn integers_are_packed_as_they_are_and_numbers_by_their_values() {
             assert!(if exact { found == wanted } else { worst < 0.03 }, "{name} {layout:?}: {worst} of the range");
         }
     }
+}
+
+/// Of gpt-oss the experts stay MXFP4, with the rows of gate and up apart, and biases and all else as they are; so the packed model is the same to the bit.
+#[test]
+fn experts_of_gpt_oss_stay_as_they_are() {
+    let of_gpt_oss = |name: &str| golden("..").join(name);
+    let from = of_gpt_oss("gpt_oss_mxfp4");
+    let wanted = logits(&from);
+    for layout in [Layout::Mlx, Layout::Bundle] {
+        for (rules, exact) in [(&["*=none"][..], true), (&["*=none", "*switch_mlp*=8"], false)] {
+            let out = tempfile::tempdir().unwrap();
+            let folder = out.path().join("packed");
+            packed_by(&from, &folder, layout, rules).unwrap();
+            let found = logits(&folder);
+            let range = wanted.iter().fold(f32::MIN, |a, &b| a.max(b)) - wanted.iter().fold(f32::MAX, |a, &b| a.min(b));
+            let worst = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / range;
+            assert!(if exact { found == wanted } else { worst < 0.03 }, "{layout:?} {rules:?}: {worst} of the range");
+            let streamed = Options { experts: Placement::Slots, ..options() };
+            assert!(logits_with(&folder, streamed) == found, "{layout:?} {rules:?}, streamed");
+        }
+    }
+    let out = tempfile::tempdir().unwrap();
+    let why = packed_by(&of_gpt_oss("gpt_oss"), &out.path().join("packed"), Layout::Mlx, &[]).unwrap_err();
+    assert!(why.contains("stored by columns") && why.contains("experts.down_proj"), "{why}");
 }
 
 #[test]

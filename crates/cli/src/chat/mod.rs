@@ -19,7 +19,7 @@ use sluice_engine::text::{Message, ModelText};
 use sluice_engine::{Engine, Finish, Generation, LoadProgress, Loading, Options, SequenceId};
 
 use crate::engine_args::{EngineArgs, model_or_demo};
-use crate::generate::{self, Answer, End, Piece};
+use crate::generate::{self, Answer, Decoding, End, Piece};
 use crate::load;
 use crate::progress::Progress;
 use crate::prompt::PromptArgs;
@@ -166,7 +166,7 @@ impl Chat<'_> {
             Ok(answer) => {
                 let begun = !answer.tokens.is_empty();
                 if begun {
-                    self.conversation.messages.push(Message::new("assistant", answer.text.clone()));
+                    self.conversation.messages.push(Message::new("assistant", answer.content.clone()));
                 } else {
                     self.conversation.messages.pop();
                 }
@@ -269,8 +269,8 @@ impl Chat<'_> {
             Ok(if interrupt::pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         };
         let (generation, stops) = (Generation { snapshot_points: marks, ..self.generation.clone() }, self.stop_strings);
-        let (engine, tokenizer) = (&mut self.engine, &self.text.tokenizer);
-        let answer = generate::answer(engine, self.sequence, &next.new, generation, stops, tokenizer, &mut each)?;
+        let (engine, decoding) = (&mut self.engine, Decoding::new(self.text, self.has_template));
+        let answer = generate::answer(engine, self.sequence, &next.new, generation, stops, &decoding, &mut each)?;
         progress.finish();
         drop(leaving);
         if answer.end == End::Engine(Finish::Cancelled) {

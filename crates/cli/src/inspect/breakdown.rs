@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use sluice_model::{Belongs, Description, ModelTensors, Options, WeightClass, check_supported};
+use sluice_model::{Belongs, Description, Leaf, ModelTensors, Options, WeightClass, check_supported};
 use sluice_store::Dtype;
 
 /// What a tensor is for.
@@ -78,7 +78,8 @@ impl Anatomy {
             let (part, layer) = match model.as_ref().map(|model| tensors.belongs(model, &t.name)) {
                 Some(Belongs::Text(m)) => match m.weight.class {
                     WeightClass::Embedding => (Component::Embedding, None),
-                    WeightClass::Expert => (Component::Experts, m.weight.layer),
+                    // Biases are vectors, which stay in memory.
+                    WeightClass::Expert if m.leaf != Leaf::Bias => (Component::Experts, m.weight.layer),
                     _ => (Component::Rest, None),
                 },
                 Some(Belongs::Computed) | None => (Component::Rest, None),

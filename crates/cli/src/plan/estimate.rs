@@ -204,9 +204,13 @@ mod tests {
 
     #[test]
     fn known_models_have_the_parameters_of_their_names() {
-        for (name, all, active) in
-            [("qwen3-30b-a3b", 30.5e9, 3.3e9), ("qwen3-235b-a22b", 235e9, 22e9), ("qwen3.5-35b-a3b", 35e9, 3.0e9)]
-        {
+        for (name, all, active) in [
+            ("qwen3-30b-a3b", 30.5e9, 3.3e9),
+            ("qwen3-235b-a22b", 235e9, 22e9),
+            ("qwen3.5-35b-a3b", 35e9, 3.0e9),
+            ("gpt-oss-20b", 20.9e9, 3.6e9),
+            ("gpt-oss-120b", 116.8e9, 5.1e9),
+        ] {
             let s = shape(name);
             let near = |found: u64, wanted: f64| (found as f64 / wanted - 1.0).abs() < 0.05;
             assert!(near(s.parameters(), all), "{name}: {}", s.parameters());

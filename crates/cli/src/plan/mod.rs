@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use sluice_kernels::format::WeightFormat;
-use sluice_model::{ModelTensors, Options, Quantization};
+use sluice_model::{Method, ModelTensors, Options, Quantization};
 use sluice_pack::{parse_bits, parse_group};
 use sluice_store::{Checkpoint, Dtype, Tensor};
 
@@ -135,8 +135,11 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let (all, of_experts) = (stored.as_ref().and_then(Quantization::default), stored.and_then(|q| q.of_experts()));
     let bits_of = |width: Option<(u8, u16)>| width.map(|(bits, _)| u64::from(bits));
     let plain = there.and_then(|tensors| quantized_bits(tensors).or_else(|| float_bits(tensors.checkpoint())));
-    let bits = args.bits.or(bits_of(all)).or(plain).unwrap_or(4);
-    let experts_bits = args.experts_bits.or(args.bits).or(bits_of(of_experts)).unwrap_or(bits);
+    // Of gpt-oss only experts are quantised.
+    let is_mxfp4 = matches!(config.method(), Ok(Some(Method::Mxfp4)));
+    let or_mxfp4 = |bits: u64| is_mxfp4.then_some(bits);
+    let bits = args.bits.or(bits_of(all)).or(or_mxfp4(16)).or(plain).unwrap_or(4);
+    let experts_bits = args.experts_bits.or(args.bits).or(bits_of(of_experts)).or(or_mxfp4(4)).unwrap_or(bits);
     let group = u64::from(args.group_size.or(all.map(|(_, group)| group)).unwrap_or(64));
     let precision = |bits| Precision { bits, group };
     let k = args.experts_per_token.unwrap_or(shape.k);

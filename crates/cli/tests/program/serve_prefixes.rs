@@ -193,3 +193,63 @@ fn a_conversation_in_messages_finds_its_prefix() {
         .into_iter()
         .for_each(|thoughts| converse(&messages(), thoughts));
 }
+
+/// Like gpt-oss's template: messages with channels, in which calls are written in another way than the model's.
+const HARMONY: &str = "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>\
+    {%- if tools %}{{- '<|start|>developer<|message|>' ~ (tools | tojson) ~ '<|end|>' }}{%- endif %}\
+    {%- set last = namespace(name='') %}\
+    {%- for m in messages %}\
+    {%- if m.role == 'assistant' and m.tool_calls %}{%- set c = m.tool_calls[0].function %}{%- set last.name = c.name %}\
+    {{- '<|start|>assistant to=functions.' ~ c.name ~ '<|channel|>commentary json<|message|>' ~ (c.arguments | tojson) ~ '<|call|>' }}\
+    {%- elif m.role == 'assistant' %}{{- '<|start|>assistant<|channel|>final<|message|>' ~ m.content ~ '<|end|>' }}\
+    {%- elif m.role == 'tool' %}{{- '<|start|>functions.' ~ last.name ~ ' to=assistant<|channel|>commentary<|message|>' ~ (m.content | tojson) ~ '<|end|>' }}\
+    {%- else %}{{- '<|start|>' ~ m.role ~ '<|message|>' ~ m.content ~ '<|end|>' }}{%- endif %}{%- endfor %}\
+    {%- if add_generation_prompt %}<|start|>assistant{%- endif %}";
+const MARKS: [&str; 7] =
+    ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"];
+
+/// Questions with calls in the harmony format. After a call the prompt before it is found; after an answer, all up to the last question.
+fn converse_in_harmony(dialect: &Dialect) {
+    let Some(folder) = demo_with(HARMONY, &MARKS) else { return };
+    let server = Server::of(sluice(&["serve", folder.path().to_str().unwrap(), "--port", "0"]));
+    let mut said: Vec<Value> = Vec::new();
+    let (mut before, mut asked) = (0, 0);
+    for turn in 0..2 {
+        said.push((dialect.user)(&format!("What does part {turn} say?")));
+        for step in 0..3 {
+            let calls = step < 2;
+            let mut body = json!({
+                "tools": dialect.tools, "tool_choice": dialect.must[usize::from(!calls)], "parallel_tool_calls": false, "temperature": 1,
+            });
+            body[dialect.said] = said.clone().into();
+            body[dialect.most] = (if calls { 160 } else { 24 }).into();
+            // A model that was not trained for it may think for ever.
+            let found = (0..60).find_map(|seed| {
+                body["seed"] = seed.into();
+                let (status, answer) = server.post(dialect.path, &body);
+                assert_eq!(status, 200, "{answer}");
+                let (echo, id) = (dialect.echo)(&answer);
+                let first = (seed == 0).then(|| (dialect.usage)(&answer));
+                if let Some((prompt, cached)) = first {
+                    let what = format!("{} question {turn}, step {step}: {cached} of {prompt}", dialect.path);
+                    match step {
+                        0 => assert!(cached + 8 >= asked, "{what} were there, and {asked} at the last question"),
+                        _ => assert!(cached + 1 >= before, "{what} were there, and {before} at the last request"),
+                    }
+                    asked = if step == 0 { prompt } else { asked };
+                    before = prompt;
+                }
+                assert!(!answer.to_string().contains("<|"), "{answer}");
+                (id.is_some() == calls).then_some((echo, id))
+            });
+            let (echo, id) = found.unwrap_or_else(|| panic!("{}: no call", dialect.path));
+            said.extend(echo);
+            said.extend(id.map(|id| (dialect.result)(&id, &format!("Line {step} of part {turn}: a fox."))));
+        }
+    }
+}
+
+#[test]
+fn a_conversation_in_the_harmony_format_finds_its_prefix() {
+    [chat(), responses(), messages()].iter().for_each(converse_in_harmony);
+}

@@ -1,8 +1,8 @@
 //! The checker's own handles, and the inner handles and shapes that belong to them.
 
 use sluice_backend::{
-    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertMatrix, Experts, KvPool, Linear, MatrixId, Mlp, Moe,
-    MoeId, Norm, Projection, RotaryId, RowFactors, SharedExpert, Tensor,
+    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts, KvPool, Linear, MatrixId,
+    Mlp, Moe, MoeId, Norm, Projection, RotaryId, RowFactors, SharedExpert, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -128,8 +128,8 @@ impl Names {
         let (hidden, count) = (experts.hidden(), experts.count);
         scoring.check(count).unwrap_or_else(|e| panic!("a router that cannot choose: {e}"));
         let known = |part: &ExpertMatrix| match part {
-            ExpertMatrix::Stacked { matrix, stride, offset } => {
-                ExpertMatrix::Stacked { matrix: self.matrix(*matrix).inner, stride: *stride, offset: *offset }
+            &ExpertMatrix::Stacked { matrix, stride, offset, step } => {
+                ExpertMatrix::Stacked { matrix: self.matrix(matrix).inner, stride, offset, step }
             }
             ExpertMatrix::Single(all) => {
                 assert_eq!(all.len(), count, "a matrix for each expert");
@@ -138,6 +138,14 @@ impl Names {
         };
         let mut parts = experts.parts.clone();
         parts.iter_mut().for_each(|p| p.matrix = known(&p.matrix));
+        let biases = experts.biases.map(|all| {
+            let of = |t: Tensor, cols| {
+                assert_eq!((t.rows, t.cols), (count, cols), "a bias for each expert");
+                self.tensor(t)
+            };
+            let width = experts.intermediate();
+            ExpertBiases { gate: of(all.gate, width), up: of(all.up, width), down: of(all.down, hidden) }
+        });
         let shared = shared.as_ref().map(|s| SharedExpert {
             mlp: self.mlp(&s.mlp, hidden),
             gate: s.gate.as_ref().map(|g| self.linear_of(g, 1, hidden)),
@@ -146,7 +154,7 @@ impl Names {
             norm: self.norm(*norm),
             router: self.linear_of(router, count, hidden),
             scoring: scoring.clone(),
-            experts: Experts { count, kind: experts.kind, parts },
+            experts: Experts { count, kind: experts.kind, parts, biases },
             shared,
         }
     }

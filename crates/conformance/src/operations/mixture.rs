@@ -1,8 +1,8 @@
 //! Mixtures of experts: all kinds of routing, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
-    ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MemoryClass, Moe, MoeId, Outcome,
-    Projection, Scoring, SharedExpert, Tensor, WeightFormat,
+    BlockFormat, E2m1, ExpertBiases, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId,
+    MemoryClass, Moe, MoeId, Outcome, Projection, Scoring, SharedExpert, Tensor, WeightFormat,
 };
 
 use crate::case::Case;
@@ -14,6 +14,12 @@ pub struct Drawn {
     pub matrices: Vec<Parts>,
     pub experts: Experts,
 }
+
+/// Of gpt-oss, with a limit that random gates and ups reach.
+const CLAMPED: ExpertKind = ExpertKind::ClampedSwiGlu { alpha: 1.702, limit: 0.5 };
+
+/// Columns of experts like gpt-oss's, whose 2,880 are 64 more than a multiple of 256.
+pub const CLAMPED_COLS: [usize; 4] = [32, 96, 64, 320];
 
 impl Drawn {
     /// The experts with registered matrices.
@@ -68,10 +74,11 @@ impl Case {
             let form = self.form(cols);
             let matrix = match gate_up {
                 Some(matrix) if i < 2 => {
-                    ExpertMatrix::Stacked { matrix, stride: 2 * intermediate, offset: i * intermediate }
+                    ExpertMatrix::Stacked { matrix, stride: 2 * intermediate, offset: i * intermediate, step: 1 }
                 }
                 _ if stacked => {
-                    ExpertMatrix::Stacked { matrix: draw(self, form, count * rows, cols), stride: rows, offset: 0 }
+                    let matrix = draw(self, form, count * rows, cols);
+                    ExpertMatrix::Stacked { matrix, stride: rows, offset: 0, step: 1 }
                 }
                 _ => {
                     // Of one form, or each of its own.
@@ -85,7 +92,36 @@ impl Case {
         }
         let forms: Vec<_> = matrices.iter().map(|m| m.form).collect();
         self.shape(format!("{count} experts {hidden} -> {intermediate}, stacked {stacked}, fused {fused}, {forms:?}"));
-        Drawn { matrices, experts: Experts { count, kind: ExpertKind::SwiGlu, parts } }
+        Drawn { matrices, experts: Experts { count, kind: ExpertKind::SwiGlu, parts, biases: None } }
+    }
+
+    /// Makes experts as gpt-oss has them: a clamped SwiGLU, biases, rows of gate and up that take turns, or some of these.
+    pub fn make_clamped(&mut self, drawn: &mut Drawn) {
+        let (count, hidden, width) = (drawn.experts.count, drawn.experts.hidden(), drawn.experts.intermediate());
+        drawn.experts.kind = if self.once_in(4) { ExpertKind::SwiGlu } else { CLAMPED };
+        if let [gate, up, _] = &mut drawn.experts.parts[..]
+            && let ExpertMatrix::Stacked { step, .. } = &mut gate.matrix
+            && let ExpertMatrix::Stacked { offset, step: other, .. } = &mut up.matrix
+            && *offset > 0
+        {
+            (*offset, *step, *other) = (1, 2, 2);
+        }
+        if !self.once_in(4) {
+            let mut rows = |cols| {
+                let t = self.backend.alloc(MemoryClass::WeightsCopied, count, cols).expect("memory for biases");
+                self.fill(t);
+                t
+            };
+            drawn.experts.biases = Some(ExpertBiases { gate: rows(width), up: rows(width), down: rows(hidden) });
+        }
+        self.shape(format!("{:?}, biases {}", drawn.experts.kind, drawn.experts.biases.is_some()));
+    }
+
+    /// Draws a matrix format of such experts for those that are drawn next, or leaves each its own.
+    pub fn draw_clamped_format(&mut self) {
+        let blocks = WeightFormat::Blocks(BlockFormat::Mxfp4);
+        let all = [Some(WeightFormat::E2m1(E2m1::Power)), Some(blocks), Some(WeightFormat::Float(Float::Bf16)), None];
+        self.uniform = self.one_of(&all);
     }
 
     /// A router of which some experts always score alike.
@@ -124,15 +160,24 @@ impl Case {
         drawn: &[Drawn],
         make_known: impl FnOnce(&mut Case) -> Vec<Vec<MatrixId>>,
     ) -> Vec<MoeId> {
+        self.mixtures_if_taken(drawn, make_known).expect("mixtures that every backend computes")
+    }
+
+    /// The same; what the backend says where it does not compute them.
+    pub fn mixtures_if_taken(
+        &mut self,
+        drawn: &[Drawn],
+        make_known: impl FnOnce(&mut Case) -> Vec<Vec<MatrixId>>,
+    ) -> Result<Vec<MoeId>, String> {
         let ids = make_known(self);
         let mut before = None;
         let mut all = Vec::new();
         for (drawn, ids) in drawn.iter().zip(&ids) {
             let moe = self.mixture(drawn.known(ids));
-            before = Some(self.backend.moe(moe, before).expect("a mixture"));
+            before = Some(self.backend.moe(moe, before).map_err(|e| format!("{e:#}"))?);
             all.extend(before);
         }
-        all
+        Ok(all)
     }
 
     /// Observes the choices of routers.
@@ -168,6 +213,40 @@ pub fn mixtures(c: &mut Case) {
         c.see_routing(&outcome);
         c.see_text("failed rows", format!("{}", outcome.failed.len()));
         without_experts(c, moes[0], x.tensor);
+    }
+}
+
+pub fn clamped(c: &mut Case) {
+    c.draw_clamped_format();
+    // Now and then as many columns as they have, of few and narrow experts.
+    let whole = c.once_in(6);
+    let wide = [2880, c.one_of(&CLAMPED_COLS[..2])];
+    let hidden = if whole { c.one_of(&wide) } else { c.one_of(&CLAMPED_COLS) };
+    let mut drawn = Vec::new();
+    for _ in 0..c.random.usize(1..=2) {
+        let (count, intermediate) = match (whole, hidden) {
+            (true, 2880) => (3, c.one_of(&CLAMPED_COLS[..2])),
+            (true, _) => (3, 2880),
+            (false, _) => (c.random.usize(1..=12), c.one_of(&CLAMPED_COLS)),
+        };
+        let stacked = !c.once_in(4);
+        drawn.push(c.experts(count, hidden, intermediate, stacked));
+    }
+    drawn.iter_mut().for_each(|drawn| c.make_clamped(drawn));
+    c.uniform = None;
+    let made = c.mixtures_if_taken(&drawn, |c| {
+        drawn.iter().map(|d| d.matrices.iter().map(|parts| c.register(parts)).collect()).collect()
+    });
+    let moes = match made {
+        Ok(moes) => moes,
+        Err(why) => return c.refuse(why),
+    };
+    for _ in 0..2 {
+        let tokens = c.tokens();
+        let x = c.tensor(tokens, hidden);
+        c.shape(format!("{tokens} tokens, x {x}"));
+        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
+        c.see("residual", x.whole);
     }
 }
 

@@ -35,13 +35,16 @@ pub const MIXTURES_OF_ONE_TOKEN: Family =
     Family { name: "mixtures of one token", cases: 60, run: mixture::mixtures_of_one_token };
 pub const MIXTURES_OF_FEW_TOKENS: Family =
     Family { name: "mixtures of few tokens", cases: 60, run: mixture::mixtures_of_few_tokens };
+pub const CLAMPED_MIXTURES: Family = Family { name: "clamped mixtures", cases: 40, run: mixture::clamped };
+pub const STREAMED_CLAMPED_MIXTURES: Family =
+    Family { name: "streamed clamped mixtures", cases: 12, run: streamed::clamped };
 pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 30, run: streamed::streamed };
 pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: streamed::failed_rows };
 pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 24] = [
+pub const FAMILIES: [&Family; 26] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
@@ -62,7 +65,9 @@ pub const FAMILIES: [&Family; 24] = [
     &MIXTURES,
     &MIXTURES_OF_ONE_TOKEN,
     &MIXTURES_OF_FEW_TOKENS,
+    &CLAMPED_MIXTURES,
     &STREAMED_MIXTURES,
+    &STREAMED_CLAMPED_MIXTURES,
     &FAILED_ROWS,
     &LOGITS,
     &WHOLE_STEPS,

@@ -14,7 +14,7 @@ use sluice_experts::{Error, Keep, Policy, ReadFaults};
 use sluice_store::load::{self, LoadOptions};
 use sluice_store::{Bytes, Checkpoint, Dtype, TensorPlan, Writer};
 
-use super::mixture::Drawn;
+use super::mixture::{CLAMPED_COLS, Drawn};
 use crate::case::Case;
 use crate::weights::{Parts, unit};
 
@@ -171,7 +171,7 @@ pub fn streamed(c: &mut Case) {
     // Blocks have more columns. Steps enough that experts come to a device and go again.
     let (most, steps) = if in_blocks { (1 << 22, 16) } else { (1 << 19, 5) };
     if !stream(c, vec![], drawn.len(), most) {
-        return c.refuse(format.expect("only blocks are refused"));
+        return c.refuse(format!("{:?}", format.expect("only blocks are refused")));
     }
     if !usual && c.coin() {
         c.backend.record_routing();
@@ -188,6 +188,27 @@ pub fn streamed(c: &mut Case) {
     }
     let streams = c.is_reference || c.backend.take_streamed().is_some();
     c.see_text("streams", format!("{streams}"));
+}
+
+pub fn clamped(c: &mut Case) {
+    c.draw_clamped_format();
+    let (hidden, stacked) = (c.one_of(&CLAMPED_COLS), !c.once_in(4));
+    let mut drawn = layers(c, hidden, stacked);
+    drawn.iter_mut().for_each(|drawn| c.make_clamped(drawn));
+    let runs: Vec<_> = drawn.iter().enumerate().map(|(l, d)| (l, (0..d.matrices.len()).collect())).collect();
+    c.uniform = None;
+    let moes = match c.mixtures_if_taken(&drawn, |c| on_disk(c, &drawn, &runs).matrices) {
+        Ok(moes) => moes,
+        Err(why) => return c.refuse(why),
+    };
+    assert!(stream(c, vec![], drawn.len(), 1 << 19), "what a backend computes it streams");
+    for _ in 0..4 {
+        let tokens = c.tokens();
+        let x = c.tensor(tokens, hidden);
+        c.shape(format!("{tokens} tokens"));
+        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
+        c.see("residual", x.whole);
+    }
 }
 
 pub fn failed_rows(c: &mut Case) {

@@ -10,12 +10,13 @@ use sluice_kernels::format::ActivationFormat;
 use sluice_kernels::format::MAX_PLANES;
 use sluice_kernels::matrix::Matrix;
 
+use super::activation::{self, Biases};
 use crate::encoded::{Encoded, Needs};
 use crate::exec::{ExecContext, Worker};
 use crate::matmul::{MAX_TASK_ROWS, block_rows, tile};
 use crate::memory::part;
 use crate::memory::{Place, Weight};
-use sluice_backend::{ExpertMatrix, ExpertPart, Experts, Linear, Mlp, Routing};
+use sluice_backend::{ExpertKind, ExpertMatrix, ExpertPart, Experts, Linear, Mlp, Routing};
 
 /// A projection: rows of a registered matrix, or a copy of them in memory.
 #[derive(Clone, Copy)]
@@ -71,6 +72,8 @@ pub struct GatedFfn {
     pub up: Operand,
     pub down: Operand,
     pub intermediate: usize,
+    pub kind: ExpertKind,
+    pub biases: Option<Biases>,
     /// Its first token in the order list, which is also its first row of activations.
     pub from: usize,
     pub tokens: usize,
@@ -79,6 +82,17 @@ pub struct GatedFfn {
 }
 
 impl GatedFfn {
+    /// Rows of the matrices for each element of the hidden activations: 2 where `gate` has those of gate and up, which take turns, and `up` none.
+    fn rows_per_element(&self) -> usize {
+        if self.up.rows == 0 { 2 } else { 1 }
+    }
+
+    /// Its down projection by itself.
+    pub fn down_projection(&self) -> DownProjection {
+        let bias = self.biases.map(|b| b.down);
+        DownProjection { operand: self.down, rows: self.from..self.from + self.tokens, to: self.from, bias }
+    }
+
     /// The unit with its matrices in the memory that the expert was read to: all planes of its operands, in order.
     ///
     /// # Safety
@@ -109,17 +123,23 @@ pub struct Grouping {
 
 fn operand(part: &ExpertPart, expert: usize) -> Operand {
     match &part.matrix {
-        ExpertMatrix::Stacked { matrix, stride, offset } => {
+        ExpertMatrix::Stacked { matrix, stride, offset, .. } => {
             Operand::new(matrix.number(), expert * stride + offset, part.rows)
         }
         ExpertMatrix::Single(all) => Operand::new(all[expert].number(), 0, part.rows),
     }
 }
 
-/// Gate, up and down projection of an expert.
+/// Gate, up and down projection of an expert. Where rows of gate and up take turns, the first has both and the second none.
 pub fn operands(experts: &Experts, expert: usize) -> [Operand; 3] {
     let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has three projections", experts.kind) };
-    [gate, up, down].map(|part| operand(part, expert))
+    match experts.interleaved().expect("checked when it was registered") {
+        Some((matrix, rows)) => {
+            let both = Operand::new(matrix.number(), expert * rows, rows);
+            [both, Operand { rows: 0, ..both }, operand(down, expert)]
+        }
+        None => [gate, up, down].map(|part| operand(part, expert)),
+    }
 }
 
 impl Operand {
@@ -131,7 +151,7 @@ impl Operand {
 
 impl Grouping {
     /// Sorts the tokens of a routing by expert.
-    pub fn fill(&mut self, routing: &Routing, experts: &Experts) {
+    pub fn fill(&mut self, context: &ExecContext, routing: &Routing, experts: &Experts) {
         let pairs = routing.experts.len();
         self.units.clear();
         self.units.reserve(experts.count);
@@ -155,6 +175,8 @@ impl Grouping {
                     up,
                     down,
                     intermediate: experts.intermediate(),
+                    kind: experts.kind,
+                    biases: experts.biases.as_ref().map(|all| Biases::of(context, all, e)),
                     from,
                     tokens: *count as usize,
                     first_task: 0,
@@ -191,6 +213,8 @@ pub fn dense_gate_up(context: ExecContext, mlp: &Mlp, x: &Encoded, tokens: &[u32
         up: Operand::of(&mlp.up),
         down: Operand::of(&mlp.down),
         intermediate: mlp.gate.rows.len(),
+        kind: ExpertKind::SwiGlu,
+        biases: None,
         from: 0,
         tokens: tokens.len(),
         first_task: 0,
@@ -198,6 +222,11 @@ pub fn dense_gate_up(context: ExecContext, mlp: &Mlp, x: &Encoded, tokens: &[u32
     let needs = hidden_needs(&context, &unit);
     into.reset(tokens.len(), mlp.gate.rows.len(), needs);
     gate_up(context, &mut unit, tokens, x, needs, into);
+}
+
+/// Hidden activations of one task of the first round, of `elements` in all, each of `each` rows of the matrices: whole groups of int8 activations.
+pub fn gate_up_block(elements: usize, each: usize, threads: usize) -> usize {
+    block_rows(each * elements, threads).next_multiple_of(32 * each) / each
 }
 
 /// Sizes every thread's scratch for these units in any combination, since they may be read in any order.
@@ -208,14 +237,14 @@ pub fn reserve(
     tokens: usize,
     width: usize,
 ) {
-    let most = MAX_TASK_ROWS.min(width.max(units.first().map_or(0, |u| u.intermediate)));
+    let most = MAX_TASK_ROWS.min(width.max(units.first().map_or(0, |u| u.rows_per_element() * u.intermediate)));
     let operands = units.iter().flat_map(|u| [u.gate, u.up, u.down]).chain(shared_down);
     let kernel =
         operands.map(|o| context.weights[o.weight].scratch_bytes(most, tokens, context.mode)).max().unwrap_or(0);
     context.reserve(tokens * most, 0, (tokens * most).max(ADDED.min(width)), kernel);
 }
 
-/// The first round: `into[unit.from + i] = silu(gate(x[order[i]])) * up(x[order[i]])`, encoded for the down projections. `into` has room for
+/// The first round: `into[unit.from + i] = activation(gate(x[order[i]]), up(x[order[i]]))`, encoded for the down projections. `into` has room for
 /// `[order.len(), intermediate]` in the encodings `needs`.
 pub fn gate_up(
     mut context: ExecContext,
@@ -225,9 +254,9 @@ pub fn gate_up(
     needs: Needs,
     into: &mut Encoded,
 ) {
-    let Some(intermediate) = units.first().map(|u| u.intermediate) else { return };
+    let Some((intermediate, each)) = units.first().map(|u| (u.intermediate, u.rows_per_element())) else { return };
     // Whole groups of int8 activations stay in one task.
-    let block = block_rows(units.len() * intermediate, context.pool.threads()).next_multiple_of(32);
+    let block = gate_up_block(units.len() * intermediate, each, context.pool.threads());
     // No unit has more tokens than the step.
     let most = x.rows();
     let (mut tasks, mut kernel) = (0, 0);
@@ -235,10 +264,10 @@ pub fn gate_up(
         unit.first_task = tasks;
         tasks += intermediate.div_ceil(block);
         for w in [unit.gate.weight, unit.up.weight] {
-            kernel = kernel.max(context.weights[w].scratch_bytes(block.min(intermediate), most, context.mode));
+            kernel = kernel.max(context.weights[w].scratch_bytes(each * block.min(intermediate), most, context.mode));
         }
     }
-    context.reserve(most * block.min(intermediate), 0, 0, kernel);
+    context.reserve(most * each * block.min(intermediate), 0, 0, kernel);
     let ExecContext { isa, mode, weights, pool, workers, .. } = context;
     let (units, workers) = (&*units, &*workers);
     let writer = into.writer(needs.by_parts());
@@ -248,16 +277,31 @@ pub fn gate_up(
         let n = block.min(intermediate - from);
         let tokens = &order[unit.from..unit.from + unit.tokens];
         // SAFETY: one borrow, by the task that runs as this thread.
-        let Worker { node, kernel, tile: gates, tile2: ups, .. } = unsafe { workers.get(thread) };
+        let Worker { node, kernel, tile: first, tile2: second, .. } = unsafe { workers.get(thread) };
         let mut project = |operand: Operand, out| {
             let (matrix, row) = operand.matrix(weights, *node);
             let input = x.input(weights[operand.weight].format().activation_format(mode));
-            tile(isa, &matrix, row + from..row + from + n, input, tokens, out, kernel);
+            tile(isa, &matrix, row + each * from..row + each * (from + n), input, tokens, out, kernel);
         };
-        project(unit.gate, gates);
-        project(unit.up, ups);
-        let (gates, ups) = (part(gates, tokens.len() * n), part(ups, tokens.len() * n));
-        elementwise::swiglu_in_place(isa, gates, ups);
+        let count = tokens.len() * n;
+        let (gates, ups) = match each {
+            1 => {
+                project(unit.gate, first);
+                project(unit.up, second);
+                (part(first, count), part(second, count))
+            }
+            _ => {
+                project(unit.gate, first);
+                let (both, gates) = (part(first, 2 * count), part(second, count));
+                activation::separate(both, gates);
+                (gates, &mut both[..count])
+            }
+        };
+        if let Some(biases) = &unit.biases {
+            activation::add_bias(isa, biases.gate, from, gates, n);
+            activation::add_bias(isa, biases.up, from, ups, n);
+        }
+        activation::activate(isa, unit.kind, gates, ups);
         for (i, row) in gates.chunks_exact(n).enumerate() {
             // SAFETY: these columns of these rows are this task's alone.
             unsafe { writer.write(isa, unit.from + i, from, row) };
@@ -331,6 +375,9 @@ pub fn down_and_add(
             let pairs = unit.from..unit.from + unit.tokens;
             let input = hidden.input(encoding(unit.down.weight));
             let y = tile(isa, &matrix, rows, input, &rows_of_pairs[pairs.clone()], out, kernel);
+            if let Some(biases) = &unit.biases {
+                activation::add_bias(isa, biases.down, from, y, n);
+            }
             for (pair, y) in pairs.zip(y.chunks_exact(n)) {
                 let t = grouping.order[pair] as usize;
                 elementwise::scale_add(isa, grouping.weights[pair], y, &mut sum[t * n..(t + 1) * n]);
@@ -363,31 +410,40 @@ pub fn down_and_add(
     });
 }
 
-/// Down projections without the sum: `outputs[from + i] = down(hidden[rows[i]])` for each (projection, rows, from), where `outputs` is `[.., hidden]`.
-pub fn down(
-    mut context: ExecContext,
-    downs: &[(Operand, std::ops::Range<usize>, usize)],
-    rows: &[u32],
-    hidden: &Encoded,
-    outputs: Place,
-) {
+/// A down projection without the sum.
+pub struct DownProjection {
+    pub operand: Operand,
+    /// Its part of the list of rows.
+    pub rows: std::ops::Range<usize>,
+    /// The first row of its outputs.
+    pub to: usize,
+    /// `[1, hidden]`
+    pub bias: Option<Place>,
+}
+
+/// Down projections without the sum: `outputs[to + i] = down(hidden[rows[i]])` for each, where `outputs` is `[.., hidden]`.
+pub fn down(mut context: ExecContext, downs: &[DownProjection], rows: &[u32], hidden: &Encoded, outputs: Place) {
     let width = outputs.cols;
     let block = block_rows(downs.len() * width, context.pool.threads()).min(width);
     let per_unit = width.div_ceil(block);
-    let most = downs.iter().map(|(_, rows, _)| rows.len()).max().unwrap_or(0);
-    let kernel = downs.iter().map(|(d, ..)| context.weights[d.weight].scratch_bytes(block, most, context.mode)).max();
+    let most = downs.iter().map(|d| d.rows.len()).max().unwrap_or(0);
+    let scratch = |d: &DownProjection| context.weights[d.operand.weight].scratch_bytes(block, most, context.mode);
+    let kernel = downs.iter().map(scratch).max();
     context.reserve(most * block, 0, 0, kernel.unwrap_or(0));
     let ExecContext { isa, mode, weights, pool, workers, .. } = context;
     let workers = &*workers;
     pool.run(downs.len() * per_unit, &|task, thread| {
-        let (operand, pairs, to) = &downs[task / per_unit];
+        let DownProjection { operand, rows: own, to, bias } = &downs[task / per_unit];
         let from = task % per_unit * block;
         let n = block.min(width - from);
         // SAFETY: one borrow, by the task that runs as this thread.
         let Worker { node, kernel, tile: out, .. } = unsafe { workers.get(thread) };
         let (matrix, row) = operand.matrix(weights, *node);
         let input = hidden.input(weights[operand.weight].format().activation_format(mode));
-        let y = tile(isa, &matrix, row + from..row + from + n, input, &rows[pairs.clone()], out, kernel);
+        let y = tile(isa, &matrix, row + from..row + from + n, input, &rows[own.clone()], out, kernel);
+        if let Some(bias) = bias {
+            activation::add_bias(isa, *bias, from, y, n);
+        }
         for (i, y) in y.chunks_exact(n).enumerate() {
             // SAFETY: these columns of these rows are this task's alone.
             unsafe { outputs.get_mut(to + i, from..from + n) }.copy_from_slice(y);

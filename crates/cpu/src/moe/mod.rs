@@ -1,5 +1,6 @@
 //! Feed-forward layers of one or many experts.
 
+mod activation;
 pub mod experts;
 mod offload;
 mod run;

@@ -76,12 +76,14 @@ impl HostExperts {
         array: impl Fn(usize, usize) -> &'a [u8],
         out: &mut [f32],
     ) {
+        assert!(of.biases.is_none(), "no device that asks for experts takes biases");
         let from = self.identity_rows.len() as u32;
         self.identity_rows.extend(from..rows.len() as u32);
         self.units.clear();
         for (i, &OffloadedExpert { expert, from, tokens }) in wanted.iter().enumerate() {
             let [gate, up, down] = experts::operands(of, expert);
-            let unit = GatedFfn { gate, up, down, intermediate: of.intermediate(), from, tokens, first_task: 0 };
+            let (intermediate, kind) = (of.intermediate(), of.kind);
+            let unit = GatedFfn { gate, up, down, intermediate, kind, biases: None, from, tokens, first_task: 0 };
             // SAFETY: the units are not used beyond this call, and arrays stay for as long.
             self.units.push(unsafe { unit.read_to(|n| array(i, n)) });
         }
@@ -101,7 +103,7 @@ impl HostExperts {
         let needs = experts::hidden_needs(&context, &self.units);
         self.hidden.reset(rows.len(), of.intermediate(), needs);
         experts::gate_up(context.reborrow(), &mut self.units, rows, &self.x, needs, &mut self.hidden);
-        let downs: Vec<_> = self.units.iter().map(|u| (u.down, u.from..u.from + u.tokens, u.from)).collect();
+        let downs: Vec<_> = self.units.iter().map(GatedFfn::down_projection).collect();
         let out = Place::of_slice(out, of.hidden());
         experts::down(context, &downs, &self.identity_rows[..rows.len()], &self.hidden, out);
     }

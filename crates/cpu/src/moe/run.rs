@@ -147,7 +147,7 @@ impl HostMixture {
         }
         let t1 = Instant::now();
         // 2. start to read missing experts; meanwhile predict the next layer's
-        self.grouping.fill(&self.routing, &moe.experts);
+        self.grouping.fill(&context, &self.routing, &moe.experts);
         if let Some(streaming) = &mut self.streaming {
             streaming.fetch(number, &self.grouping, moe.experts.count, residual.cols);
             // Look-ahead may be switched on at any step, which must not allocate then.
@@ -184,7 +184,7 @@ impl HostMixture {
         self.route(context.reborrow(), moe, x.rows);
         let none = Routing { k: self.routing.k, ..Routing::default() };
         let routing = std::mem::replace(&mut self.routing, none);
-        self.grouping.fill(&self.routing, &moe.experts);
+        self.grouping.fill(&context, &self.routing, &moe.experts);
         self.experts(context.reborrow(), moe, residual);
         self.moes = moes;
         routing

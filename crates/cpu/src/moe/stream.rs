@@ -7,7 +7,7 @@ use anyhow::Result;
 use sluice_experts::{ExpertPool, FetchId, Next, no_faster};
 use sluice_store::{Bytes, Error, host_memory};
 
-use super::experts::{self, Carry, GatedFfn, Grouping, Operand, SharedDown};
+use super::experts::{self, Carry, DownProjection, GatedFfn, Grouping, Operand, SharedDown};
 use super::trial::Trial;
 use crate::encoded::{Encoded, Needs};
 use crate::exec::ExecContext;
@@ -52,7 +52,7 @@ pub struct Streaming {
     /// Kept between steps, so that nothing is allocated.
     wave: Vec<GatedFfn>,
     positions: Vec<usize>,
-    downs: Vec<(Operand, std::ops::Range<usize>, usize)>,
+    downs: Vec<DownProjection>,
     /// By position in the grouping: computed.
     done: Vec<bool>,
     /// Outputs of experts, or sums that are carried from wave to wave.
@@ -278,7 +278,7 @@ impl Streaming {
         // 1. The shared expert, which waits for no read
         if let (false, Some((down, hidden, _))) = (in_order, shared) {
             self.downs.clear();
-            self.downs.push((down, 0..tokens, pairs));
+            self.downs.push(DownProjection { operand: down, rows: 0..tokens, to: pairs, bias: None });
             experts::down(context.reborrow(), &self.downs, &identity_rows[..tokens], hidden, place);
         }
         // 2. Routed experts, in waves of those in memory; some were handed over already
@@ -304,7 +304,7 @@ impl Streaming {
                     );
                 } else {
                     self.downs.clear();
-                    self.downs.extend(self.wave.iter().map(|u| (u.down, u.from..u.from + u.tokens, u.from)));
+                    self.downs.extend(self.wave.iter().map(GatedFfn::down_projection));
                     experts::down(context.reborrow(), &self.downs, rows, hidden, place);
                 }
                 first = false;

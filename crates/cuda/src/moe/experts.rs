@@ -22,7 +22,7 @@ pub struct Operand {
 pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
     let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has three projections", experts.kind) };
     [gate, up, down].map(|part: &ExpertPart| match &part.matrix {
-        ExpertMatrix::Stacked { matrix, stride, offset } => {
+        ExpertMatrix::Stacked { matrix, stride, offset, .. } => {
             Operand { weight: matrix.number(), row: expert * stride + offset, rows: part.rows }
         }
         ExpertMatrix::Single(all) => Operand { weight: all[expert].number(), row: 0, rows: part.rows },

@@ -1,6 +1,6 @@
 //! A step's mixtures: routed, computed and combined without the host, unless experts may have to come from the host's memory or from disk.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use sluice_backend::{Failed, Moe, MoeId, Routed, Routing, Tensor};
 
 use crate::device::graph::HoldGuard;
@@ -43,6 +43,9 @@ pub struct Mixtures {
 impl Mixtures {
     /// Registers a mixture; `follows`: the mixture of the layer before.
     pub fn register(&mut self, context: &Context, moe: Moe, follows: Option<MoeId>) -> Result<MoeId> {
+        if let Some(what) = moe.experts.peculiarity() {
+            bail!("experts with {what} are not computed on a GPU: run this model on the CPU (--device cpu)");
+        }
         let number = self.layers.len();
         let layer = MoeLayer::new(&context.gpu, &context.weights, context.mode, moe)?;
         if let Some(before) = follows {

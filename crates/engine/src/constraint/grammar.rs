@@ -19,7 +19,7 @@ use super::vocabulary::Vocabulary;
 use crate::text::{Calls, Tokenizer};
 
 /// Bytes of a schema, or of the schemas of all tools, at most.
-const MAX_SOURCE: usize = 256 << 10;
+pub(super) const MAX_SOURCE: usize = 256 << 10;
 /// Bytes of a regular expression or a Lark grammar, at most.
 const MAX_LARK: usize = 32 << 10;
 /// States of the lexer while a grammar is used, at most: some 2 kB each.
@@ -114,6 +114,7 @@ impl Grammars {
         calls: Option<Calls>,
     ) -> Result<Matcher> {
         let grammar = match (called, form) {
+            _ if calls == Some(Calls::Harmony) => TopLevelGrammar::from_lark(self.harmony(form, called)?),
             (Some(called), form) => {
                 let calls =
                     calls.context("how this model writes calls is not known: tool_choice can be auto or none")?;
@@ -284,12 +285,12 @@ impl Grammars {
         Ok(source)
     }
 
-    fn is_token(&self, text: &str) -> bool {
+    pub(super) fn is_token(&self, text: &str) -> bool {
         matches!(self.tokenizer.encode(text, false).as_deref(), Ok([_]))
     }
 
     /// A mark as a single token, or else as a string.
-    fn mark(&self, text: &str) -> String {
+    pub(super) fn mark(&self, text: &str) -> String {
         match self.tokenizer.encode(text, false).as_deref() {
             Ok([id]) => format!("<[{id}]>"),
             _ => literal(text),
@@ -334,11 +335,11 @@ fn xml(source: &mut String, i: usize, name: &str, schema: &Value) -> Result<()> 
 }
 
 /// A string in Lark, which is the same as in JSON.
-fn literal(text: &str) -> String {
+pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-fn as_object(mut schema: Value) -> Value {
+pub(super) fn as_object(mut schema: Value) -> Value {
     if schema.get("type").is_none() && schema.get("anyOf").is_none() && schema.get("$ref").is_none() {
         schema["type"] = "object".into();
     }
@@ -349,12 +350,24 @@ fn as_object(mut schema: Value) -> Value {
 ///
 /// # Errors
 /// A schema that is too large.
-fn spaced(schema: &Value) -> Result<Value> {
+pub(super) fn spaced(schema: &Value) -> Result<Value> {
+    separated(schema, ", ", ": ")
+}
+
+/// The same without spaces, as gpt-oss writes arguments.
+///
+/// # Errors
+/// A schema that is too large.
+pub(super) fn compact(schema: &Value) -> Result<Value> {
+    separated(schema, ",", ":")
+}
+
+fn separated(schema: &Value, items: &str, keys: &str) -> Result<Value> {
     let mut schema = rewrite(schema)?;
     if let Some(schema) = schema.as_object_mut()
         && !schema.contains_key("x-guidance")
     {
-        let options = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+        let options = json!({"whitespace_flexible": false, "item_separator": items, "key_separator": keys});
         schema.insert("x-guidance".into(), options);
     }
     Ok(schema)

@@ -25,6 +25,8 @@ pub struct Guide {
 enum Phase {
     /// The first token says whether there is a thought.
     Start,
+    /// The second token says so (the harmony format).
+    Channel,
     /// In a thought, with this many tokens left.
     Thought {
         left: usize,
@@ -120,7 +122,13 @@ impl Guide {
         let thought = self.constraint.thought.as_ref();
         match self.phase {
             Phase::Start if thought.is_some_and(|t| t.begin == Some(token)) => {
-                self.phase = Phase::Thought { left: thought.and_then(|t| t.budget).unwrap_or(usize::MAX) };
+                let is_thought = thought.is_some_and(|t| t.channel.is_none());
+                self.phase = if is_thought { self.thought() } else { Phase::Channel };
+                Ok(())
+            }
+            Phase::Channel => {
+                let is_thought = thought.is_some_and(|t| t.channel == Some(token));
+                self.phase = if is_thought { self.thought() } else { self.behind_thought() };
                 Ok(())
             }
             Phase::Thought { .. } if thought.is_some_and(|t| t.end == token) => {
@@ -143,6 +151,12 @@ impl Guide {
                 Ok(())
             }
         }
+    }
+
+    /// At the beginning of a thought.
+    fn thought(&self) -> Phase {
+        let budget = self.constraint.thought.as_ref().and_then(|thought| thought.budget);
+        Phase::Thought { left: budget.unwrap_or(usize::MAX) }
     }
 
     fn behind_thought(&self) -> Phase {
@@ -206,5 +220,46 @@ impl Guide {
             _ => self.mask.as_ref(),
         }
         .map(SimpleVob::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::text::Tokenizer;
+
+    /// In the harmony format, of a message's first two tokens the second says whether it is a thought.
+    #[test]
+    fn only_thoughts_have_a_budget_where_every_message_begins_alike() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let tokenizer = Arc::new(Tokenizer::load(&demo, None).unwrap());
+        let (begin, analysis, text, end) = (1, 2, 3, 4);
+        let thought = Thought {
+            opened: false,
+            begin: Some(begin),
+            channel: Some(analysis),
+            end,
+            budget: Some(2),
+            close: vec![7, 8],
+            close_line: vec![7, 8],
+            gap: Vec::new(),
+            goes_on: None,
+            tokenizer,
+        };
+        let constraint = Arc::new(Constraint { grammar: None, thought: Some(thought) });
+        let forced = |tokens: &[u32]| -> Vec<Vec<u32>> {
+            let (mut masks, mut all) = (Masks::default(), Vec::new());
+            let mut guide = Guide::new(&constraint, &mut masks);
+            for token in tokens {
+                all.push(guide.push(*token, &mut masks, true).unwrap().forced);
+            }
+            all
+        };
+        let none = Vec::new;
+        assert_eq!(forced(&[begin, analysis, 10, 11, 12]), [none(), none(), none(), vec![7, 8], none()]);
+        assert_eq!(forced(&[begin, analysis, 10, end, 11, 12, 13]), vec![none(); 7]);
+        assert_eq!(forced(&[begin, text, 10, 11, 12, 13]), vec![none(); 6]);
     }
 }

@@ -5,6 +5,7 @@
 
 mod grammar;
 mod guide;
+mod harmony;
 mod schema;
 mod vocabulary;
 
@@ -20,6 +21,7 @@ pub use grammar::{GrammarFormat, ToolCallRules};
 pub(crate) use guide::{Guide, Masks};
 pub use schema::unknown_formats;
 
+use crate::text::harmony_marks::{CHANNEL, END, MESSAGE, START};
 use crate::text::{ModelText, Opened, Tokenizer};
 
 /// What an answer has to be.
@@ -61,6 +63,8 @@ struct Thought {
     /// Whether the prompt has begun one.
     opened: bool,
     begin: Option<u32>,
+    /// In the harmony format: what must follow `begin` so that a message is a thought.
+    channel: Option<u32>,
     end: u32,
     budget: Option<usize>,
     /// Ends a thought that has used up its budget.
@@ -100,18 +104,23 @@ impl Constraint {
         };
         let thought = match (style.filter(|style| style.thoughts), opened) {
             (None, _) | (_, Opened::Closed) => None,
+            // A grammar in the harmony format has the thoughts in it.
+            (Some(style), _) if style.is_harmony() && grammar.is_some() => None,
+            (Some(style), _) if style.is_harmony() => Thought::harmony(text, spec.thinking_budget)?,
             (Some(_), opened) => Thought::new(text, opened, spec.thinking_budget, grammar.is_some())?,
         };
         Ok((grammar.is_some() || thought.is_some()).then_some(Constraint { grammar, thought }))
     }
 
-    /// Whether `answer`, without thoughts, is a complete answer.
+    /// Whether `answer`, without thoughts, is a complete answer. In the harmony format it has its marks.
     ///
     /// # Errors
     /// A text that cannot be tokenised; a grammar that grows too large.
     pub fn allows(&self, text: &ModelText, answer: &str) -> Result<bool> {
         let Some(mut matcher) = self.grammar.clone() else { return Ok(true) };
-        let tokens = text.tokenizer.encode_plain(answer)?;
+        let is_harmony = text.template.as_ref().is_some_and(|template| template.style().is_harmony());
+        let tokens =
+            if is_harmony { text.tokenizer.encode(answer, false)? } else { text.tokenizer.encode_plain(answer)? };
         Ok(matcher.try_consume_tokens(&tokens)? == tokens.len() && matcher.is_accepting()?)
     }
 }
@@ -134,12 +143,35 @@ impl Thought {
         Ok(Some(Thought {
             opened,
             begin: tokenizer.id("<think>"),
+            channel: None,
             end,
             budget,
             close: tokens("\n</think>\n\n")?,
             close_line: tokens("</think>\n\n")?,
             gap: tokens("\n\n")?,
             goes_on,
+            tokenizer: Arc::clone(tokenizer),
+        }))
+    }
+
+    /// In the harmony format: a message in the channel for thoughts. Behind one that is ended the text begins. `None` if the tokenizer has other tokens for this.
+    fn harmony(text: &ModelText, budget: Option<usize>) -> Result<Option<Thought>> {
+        let tokenizer = &text.tokenizer;
+        let id = |mark: &str| tokenizer.id(mark);
+        let analysis = tokenizer.encode("analysis", false).context("the channel of thoughts")?;
+        let (Some(begin), Some(end), &[channel]) = (id(CHANNEL), id(END), &analysis[..]) else { return Ok(None) };
+        let close = tokenizer.encode(&[END, START, "assistant", CHANNEL, "final", MESSAGE].concat(), false);
+        let close = close.context("the end of a thought")?;
+        Ok(Some(Thought {
+            opened: false,
+            begin: Some(begin),
+            channel: Some(channel),
+            end,
+            budget,
+            close_line: close.clone(),
+            close,
+            gap: Vec::new(),
+            goes_on: None,
             tokenizer: Arc::clone(tokenizer),
         }))
     }

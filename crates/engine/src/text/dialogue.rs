@@ -4,7 +4,7 @@
 use anyhow::Result;
 use serde_json::{Map, Value};
 
-use super::answers::TemplateHistory;
+use super::answers::{TemplateHistory, Written, harmony_effort};
 use super::prompt::{Prompt, Quoting};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
@@ -112,10 +112,13 @@ impl Dialogue<'_> {
             if style.preserves {
                 extra.entry("preserve_thinking").or_insert(true.into());
             }
+            if style.is_harmony() {
+                harmony_effort(&mut extra);
+            }
             template.render(&Value::Array(messages), tools, answer_follows, &extra)
         };
         if let Some(echo) = TemplateHistory::verbatim(style, messages, self.tools) {
-            // It fails if the template needs arguments as an object, or leaves them out.
+            // It fails if the template needs arguments as an object, leaves them out, or writes messages in an unknown way.
             if let Ok(prompt) = self.rendered_as(&echo, render) {
                 return Ok(prompt);
             }
@@ -136,7 +139,8 @@ impl Dialogue<'_> {
             String::new()
         };
         messages.iter().chain(tools).chain(self.extra.values()).for_each(|v| _ = with_strings(v, &mut collect));
-        said.extend_from_slice(&echo.arguments);
+        let spoken = |part: &Written| if let Written::Said(text) = part { Some(text.clone()) } else { None };
+        said.extend(echo.written.iter().flatten().filter_map(spoken));
         let said: Vec<&str> = said.iter().map(String::as_str).collect();
         let quoting = Quoting::new(self.tokenizer.control_tokens(), &said)?;
         let mut next = 0..;
@@ -144,9 +148,16 @@ impl Dialogue<'_> {
         let messages: Vec<Value> = messages.iter().map(|v| with_strings(v, &mut quote)).collect();
         let tools = tools.map(|v| with_strings(v, &mut quote));
         let extra = self.extra.iter().map(|(name, v)| (name.clone(), with_strings(v, &mut quote))).collect();
-        let arguments: Vec<String> = echo.arguments.iter().map(|text| quote(text)).collect();
+        let mut text_of = |parts: &Vec<Written>| -> String {
+            let one = |part: &Written| match part {
+                Written::Markup(text) => text.clone(),
+                Written::Said(text) => quote(text),
+            };
+            parts.iter().map(one).collect()
+        };
+        let written: Vec<String> = echo.written.iter().map(&mut text_of).collect();
         // 2. Render
-        let text = echo.filled(render(messages, tools.as_ref(), &extra)?, &arguments)?;
+        let text = echo.filled(render(messages, tools.as_ref(), &extra)?, &written)?;
         Ok(quoting.unquote(&text))
     }
 }

@@ -7,6 +7,7 @@ use std::thread;
 use anyhow::{Result, anyhow};
 use sluice_model::source::TextFiles;
 
+use super::answers::harmony_marks;
 use super::embedding::Embedding;
 use super::generation::{GenerationDefaults, stop_ids};
 use super::template::ChatTemplate;
@@ -42,11 +43,15 @@ impl ModelText {
             let tokenizer = Tokenizer::load(files, cache);
             (tokenizer, template.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
-        let tokenizer = tokenizer?;
+        let (tokenizer, template) = (tokenizer?, template?);
+        let mut stop_ids = stop_ids(files, Some(&tokenizer))?;
+        if template.as_ref().is_some_and(|template| template.style().is_harmony()) {
+            stop_at_harmony(&mut stop_ids, &tokenizer);
+        }
         Ok(ModelText {
-            template: template?,
+            template,
             defaults: GenerationDefaults::load(files),
-            stop_ids: stop_ids(files, Some(&tokenizer))?,
+            stop_ids,
             embedding: Embedding::load(files).map_err(|e| format!("{e:#}")),
             tokenizer: Arc::new(tokenizer),
             grammars: OnceLock::new(),
@@ -62,4 +67,13 @@ impl ModelText {
             self.grammars.get_or_init(|| Grammars::new(&self.tokenizer, &self.stop_ids).map_err(|e| format!("{e:#}")));
         made.as_ref().map_err(|e| anyhow!("{e}"))
     }
+}
+
+/// In the harmony format an answer ends with a text or with a call. `<|end|>` only ends a message of several.
+fn stop_at_harmony(stop_ids: &mut Vec<u32>, tokenizer: &Tokenizer) {
+    let ends = [harmony_marks::RETURN, harmony_marks::CALL].into_iter().filter_map(|mark| tokenizer.id(mark));
+    stop_ids.extend(ends);
+    stop_ids.retain(|id| Some(*id) != tokenizer.id(harmony_marks::END));
+    stop_ids.sort_unstable();
+    stop_ids.dedup();
 }

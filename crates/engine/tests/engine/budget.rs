@@ -10,7 +10,7 @@ use sluice_engine::{
 use support::*;
 
 /// Of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 11] = [
+const FOLDERS: [&str; 13] = [
     "olmo3",
     "phi3",
     "glm4_moe",
@@ -20,6 +20,8 @@ const FOLDERS: [&str; 11] = [
     "qwen3_moe_stacked",
     "qwen3_next",
     "qwen3_5_moe",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
     "mlx_qwen3_widths",
     "mlx_qwen3_5_moe",
 ];

@@ -109,7 +109,7 @@ fn through_the_head_they_give_the_logits_of_the_references() {
 
 #[test]
 fn their_bits_depend_on_nothing_else() {
-    for name in ["granite", "qwen3", "qwen3_window", "qwen3_moe", "qwen3_next", "mlx_qwen3_5_moe"] {
+    for name in ["granite", "qwen3", "qwen3_window", "qwen3_moe", "qwen3_next", "gpt_oss_mxfp4", "mlx_qwen3_5_moe"] {
         let open = |chunk: usize, kv_tokens: Option<usize>, prefix_cache: bool| {
             let options = Options {
                 activations: Activations::Int8,

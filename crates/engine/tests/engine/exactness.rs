@@ -9,7 +9,7 @@ use support::*;
 const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
-const FOLDERS: [&str; 16] = [
+const FOLDERS: [&str; 18] = [
     "ministral3",
     "phi3",
     "granite",
@@ -23,6 +23,8 @@ const FOLDERS: [&str; 16] = [
     "qwen3_moe",
     "qwen3_next",
     "qwen3_5_moe",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
     "mlx_qwen3_widths",
     "mlx_qwen3_next",
     "mlx_qwen3_5_moe",

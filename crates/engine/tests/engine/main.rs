@@ -14,6 +14,7 @@ mod faults;
 mod gguf;
 mod gguf_tokenizer;
 mod golden;
+mod harmony;
 mod json_schema_suite;
 mod nodes;
 mod numerics;

@@ -24,8 +24,17 @@ fn cold() -> Options {
 }
 
 /// Dense, windowed, mixtures, and with recurrent layers.
-const MODELS: [&str; 8] =
-    ["ministral3", "olmo3", "qwen3", "qwen3_window", "qwen3_moe", "qwen3_5", "qwen3_next", "qwen3_5_moe"];
+const MODELS: [&str; 9] = [
+    "ministral3",
+    "olmo3",
+    "qwen3",
+    "qwen3_window",
+    "qwen3_moe",
+    "qwen3_5",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "gpt_oss_mxfp4",
+];
 
 #[test]
 fn a_conversation_that_had_to_go_comes_back() {

@@ -3,6 +3,7 @@
 mod gemma3;
 mod glm4;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod minimax_m2;
@@ -52,6 +53,7 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "qwen3_5_moe_text", describe: qwen3_5_moe::describe },
     Architecture { model_type: "gemma3", describe: gemma3::describe },
     Architecture { model_type: "gemma3_text", describe: gemma3::describe },
+    Architecture { model_type: "gpt_oss", describe: gpt_oss::describe },
     Architecture { model_type: "mistral", describe: mistral::describe },
     Architecture { model_type: "ministral", describe: mistral::describe },
     Architecture { model_type: "ministral3", describe: mistral::describe },

@@ -55,6 +55,15 @@ pub enum ExpertActivation {
     ClampedSwiGlu { alpha: f32, limit: f32 },
 }
 
+/// How checkpoints that have the experts of a layer in two stacks lay them out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackOrder {
+    /// For each expert the rows of gate, then those of up.
+    Halves,
+    /// Rows of gate and up take turns. Stacks of floats are stored by columns (gpt-oss).
+    Turns,
+}
+
 /// An expert that every token takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedExpertDescription {
@@ -77,6 +86,8 @@ pub struct MoeDescription {
     pub activation: ExpertActivation,
     /// Their projections have biases.
     pub biased: bool,
+    /// How stacks of gate and up are laid out, where a checkpoint has such.
+    pub stacks: StackOrder,
     /// The expert that every token takes besides.
     pub shared: Option<SharedExpertDescription>,
 }
@@ -128,9 +139,22 @@ impl MoeDescription {
     /// # Errors
     /// A key that is missing or wrong, and more experts per token than there are.
     pub fn read(config: &Config, experts_per_token: Option<usize>, normalise: bool) -> Result<MoeDescription> {
+        MoeDescription::read_with(config, experts_per_token, normalise, "moe_intermediate_size")
+    }
+
+    /// The same; `width`: the key of an expert's width.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong, and more experts per token than there are.
+    pub fn read_with(
+        config: &Config,
+        experts_per_token: Option<usize>,
+        normalise: bool,
+        width: &str,
+    ) -> Result<MoeDescription> {
         // Newer versions of the reference write the second name for some architectures.
         let key = if config.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
-        MoeDescription::read_keys(config, (key, "moe_intermediate_size"), experts_per_token, normalise)
+        MoeDescription::read_keys(config, (key, width), experts_per_token, normalise)
     }
 
     /// The same with the keys that say how many experts there are and how wide each is.
@@ -152,6 +176,7 @@ impl MoeDescription {
             router: RouterDescription::softmax(k, normalise),
             activation: ExpertActivation::SwiGlu,
             biased: false,
+            stacks: StackOrder::Halves,
             shared: None,
         })
     }

@@ -22,6 +22,7 @@ pub use attention::{
 pub use delta_net::{DeltaDescription, ProjectionLayout};
 pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
+    StackOrder,
 };
 pub(crate) use weights::CORRECTION_BIAS;
 pub use weights::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};

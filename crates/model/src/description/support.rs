@@ -58,13 +58,8 @@ impl AttentionDescription {
 
 impl MoeDescription {
     fn unsupported(&self) -> Option<String> {
-        if self.biased {
-            return Some("experts with biases".into());
-        }
-        match self.activation {
-            ExpertActivation::SwiGlu => {}
-            ExpertActivation::GeGlu => return Some("experts with GELU".into()),
-            ExpertActivation::ClampedSwiGlu { .. } => return Some("experts with a clamped SwiGLU".into()),
+        if self.activation == ExpertActivation::GeGlu {
+            return Some("experts with GELU".into());
         }
         let scoring = self.router.scoring(Vec::new());
         scoring.and_then(|scoring| scoring.check(self.count)).err()

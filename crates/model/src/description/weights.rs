@@ -323,18 +323,18 @@ impl Description {
         PROJECTIONS.iter().position(|known| *known == projection).map_or(projection, |i| self.expert_spelling[i])
     }
 
-    /// The name of a weight's module in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
+    /// The name of a weight's module in checkpoints of this architecture, without the text model's prefix.
+    pub fn stored_name(&self, w: &WeightDescription) -> String {
+        let part = self.spelled(w.part);
+        w.layer.map_or_else(|| part.to_string(), |layer| format!("layers.{layer}.{part}"))
+    }
+
+    /// The same in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
     pub fn mlx_name(&self, w: &WeightDescription) -> String {
         match w.class {
             WeightClass::Expert => self.stored_name(w).replace(".experts.", ".switch_mlp."),
             _ => self.stored_name(w),
         }
-    }
-
-    /// The name of a weight's module in checkpoints of this architecture, without the text model's prefix.
-    pub fn stored_name(&self, w: &WeightDescription) -> String {
-        let part = self.spelled(w.part);
-        w.layer.map_or_else(|| part.to_string(), |layer| format!("layers.{layer}.{part}"))
     }
 
     /// What the tensor `short` is, for any way of storing experts. `None`: this model has no such tensor.
@@ -365,17 +365,25 @@ impl Description {
             if expert.is_some() && rest == "padding" {
                 return Some(Meaning { weight, with: None, expert, leaf: Leaf::Padding });
             }
-            // For each expert the rows of gate, then those of up.
-            if expert.is_none() && rest == "gate_up_proj" {
-                return Some(Meaning { weight, with: all.get(1).copied(), expert, leaf: Leaf::Bare });
+            // In stacks a bias is named like the matrix, and the rows of gate and up may be in one.
+            let (stack, leaf) = match rest.strip_suffix("_bias").filter(|_| expert.is_none()) {
+                Some(stack) => (stack, Some(Leaf::Bias)),
+                None => (rest, None),
+            };
+            if let Some(end) = stack.strip_prefix("gate_up_proj").filter(|_| expert.is_none())
+                && let Some(leaf) =
+                    leaf.or_else(|| Leaf::parse(end)).filter(|leaf| [Leaf::Bare, Leaf::Bias].contains(leaf))
+            {
+                return Some(Meaning { weight, with: all.get(1).copied(), expert, leaf });
             }
             // Experts with tensors of their own may have other names.
-            let leaf = |w: &WeightDescription| {
-                let parse = |name: &str| Leaf::parse(rest.strip_prefix(name)?);
+            let leaf_of = |w: &WeightDescription| {
+                let parse = |name: &str| Leaf::parse(stack.strip_prefix(name)?);
                 let own = expert.and_then(|_| parse(self.own_projection(w.projection())));
-                own.or_else(|| parse(w.projection()))
+                let end = own.or_else(|| parse(w.projection()))?;
+                Some(leaf.filter(|_| end == Leaf::Bare).unwrap_or(end))
             };
-            let found = projections.filter_map(|w| Some((*w, leaf(w)?))).next();
+            let found = projections.filter_map(|w| Some((*w, leaf_of(w)?))).next();
             return Some(match found {
                 Some((weight, leaf)) => Meaning { weight, with: None, expert, leaf },
                 None => Meaning { weight, with: None, expert, leaf: Leaf::Other },

@@ -49,6 +49,10 @@ impl TensorLayout for HuggingFaceLayout {
         }
     }
 
+    fn has_own_stacks(&self) -> bool {
+        true
+    }
+
     fn stacked_experts(&self, short: &str) -> String {
         self.full(short)
     }

@@ -108,6 +108,11 @@ pub trait TensorLayout: Debug + Send + Sync {
     /// How the routed experts of a layer are stored; `gate` is the model's name of their gate projection, `layers.0.mlp.experts.gate_proj`.
     fn experts(&self, checkpoint: &Checkpoint, gate: &str) -> ExpertStorage;
 
+    /// Whether stacks of gate and up are laid out as the architecture's own checkpoints have them ([`crate::StackOrder`]); if not, halves follow each other.
+    fn has_own_stacks(&self) -> bool {
+        false
+    }
+
     /// The checkpoint's name for the module of a stack of experts that the model calls `short`.
     fn stacked_experts(&self, short: &str) -> String;
 

@@ -6,6 +6,7 @@
 //!
 //! A new file format implements the first and the last, and gets a line in `detect.rs`.
 
+mod by_columns;
 mod detect;
 mod folder;
 pub mod gguf;

@@ -154,7 +154,8 @@ pub(super) fn expert_names(
         return HashSet::new();
     }
     let is_of_expert = |name: &str| match belongs(description, layout, name) {
-        Belongs::Text(meaning) => meaning.weight.class == WeightClass::Expert,
+        // Biases are vectors, which are copied at load.
+        Belongs::Text(meaning) => meaning.weight.class == WeightClass::Expert && meaning.leaf != Leaf::Bias,
         Belongs::LeftOut(_) | Belongs::Computed => false,
     };
     checkpoint.names().filter(|name| is_of_expert(name)).map(str::to_owned).collect()

@@ -25,7 +25,7 @@ use sluice_backend::{
 use sluice_cpu::Cpu;
 use sluice_engine::text::Tokenizer;
 use sluice_kernels::Isa;
-use sluice_model::{Decoder, Description, ModelSource, ModelTensors};
+use sluice_model::{Decoder, Description, ExpertActivation, ModelSource, ModelTensors, MoeDescription};
 use sluice_store::read_small;
 
 use crate::conversion::ConversionUnit;
@@ -104,6 +104,11 @@ impl<'a> Calibrator<'a> {
         let loaded = sluice_model::load(tensors, &mut backend, &options)?;
         let model = loaded.description;
         ensure!(model.experts().is_some(), "--calibration is for routed experts, and this model has none");
+        let is_plain = |moe: &MoeDescription| moe.activation == ExpertActivation::SwiGlu && !moe.biased;
+        ensure!(
+            model.moe_layers().all(is_plain),
+            "--calibration is for experts with a plain SwiGLU and without biases"
+        );
         for group in model.groups() {
             let pool = backend.alloc_kv(group.layout(KvType::F32, AttentionMode::F32, BLOCK), BLOCKS)?;
             backend.commit_kv(&pool, BLOCKS)?;

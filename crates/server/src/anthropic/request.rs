@@ -214,13 +214,18 @@ impl MessagesRequest {
             None => parse_format("output_format", within("output_format"))?,
             format => format,
         };
+        let effort = Some(within("output_config")["effort"].clone()).filter(Value::is_string);
         if one_call && tool_choice == ToolChoice::Auto && format.is_none() && strict.is_empty() {
             note_ignored("tool_choice.disable_parallel_tool_use");
         }
         let mut output =
             OutputSpec::new(tools, &tool_choice, !one_call, format, budget)?.with_strict_tools(strict, !one_call);
         output.unlisted = unlisted;
-        Ok(ChatRequest { messages, output, thinking, extra: self.chat_template_kwargs, logprobs: None, sampling })
+        let mut extra = self.chat_template_kwargs;
+        if let Some(effort) = effort {
+            extra.entry("reasoning_effort").or_insert(effort);
+        }
+        Ok(ChatRequest { messages, output, thinking, extra, logprobs: None, sampling })
     }
 
     /// The model that it names.
@@ -245,7 +250,11 @@ impl MessagesRequest {
                 }
                 "output_format" => {}
                 "output_config" => {
-                    let named = value.as_object().into_iter().flat_map(Map::keys).filter(|name| *name != "format");
+                    let named = value
+                        .as_object()
+                        .into_iter()
+                        .flat_map(Map::keys)
+                        .filter(|name| !["format", "effort"].contains(&name.as_str()));
                     named.for_each(|name| note_ignored(&format!("output_config.{name}")));
                 }
                 field if asks => note_ignored(field),

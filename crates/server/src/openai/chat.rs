@@ -11,7 +11,7 @@ use sluice_engine::text::{Piece, Tokenizer};
 use utoipa::ToSchema;
 
 use crate::api::answer::Delta;
-use crate::api::chat::ChatRequest;
+use crate::api::chat::{ChatRequest, Thinking};
 use crate::api::fields;
 use crate::api::sampling::SamplingFields;
 use crate::clock::now;
@@ -39,6 +39,9 @@ pub struct ChatCompletionRequest {
     #[serde(default, deserialize_with = "fields::integer")]
     #[schema(maximum = 20)]
     top_logprobs: Option<usize>,
+    /// How long to think, for templates that say so (gpt-oss's: `low`, `medium`, `high`); `none` turns thinking off.
+    #[serde(default, deserialize_with = "fields::string")]
+    reasoning_effort: Option<String>,
     /// More variables for the chat template.
     #[serde(default, deserialize_with = "fields::object")]
     #[schema(value_type = Option<Object>)]
@@ -63,13 +66,18 @@ impl ChatCompletionRequest {
             let message = format!("top_logprobs is {top}; it must be at most {MAX_TOP_LOGPROBS}");
             return Err(ApiError::invalid("top_logprobs", message));
         }
+        let mut extra = self.chat_template_kwargs;
+        let thinking = if self.reasoning_effort.as_deref() == Some("none") { Thinking::Off } else { Thinking::Default };
+        if let Some(effort) = self.reasoning_effort.filter(|effort| effort != "none") {
+            extra.entry("reasoning_effort").or_insert(effort.into());
+        }
         Ok(ChatRequest {
             messages,
             output: self.output.output_spec()?,
-            extra: self.chat_template_kwargs,
+            thinking,
+            extra,
             logprobs: self.logprobs.then_some(top),
             sampling: self.sampling,
-            ..ChatRequest::default()
         })
     }
 }

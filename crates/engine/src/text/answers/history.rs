@@ -4,36 +4,38 @@
 //! rendered text. So they come out the same whether a template prints strings as they are or as JSON. If they are compact, the client has rewritten them, and the
 //! template prints the object with the spaces that the model was trained with. The same holds for each parameter of a call in XML.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
+use super::harmony;
 use super::json as text;
 use super::marks::{CALL, CALLED};
+use super::stand_in::{STAND_IN, Written, stand_in};
 use super::style::{Calls, Style};
 use crate::text::template::tojson::dumps;
-
-/// A stand-in is the index of the arguments between these characters.
-const STAND_IN: [char; 2] = ['\u{F0000}', '\u{F0001}'];
 
 /// The input of a template.
 pub struct TemplateHistory {
     pub messages: Vec<Value>,
     pub tools: Option<Value>,
-    /// The arguments that stand-ins in the messages replace.
-    pub arguments: Vec<String>,
+    /// What replaces the stand-ins in the messages.
+    pub written: Vec<Vec<Written>>,
+    /// It replaces the whole messages that the template writes around them (the harmony format).
+    pub whole_messages: bool,
 }
 
 impl TemplateHistory {
     /// Unchanged messages.
     pub fn plain(messages: &[Value]) -> TemplateHistory {
-        TemplateHistory { messages: messages.to_vec(), tools: None, arguments: Vec::new() }
+        TemplateHistory { messages: messages.to_vec(), tools: None, written: Vec::new(), whole_messages: false }
     }
 
     /// For templates that use arguments as objects.
     pub fn new(style: Style, messages: &[Value], tools: Option<&Value>) -> TemplateHistory {
         if !style.native && style.calls.is_some() {
-            return TemplateHistory { messages: written(messages, tools), tools: None, arguments: Vec::new() };
+            return TemplateHistory::plain(&written(messages, tools));
         }
+
         let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
         if style.calls == Some(Calls::Mistral) {
             shorten_ids(&mut echo.messages);
@@ -45,8 +47,14 @@ impl TemplateHistory {
         echo
     }
 
-    /// For templates that print arguments as they are; `None` if there are no arguments for which that makes a difference.
+    /// For templates that print arguments as they are, and for the harmony format; `None` if there is nothing for which that makes a difference.
     pub fn verbatim(style: Style, messages: &[Value], tools: Option<&Value>) -> Option<TemplateHistory> {
+        let is_ambiguous = || messages.iter().any(|m| m.to_string().contains(STAND_IN));
+        if style.is_harmony() {
+            let (messages, written) = harmony::history(messages);
+            let history = TemplateHistory { messages, tools: tools.cloned(), written, whole_messages: true };
+            return Some(history).filter(|history| !history.written.is_empty() && !is_ambiguous());
+        }
         let as_json = matches!(style.calls, Some(Calls::Json | Calls::Mistral | Calls::List));
         if !style.native || !as_json {
             return None;
@@ -63,10 +71,10 @@ impl TemplateHistory {
             }
             other => object(other),
         });
-        if kept.is_empty() || messages.iter().any(|m| m.to_string().contains(STAND_IN)) {
+        if kept.is_empty() || is_ambiguous() {
             return None;
         }
-        echo.arguments = kept;
+        echo.written = kept.into_iter().map(|json| vec![Written::Said(json)]).collect();
         Some(echo)
     }
 
@@ -74,25 +82,24 @@ impl TemplateHistory {
     ///
     /// # Errors
     /// When a stand-in does not occur exactly once.
-    pub fn filled(&self, mut rendered: String, arguments: &[String]) -> Result<String> {
-        for (i, arguments) in arguments.iter().enumerate() {
+    pub fn filled(&self, mut rendered: String, texts: &[String]) -> Result<String> {
+        for (i, text) in texts.iter().enumerate() {
             let stand_in = stand_in(i);
             let mut found = rendered.match_indices(&stand_in).map(|(at, _)| at);
             let (first, second) = (found.next(), found.next());
-            ensure!(second.is_none(), "the chat template writes the arguments of a call twice");
-            let Some(at) = first else { anyhow::bail!("the chat template leaves out the arguments of a call") };
+            ensure!(second.is_none(), "the chat template writes a part of an answer twice");
+            let Some(at) = first else { anyhow::bail!("the chat template leaves out a part of an answer") };
             let mut range = at..at + stand_in.len();
-            if rendered[..at].ends_with('"') && rendered[range.end..].starts_with('"') {
+            if self.whole_messages {
+                let whole = harmony::message_around(&rendered, &range);
+                range = whole.context("the chat template writes an answer in an unknown way")?;
+            } else if rendered[..at].ends_with('"') && rendered[range.end..].starts_with('"') {
                 range = range.start - 1..range.end + 1;
             }
-            rendered.replace_range(range, arguments);
+            rendered.replace_range(range, text);
         }
         Ok(rendered)
     }
-}
-
-fn stand_in(i: usize) -> String {
-    format!("{}{i}{}", STAND_IN[0], STAND_IN[1])
 }
 
 fn each_arguments(messages: &mut [Value], mut replace: impl FnMut(&Value) -> Value) {

@@ -4,17 +4,22 @@
 //! stream. [`history`] passes earlier answers back to the template so that it writes the text that was generated, whose blocks are then in the prefix cache.
 
 mod call_syntax;
+mod harmony;
 mod history;
 mod json;
 mod marks;
 mod parser;
 mod piece_list;
 mod reading;
+mod stand_in;
 mod style;
 mod tools;
 
+pub(super) use harmony::effort as harmony_effort;
+pub(crate) use harmony::marks as harmony_marks;
 pub(super) use history::TemplateHistory;
 pub use parser::AnswerParser;
 pub use reading::Reading;
+pub(super) use stand_in::Written;
 pub use style::{Calls, Opened, Style};
 pub use tools::Tools;

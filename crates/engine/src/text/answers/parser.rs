@@ -9,6 +9,7 @@ mod several;
 use std::sync::Arc;
 
 use super::call_syntax::{Match, ParameterSyntax, call_head, mistral_head, parameter_json, whole_call};
+use super::harmony::HarmonyParser;
 use super::json::{self, Scan, Scanner};
 use super::marks::CALLED;
 use super::piece_list::PieceList;
@@ -43,6 +44,8 @@ pub struct AnswerParser {
     is_list: bool,
     /// The answer was cut off: what may be the beginning of a mark is one.
     is_cut: bool,
+    /// Parses everything, where answers are in the harmony format.
+    harmony: Option<HarmonyParser>,
 }
 
 /// What is being parsed.
@@ -95,7 +98,9 @@ impl AnswerParser {
             Opened::No if style.thoughts => State::Start,
             Opened::No | Opened::Closed => State::Text,
         };
+        let harmony = style.is_harmony().then(|| HarmonyParser::new(tools.is_some()));
         AnswerParser {
+            harmony,
             tools: tools.filter(|_| style.calls.is_some()),
             calls: style.calls.unwrap_or(Calls::Json),
             syntax: ParameterSyntax::of(style.calls.unwrap_or(Calls::Json)),
@@ -112,11 +117,14 @@ impl AnswerParser {
 
     /// Calls so far.
     pub fn calls(&self) -> usize {
-        self.count
+        self.harmony.as_ref().map_or(self.count, |harmony| harmony.count)
     }
 
     /// Parses the next part of the text.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
+        if let Some(harmony) = &mut self.harmony {
+            return harmony.push(text, None);
+        }
         self.held.push_str(text);
         let mut out = PieceList::default();
         while self.step(&mut out, false) {}
@@ -125,6 +133,9 @@ impl AnswerParser {
 
     /// Returns what was held back, after the answer's end.
     pub fn finish(&mut self) -> Vec<Piece> {
+        if let Some(harmony) = &mut self.harmony {
+            return harmony.push("", Some(self.is_cut));
+        }
         let mut out = PieceList::default();
         while self.step(&mut out, true) {}
         self.held.clear();

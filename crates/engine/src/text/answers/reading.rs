@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::harmony::marks::ALL;
 use super::parser::AnswerParser;
 use super::style::{Opened, Style};
 use super::tools::Tools;
@@ -41,6 +42,9 @@ impl Reading {
 
     /// A detokenizer for one answer. It keeps the special tokens that the parser looks for.
     pub fn detokenizer(&self, tokenizer: &Arc<Tokenizer>) -> Detokenizer {
+        if self.style.is_harmony() {
+            return Detokenizer::keeping(Arc::clone(tokenizer), &ALL);
+        }
         let marks = self.style.thought_marks();
         let thoughts = if self.style.thoughts { &marks[..] } else { &[] };
         let calls = if self.tools.is_some() { self.style.calls.map_or(&[][..], |calls| calls.marks()) } else { &[] };

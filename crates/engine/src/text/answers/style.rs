@@ -1,5 +1,6 @@
 //! How a model family writes thoughts and calls.
 
+use super::harmony::marks::{ALL, CHANNEL, MESSAGE};
 use super::marks::{
     CALL, CALLED, KEY, KEYED, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS, MISTRAL_CALL, MISTRAL_ID,
     MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
@@ -22,6 +23,8 @@ pub enum Calls {
     Mistral,
     /// `[{"name": .., "arguments": {..}}, ..]` after `<|tool_call|>`: Phi-4-mini, Granite 3.
     List,
+    /// A message to the tool, in the harmony format: gpt-oss.
+    Harmony,
 }
 
 impl Calls {
@@ -30,7 +33,7 @@ impl Calls {
         match self {
             Calls::Json | Calls::Keys | Calls::Invokes => 1,
             Calls::Xml => 2,
-            Calls::Mistral | Calls::List => 0,
+            Calls::Mistral | Calls::List | Calls::Harmony => 0,
         }
     }
 
@@ -41,6 +44,7 @@ impl Calls {
             Calls::Invokes => MINIMAX_CALL,
             Calls::Mistral => MISTRAL_CALL,
             Calls::List => LIST,
+            Calls::Harmony => CHANNEL,
         }
     }
 
@@ -52,19 +56,20 @@ impl Calls {
             Calls::Invokes => &[MINIMAX_CALL, MINIMAX_CALLED],
             Calls::Mistral => &[MISTRAL_CALL, MISTRAL_ID, MISTRAL_ARGUMENTS],
             Calls::List => &[LIST, LISTED],
+            Calls::Harmony => &ALL,
         }
     }
 
     /// Whether a grammar can hold a model to calls of this kind.
     pub(crate) fn can_be_forced(self) -> bool {
-        matches!(self, Calls::Json | Calls::Xml)
+        matches!(self, Calls::Json | Calls::Xml | Calls::Harmony)
     }
 }
 
 /// How a model writes thoughts and calls, and what its template does with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Answers may begin with thoughts, between `<think>` and `</think>` or Mistral's marks.
+    /// Answers may begin with thoughts, between `<think>` and `</think>` or Mistral's marks, or in a channel of their own.
     pub thoughts: bool,
     /// How it writes calls; `None`: in an unknown way, so that calls are text.
     pub calls: Option<Calls>,
@@ -95,6 +100,9 @@ impl Style {
     /// The style of a model with these templates, which contain the instructions that it was trained with.
     pub fn from_templates<'a>(templates: impl Iterator<Item = &'a str> + Clone) -> Style {
         let has = |part: &str| templates.clone().any(|t| t.contains(part));
+        if has(CHANNEL) && has(MESSAGE) {
+            return Style { thoughts: true, calls: Some(Calls::Harmony), native: true, preserves: false };
+        }
         let calls = if has(KEY) {
             Some(Calls::Keys)
         } else if has(MINIMAX_CALL) {
@@ -119,9 +127,14 @@ impl Style {
         if self.calls == Some(Calls::Mistral) { [MISTRAL_THINK, MISTRAL_THOUGHT] } else { [THINK, THOUGHT] }
     }
 
+    /// Whether it writes everything in the harmony format.
+    pub fn is_harmony(&self) -> bool {
+        self.calls == Some(Calls::Harmony)
+    }
+
     /// Whether a prompt of these tokens ends inside a thought.
     pub fn opened(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Opened {
-        if !self.thoughts {
+        if !self.thoughts || self.is_harmony() {
             return Opened::No;
         }
         let tail = &prompt[prompt.len().saturating_sub(TAIL)..];

@@ -20,10 +20,6 @@ pub const ARCHITECTURES: &[Architecture] = &[
         describe: |config, options| changed_moe(config, options, |moe| moe.activation = ExpertActivation::GeGlu),
     },
     Architecture {
-        model_type: "toy_biased",
-        describe: |config, options| changed_moe(config, options, |moe| moe.biased = true),
-    },
-    Architecture {
         model_type: "toy_softmax_groups",
         describe: |config, options| changed_moe(config, options, |moe| moe.router.scoring = RouterScoring::Softmax),
     },

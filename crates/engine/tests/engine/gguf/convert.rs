@@ -14,7 +14,7 @@ use sluice_store::{Dtype, TensorPlan, Writer};
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 17] = [
+pub const ARCHITECTURES: [&str; 18] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -32,6 +32,7 @@ pub const ARCHITECTURES: [&str; 17] = [
     "minimax_m2",
     "glm4",
     "glm4_moe",
+    "gpt_oss",
 ];
 
 /// How the file has the experts of a layer.
@@ -75,8 +76,8 @@ pub fn model(model_type: &str) -> Model {
             WeightKind::Convolution => draw(w.rows * w.cols, 0.2, 1.0),
             WeightKind::Matrix => draw(w.elements() as usize, 0.0, 1.0),
         };
-        let has_bias = w.biased && w.part.starts_with("self_attn");
-        Weight { description: w, values, bias: has_bias.then(|| draw(w.rows, 0.0, 1.0)) }
+        let has_bias = w.biased && (w.part.starts_with("self_attn") || model_type == "gpt_oss");
+        Weight { description: w, values, bias: has_bias.then(|| draw(w.count * w.rows, 0.0, 1.0)) }
     });
     let weights = weights.collect();
     Model { config, description, weights, kinds: [F32, F16, BF16] }
@@ -113,11 +114,15 @@ impl Model {
                     for (e, own) in values.chunks_exact(w.rows * w.cols).enumerate() {
                         let single = module.replace(".experts.", &format!(".experts.{e}."));
                         tensors.push((format!("{single}.weight"), vec![w.rows, w.cols], own));
+                        if let Some(bias) = bias {
+                            let own = &bias[e * w.rows..(e + 1) * w.rows];
+                            tensors.push((format!("{single}.bias"), vec![w.rows], own));
+                        }
                     }
                 }
                 WeightKind::Matrix => tensors.push((format!("{module}.weight"), vec![w.rows, w.cols], values)),
             }
-            if let Some(bias) = bias {
+            if let Some(bias) = bias.as_ref().filter(|_| w.count == 1) {
                 tensors.push((format!("{module}.bias"), vec![w.rows], bias));
             }
         }
@@ -153,6 +158,7 @@ impl Model {
             "olmo3" => "olmo2",
             "minimax_m2" => "minimax-m2",
             "glm4_moe" => "glm4moe",
+            "gpt_oss" => "gpt-oss",
             plain => plain,
         };
         let mut file = Gguf::new(architecture);
@@ -256,9 +262,12 @@ impl Model {
         let Weight { description: w, values, bias } = weight;
         let is_tiled = self.model_type().starts_with("qwen3_5");
         let part = match w.part {
-            "post_attention_layernorm" if ["gemma3_text", "olmo3", "glm4", "glm4_moe"].contains(&self.model_type()) => {
+            "post_attention_layernorm"
+                if ["gemma3_text", "olmo3", "glm4", "glm4_moe", "gpt_oss"].contains(&self.model_type()) =>
+            {
                 "post_attention_norm"
             }
+            "self_attn.sinks" => "attn_sinks.weight",
             "post_attention_layernorm" if self.weights.iter().any(|w| w.description.part == "linear_attn.A_log") => {
                 "post_attention_norm"
             }
@@ -308,7 +317,8 @@ impl Model {
         let moved = moves && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
         if let Some(bias) = bias {
             let bias = if moved { beside(bias, head_dim, 1) } else { bias.clone() };
-            file.floats(&format!("{name}.bias"), &[w.rows], F32, &bias);
+            let shape = if w.count > 1 { vec![w.count, w.rows] } else { vec![w.rows] };
+            file.floats(&format!("{name}.bias"), &shape, F32, &bias);
         }
         let values = values.clone();
         match (w.kind, w.part) {

@@ -95,7 +95,7 @@ fn every_architecture_gives_the_logits_of_its_folder() {
 
 #[test]
 fn chunks_and_threads_change_no_bit() {
-    for name in ["llama", "gemma3_text", "qwen3_5_moe_text"] {
+    for name in ["llama", "gemma3_text", "qwen3_5_moe_text", "gpt_oss"] {
         let dir = written(&model(name), |_| {});
         let path = dir.path().join("model.gguf");
         for activations in [Activations::F32, Activations::Int8] {
@@ -122,6 +122,7 @@ fn experts_stream_from_the_file() {
         ("qwen3_moe", convert::Experts::Stacked),
         ("qwen3_moe", convert::Experts::Merged),
         ("qwen3_5_moe_text", convert::Experts::Single),
+        ("gpt_oss", convert::Experts::Stacked),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");

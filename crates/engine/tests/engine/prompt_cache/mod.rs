@@ -62,8 +62,17 @@ fn an_engine_that_begins_anew_goes_on_where_another_ended() {
 }
 
 /// Dense, windowed, mixtures, and with recurrent layers.
-const MODELS: [&str; 8] =
-    ["ministral3", "olmo3", "qwen3", "qwen3_window", "qwen3_moe", "qwen3_5", "qwen3_next", "qwen3_5_moe"];
+const MODELS: [&str; 9] = [
+    "ministral3",
+    "olmo3",
+    "qwen3",
+    "qwen3_window",
+    "qwen3_moe",
+    "qwen3_5",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "gpt_oss_mxfp4",
+];
 
 /// A first engine computes prompts that begin alike and is thrown away at some point; a second one is asked for others that part from them somewhere.
 fn parts_anywhere(

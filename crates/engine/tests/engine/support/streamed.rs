@@ -5,7 +5,7 @@ use sluice_engine::{Engine, MemoryClass, Options, Placement};
 use crate::support::folder;
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
-pub const FOLDERS: [&str; 10] = [
+pub const FOLDERS: [&str; 11] = [
     "mixtral",
     "glm4_moe",
     "minimax_m2",
@@ -13,6 +13,7 @@ pub const FOLDERS: [&str; 10] = [
     "qwen3_moe_stacked",
     "qwen3_next",
     "qwen3_5_moe",
+    "gpt_oss_mxfp4",
     "mlx_qwen3_moe",
     "mlx_qwen3_next",
     "mlx_qwen3_5_moe",

@@ -21,6 +21,7 @@ pub enum Architecture {
     Qwen35,
     Qwen35Moe,
     Gemma3,
+    GptOss,
     Mistral3,
     Phi3,
     Granite,
@@ -32,12 +33,12 @@ pub enum Architecture {
 }
 
 use Architecture::{
-    Gemma3, Glm4, Glm4Moe, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35,
-    Qwen35Moe, SmolLm3,
+    Gemma3, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next,
+    Qwen35, Qwen35Moe, SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 16] = [
+const ALL: [(Architecture, &str, &str); 17] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -46,6 +47,7 @@ const ALL: [(Architecture, &str, &str); 16] = [
     (Qwen35, "qwen35", "qwen3_5_text"),
     (Qwen35Moe, "qwen35moe", "qwen3_5_moe_text"),
     (Gemma3, "gemma3", "gemma3_text"),
+    (GptOss, "gpt-oss", "gpt_oss"),
     (Mistral3, "mistral3", "mistral"),
     (Phi3, "phi3", "phi3"),
     (Granite, "granite", "granite"),
@@ -188,6 +190,10 @@ pub fn json(
         return Err(keys
             .wrong("rope.dimension_count", &format!("is {rotated} for heads of {head_dim}, which is not supported")));
     }
+    if let Some(rope) = rope.as_mut().filter(|rope| architecture == GptOss && rope["rope_type"] == "yarn") {
+        // No key says so.
+        rope.insert("truncate".into(), json!(false));
+    }
     if let Some(mut rope) = rope {
         rope.insert("rope_theta".into(), json!(theta));
         set("rope_scaling", Json::Object(rope));
@@ -230,6 +236,7 @@ pub fn json(
         }
         Qwen35 => recurrent(&keys, layers, &mut more)?,
         Gemma3 => gemma(&keys, (layers, heads, hidden, head_dim), &mut more)?,
+        GptOss => gpt_oss(&keys, &mut more)?,
     }
     config.extend(more);
     Ok(Json::Object(config))
@@ -326,6 +333,22 @@ fn mixture(keys: &Keys, more: &mut Map<String, Json>) -> Result<()> {
         return Err(keys.wrong("expert_weights_scale", &format!("is {other}, which is not supported")));
     }
     Ok(())
+}
+
+fn gpt_oss(keys: &Keys, more: &mut Map<String, Json>) -> Result<()> {
+    /// llama.cpp's number for a softmax of the chosen.
+    const SOFTMAX_OF_CHOSEN: u64 = 3;
+    let mut set = |key: &str, value: Json| more.insert(key.to_owned(), value);
+    set("num_local_experts", json!(keys.size("expert_count")?));
+    set("num_experts_per_tok", json!(keys.size("expert_used_count")?));
+    set("intermediate_size", json!(keys.size("expert_feed_forward_length")?));
+    if let Some(window) = keys.size_if("attention.sliding_window")?.filter(|&window| window > 0) {
+        set("sliding_window", json!(window));
+    }
+    match keys.size_if("expert_gating_func")? {
+        None | Some(0 | SOFTMAX_OF_CHOSEN) => Ok(()),
+        Some(other) => Err(keys.wrong("expert_gating_func", &format!("is {other}, which is not gpt-oss's"))),
+    }
 }
 
 fn recurrent(keys: &Keys, layers: u64, more: &mut Map<String, Json>) -> Result<()> {

@@ -15,6 +15,8 @@ const PARTS: &[(&str, &str)] = &[
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
+    // What gpt-oss calls it.
+    ("mlp.router", "ffn_gate_inp"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
@@ -46,6 +48,10 @@ pub const SHORT_ROPE_FACTORS: &str = "rope_factors_short.weight";
 /// Parts that some architectures have in place of others.
 const JOINED_QKV: (&str, &str) = ("self_attn.qkv_proj", "attn_qkv");
 const JOINED_GATE_UP: (&str, &str) = ("mlp.gate_up_proj", "ffn_up");
+
+/// A vector whose name ends in `.weight` here alone: the model's name and GGUF's.
+const OWN_SINKS: &str = "self_attn.sinks";
+const SINKS: &str = "attn_sinks.weight";
 
 /// What `model.` checkpoints call tables that can be computed.
 const COMPUTED: &str = "rotary_emb.inv_freq";
@@ -91,6 +97,9 @@ impl Names {
         if rest == "linear_attn.dt_bias" {
             return format!("blk.{layer}.{}", self.dt_bias);
         }
+        if rest == OWN_SINKS {
+            return format!("blk.{layer}.{SINKS}");
+        }
         // An expert of its own: its number is behind the projection's name.
         if let Some((expert, projection)) = rest.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'))
             && expert.bytes().all(|b| b.is_ascii_digit())
@@ -116,6 +125,9 @@ impl Names {
         };
         if rest == self.dt_bias {
             return Some(format!("layers.{layer}.linear_attn.dt_bias"));
+        }
+        if rest == SINKS {
+            return Some(format!("layers.{layer}.{OWN_SINKS}"));
         }
         let own = rest.strip_prefix("ffn_").and_then(|rest| rest.split_once('.'));
         if let Some((kind, (expert, leaf))) = own.and_then(|(kind, rest)| Some((kind, rest.split_once('.')?)))
@@ -160,11 +172,14 @@ mod tests {
             ("layers.3.mlp.shared_expert_gate.weight", "blk.3.ffn_gate_inp_shexp.weight"),
             ("layers.3.linear_attn.A_log", "blk.3.ssm_a"),
             ("layers.3.linear_attn.dt_bias", "blk.3.ssm_dt.bias"),
+            ("layers.3.self_attn.sinks", "blk.3.attn_sinks.weight"),
+            ("layers.3.mlp.experts.up_proj.bias", "blk.3.ffn_up_exps.bias"),
             ("layers.3.linear_attn.in_proj_qkv.weight", "blk.3.attn_qkv.weight"),
         ] {
             assert_eq!(names.full(ours), theirs);
             assert_eq!(names.short(theirs).as_deref(), Some(ours));
         }
+        assert_eq!(names.full("layers.3.mlp.router.bias"), "blk.3.ffn_gate_inp.bias");
         let gemma = Names::new(true, (false, false), |_| true);
         assert_eq!(gemma.full("layers.1.pre_feedforward_layernorm.weight"), "blk.1.ffn_norm.weight");
         assert_eq!(gemma.full("layers.1.post_attention_layernorm.weight"), "blk.1.post_attention_norm.weight");

@@ -247,7 +247,17 @@ impl TensorLayout for QuantizedLayout {
     }
 
     fn experts(&self, checkpoint: &Checkpoint, gate: &str) -> ExpertStorage {
-        self.plain.experts(checkpoint, gate)
+        // Two stacks of numbers of four bits (gpt-oss).
+        let stack = |projection: &str| self.full(&gate.replace("gate_proj", projection));
+        let gate_up = stack("gate_up_proj");
+        match checkpoint.tensor(&format!("{gate_up}_blocks")) {
+            Some(_) => ExpertStorage::FusedGateUp { gate_up, down: stack("down_proj") },
+            None => self.plain.experts(checkpoint, gate),
+        }
+    }
+
+    fn has_own_stacks(&self) -> bool {
+        true
     }
 
     fn stacked_experts(&self, short: &str) -> String {
