@@ -431,6 +431,23 @@ CHECKPOINTS = {
         variants={"-old": [without("layer_types", "rope_parameters"),
                            changed(sliding_window_pattern=2, rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0}),
                            dict(note="the same with older keys")]}),
+    # ---- gpt-oss
+    "gpt_oss": dict(
+        seed=201, dtype="bfloat16", stacked=True, note="experts by columns with rows of gate and up in turns, biases, sinks, a window of 24 in every other layer, a limit that "
+        "is reached, YaRN without truncation, bf16",
+        config=dict(model_type="gpt_oss", vocab_size=256, hidden_size=72, intermediate_size=44, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=20,
+                    num_local_experts=6, num_experts_per_tok=2, sliding_window=24, swiglu_limit=1.2, tie_word_embeddings=False, max_position_embeddings=4096, rope_parameters=
+                    {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 512}),
+        variants={"-hub": [old_style, without("layer_types", "swiglu_alpha"), renamed("num_experts", "num_local_experts"),
+                           changed(experts_per_token=2, initial_context_length=512), dict(note="older keys, and windows by default")],
+                  "-unlike": [changed(swiglu_alpha=1.0, swiglu_limit=0.6, attention_bias=True, layer_types=["full_attention", "full_attention", "sliding_attention"]),
+                              dict(note="another activation, and the window in another layer")]}),
+    "gpt_oss_mxfp4": dict(
+        seed=202, dtype="bfloat16", stacked=True, note="MXFP4 experts as published, 320 columns: 64 more than a multiple of 256, as 2,880 are",
+        config=dict(model_type="gpt_oss", vocab_size=128, hidden_size=320, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
+                    num_local_experts=4, num_experts_per_tok=2, sliding_window=24, swiglu_limit=2.0, tie_word_embeddings=False, max_position_embeddings=4096, rope_parameters=
+                    {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 512}),
+        tensors=as_mxfp4, edit=[changed(quantization_config=MXFP4)]),
     # ---- Mistral
     "mistral": dict(
         seed=101, dtype="bfloat16", note="windows of 24 in all layers, old-style config without head_dim, bf16",
@@ -533,23 +550,6 @@ CHECKPOINTS = {
                     rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}),
         edit=[old_style],
         variants={"-ungrouped": [changed(n_group=1, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.0), dict(note="no groups, weights not normalised")]}),
-    # ---- gpt-oss
-    "gpt_oss": dict(
-        seed=201, dtype="bfloat16", stacked=True, note="experts by columns with rows of gate and up in turns, biases, sinks, a window of 24 in every other layer, a limit that "
-        "is reached, YaRN without truncation, bf16",
-        config=dict(model_type="gpt_oss", vocab_size=256, hidden_size=72, intermediate_size=44, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=20,
-                    num_local_experts=6, num_experts_per_tok=2, sliding_window=24, swiglu_limit=1.2, tie_word_embeddings=False, max_position_embeddings=4096, rope_parameters=
-                    {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 512}),
-        variants={"-hub": [old_style, without("layer_types", "swiglu_alpha"), renamed("num_experts", "num_local_experts"),
-                           changed(experts_per_token=2, initial_context_length=512), dict(note="older keys, and windows by default")],
-                  "-unlike": [changed(swiglu_alpha=1.0, swiglu_limit=0.6, attention_bias=True, layer_types=["full_attention", "full_attention", "sliding_attention"]),
-                              dict(note="another activation, and the window in another layer")]}),
-    "gpt_oss_mxfp4": dict(
-        seed=202, dtype="bfloat16", stacked=True, note="MXFP4 experts as published, 320 columns: 64 more than a multiple of 256, as 2,880 are",
-        config=dict(model_type="gpt_oss", vocab_size=128, hidden_size=320, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
-                    num_local_experts=4, num_experts_per_tok=2, sliding_window=24, swiglu_limit=2.0, tie_word_embeddings=False, max_position_embeddings=4096, rope_parameters=
-                    {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 512}),
-        tensors=as_mxfp4, edit=[changed(quantization_config=MXFP4)]),
     # ---- Qwen3 mixture of experts
     "qwen3_moe": dict(
         seed=21, dtype="bfloat16", note="one tensor per expert, weights renormalised, layer 1 dense by mlp_only_layers, old-style config, bf16, tied",

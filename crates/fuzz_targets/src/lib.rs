@@ -160,6 +160,9 @@ fn config(bytes: &[u8]) {
         "qwen3_5_moe",
         "gpt_oss_mxfp4",
         "mlx_qwen3_widths",
+        "glm4_moe",
+        "ministral3",
+        "olmo3",
         "quantized/fp8_experts",
         "quantized/w4a16_asymmetric",
         "quantized/gptq",
@@ -332,22 +335,14 @@ fn answer(bytes: &[u8]) {
     let Some(([family, cut], text)) = bytes.split_first_chunk() else { return };
     let text = String::from_utf8_lossy(text);
     let bit = |n: u8| family >> n & 1 == 1;
-    let calls = [
-        Some(Calls::Json),
-        Some(Calls::Xml),
-        None,
-        Some(Calls::Keys),
-        Some(Calls::Invokes),
-        Some(Calls::Mistral),
-        Some(Calls::List),
-        Some(Calls::Harmony),
-    ];
-    let calls = match (bit(6), bit(7)) {
-        (false, _) => calls[usize::from(family >> 1 & 3) % 3],
-        (true, false) => calls[3 + usize::from(family >> 1 & 3)],
-        (true, true) => calls[7],
+    let is_harmony = bit(6);
+    // A bit that harmony does not need chooses among the others.
+    let calls = match is_harmony {
+        true => Some(Calls::Harmony),
+        false if bit(7) => [Some(Calls::Keys), Some(Calls::Invokes), Some(Calls::Mistral), Some(Calls::List)]
+            [usize::from(family >> 1 & 3)],
+        false => [Some(Calls::Json), Some(Calls::Xml), None][usize::from(family >> 1 & 3) % 3],
     };
-    let is_harmony = calls == Some(Calls::Harmony);
     let style = Style { thoughts: bit(0), calls, native: true, preserves: false };
     let opened = [Opened::No, Opened::Yes { line: true }, Opened::Closed, Opened::Yes { line: false }]
         [usize::from(family >> 3 & 3)];

@@ -339,8 +339,8 @@ impl<'a> Weights<'a> {
             }
             ExpertStorage::Single => {
                 let mut single = |w: WeightDescription| -> Result<ExpertMatrix> {
-                    let names: Vec<String> =
-                        (0..count).map(|e| format!("{}.weight", self.single_expert(&w, e))).collect();
+                    let name = |e: usize| format!("{}.weight", self.single_expert(&w, e));
+                    let names: Vec<String> = (0..count).map(name).collect();
                     let each = names.iter().map(|name| self.load(name, &[], w.rows, w.cols));
                     Ok(ExpertMatrix::Single(each.collect::<Result<_>>()?))
                 };
@@ -366,12 +366,13 @@ impl<'a> Weights<'a> {
 
     /// The module of one expert's projection. The layout places its number, which is not always behind `experts`.
     fn single_expert(&self, w: &WeightDescription, expert: usize) -> String {
+        // The layout places an expert's number, which is not always behind `experts`.
         let (short, usual) = (self.description.stored_name(w), w.projection());
         let module = short.strip_suffix(usual).unwrap_or(&short);
-        let of = |part: &str| self.layout().full(&format!("{module}{expert}.{part}"));
-        // A bundle's experts have the usual names, whatever the architecture calls them.
-        let has_usual = self.tensors.checkpoint().tensor(&format!("{}.weight", of(usual))).is_some();
-        of(if has_usual { usual } else { self.description.own_projection(usual) })
+        let of = |e: usize, part: &str| self.layout().full(&format!("{module}{e}.{part}"));
+        // A bundle's experts have the usual names.
+        let has_usual = self.tensors.checkpoint().tensor(&format!("{}.weight", of(0, usual))).is_some();
+        of(expert, if has_usual { usual } else { self.description.own_projection(usual) })
     }
 
     /// What is added to the projections of a layer's experts, stored as their matrices are.

@@ -15,13 +15,13 @@ pub const PRESETS: [(&str, &str); 11] = [
     ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
     ("qwen3.5-35b-a3b", include_str!("qwen3.5-35b-a3b.json")),
     ("qwen3.5-397b-a17b", include_str!("qwen3.5-397b-a17b.json")),
+    ("gpt-oss-20b", include_str!("gpt-oss-20b.json")),
+    ("gpt-oss-120b", include_str!("gpt-oss-120b.json")),
     ("mistral-7b", include_str!("mistral-7b.json")),
     ("mixtral-8x7b", include_str!("mixtral-8x7b.json")),
     ("phi-4", include_str!("phi-4.json")),
     ("glm-4.5-air", include_str!("glm-4.5-air.json")),
     ("minimax-m2", include_str!("minimax-m2.json")),
-    ("gpt-oss-20b", include_str!("gpt-oss-20b.json")),
-    ("gpt-oss-120b", include_str!("gpt-oss-120b.json")),
 ];
 
 /// All names, for messages.

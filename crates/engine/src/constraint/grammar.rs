@@ -279,7 +279,6 @@ impl Grammars {
                     writeln!(source, "tool{i}v[lazy]: /(?s:.*)<\\/function>/")?;
                 }
                 Calls::Xml => xml(&mut source, i, name, &schema)?,
-                Calls::Harmony => bail!("calls in the harmony format are part of its grammar"),
                 _ => bail!("calls of {calls:?} cannot be forced"),
             }
         }

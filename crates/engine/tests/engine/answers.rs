@@ -202,7 +202,7 @@ impl Family {
                     }
                     text += "</function>\n";
                 }
-                _ => unreachable!("written by `other_calls`, or with tests of its own"),
+                _ => unreachable!("written by `other_calls`"),
             }
             text += "</tool_call>";
         }

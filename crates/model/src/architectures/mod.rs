@@ -53,6 +53,7 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "qwen3_5_moe_text", describe: qwen3_5_moe::describe },
     Architecture { model_type: "gemma3", describe: gemma3::describe },
     Architecture { model_type: "gemma3_text", describe: gemma3::describe },
+    Architecture { model_type: "gpt_oss", describe: gpt_oss::describe },
     Architecture { model_type: "mistral", describe: mistral::describe },
     Architecture { model_type: "ministral", describe: mistral::describe },
     Architecture { model_type: "ministral3", describe: mistral::describe },
@@ -67,7 +68,6 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "minimax_m2", describe: minimax_m2::describe },
     Architecture { model_type: "glm4", describe: glm4::describe },
     Architecture { model_type: "glm4_moe", describe: glm4_moe::describe },
-    Architecture { model_type: "gpt_oss", describe: gpt_oss::describe },
 ];
 
 /// Architectures that a program has added.

@@ -1,7 +1,6 @@
 //! How a model family writes thoughts and calls.
 
-use super::harmony;
-use super::harmony::marks::{CHANNEL, MESSAGE};
+use super::harmony::marks::{ALL, CHANNEL, MESSAGE};
 use super::marks::{
     CALL, CALLED, KEY, KEYED, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS, MISTRAL_CALL, MISTRAL_ID,
     MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
@@ -45,7 +44,6 @@ impl Calls {
             Calls::Invokes => MINIMAX_CALL,
             Calls::Mistral => MISTRAL_CALL,
             Calls::List => LIST,
-            // A message is one or is not, by what it is addressed to: `HarmonyParser` reads them.
             Calls::Harmony => CHANNEL,
         }
     }
@@ -58,7 +56,7 @@ impl Calls {
             Calls::Invokes => &[MINIMAX_CALL, MINIMAX_CALLED],
             Calls::Mistral => &[MISTRAL_CALL, MISTRAL_ID, MISTRAL_ARGUMENTS],
             Calls::List => &[LIST, LISTED],
-            Calls::Harmony => &harmony::marks::ALL,
+            Calls::Harmony => &ALL,
         }
     }
 

@@ -105,10 +105,7 @@ impl Model {
         let mut tensors: Vec<(String, Vec<usize>, &[f32])> = Vec::new();
         for Weight { description: w, values, bias } in &self.weights {
             let head = if w.part == "lm_head" { "" } else { "model." };
-            let mut module = format!("{head}{}", self.description.stored_name(w));
-            if w.part == "mlp.gate" && self.model_type() == "gpt_oss" {
-                module = module.replace("mlp.gate", "mlp.router");
-            }
+            let module = format!("{head}{}", self.description.stored_name(w));
             match w.kind {
                 WeightKind::Vector => tensors.push((module.clone(), vec![w.cols], values)),
                 WeightKind::Norm { .. } => tensors.push((format!("{module}.weight"), vec![w.cols], values)),
@@ -266,7 +263,7 @@ impl Model {
         let is_tiled = self.model_type().starts_with("qwen3_5");
         let part = match w.part {
             "post_attention_layernorm"
-                if ["gemma3_text", "gpt_oss", "olmo3", "glm4", "glm4_moe"].contains(&self.model_type()) =>
+                if ["gemma3_text", "olmo3", "glm4", "glm4_moe", "gpt_oss"].contains(&self.model_type()) =>
             {
                 "post_attention_norm"
             }

@@ -78,6 +78,18 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
     let size = |ours: &str| config[ours].as_u64().unwrap() as u32;
     let number = |ours: &str| config[ours].as_f64().unwrap() as f32;
     match config["model_type"].as_str().unwrap() {
+        "gpt_oss" => {
+            for (name, ours) in [
+                ("expert_count", "num_local_experts"),
+                ("expert_used_count", "num_experts_per_tok"),
+                ("expert_feed_forward_length", "intermediate_size"),
+                ("attention.sliding_window", "sliding_window"),
+            ] {
+                file.u32(&key(name), size(ours));
+            }
+            file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
+            file.u32(&key("rope.scaling.original_context_length"), 16);
+        }
         "mixtral" => {
             file.u32(&key("expert_count"), size("num_local_experts"));
             file.u32(&key("expert_used_count"), size("num_experts_per_tok"));

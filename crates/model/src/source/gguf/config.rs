@@ -21,6 +21,7 @@ pub enum Architecture {
     Qwen35,
     Qwen35Moe,
     Gemma3,
+    GptOss,
     Mistral3,
     Phi3,
     Granite,
@@ -29,7 +30,6 @@ pub enum Architecture {
     MiniMaxM2,
     Glm4,
     Glm4Moe,
-    GptOss,
 }
 
 use Architecture::{
@@ -47,6 +47,7 @@ const ALL: [(Architecture, &str, &str); 17] = [
     (Qwen35, "qwen35", "qwen3_5_text"),
     (Qwen35Moe, "qwen35moe", "qwen3_5_moe_text"),
     (Gemma3, "gemma3", "gemma3_text"),
+    (GptOss, "gpt-oss", "gpt_oss"),
     (Mistral3, "mistral3", "mistral"),
     (Phi3, "phi3", "phi3"),
     (Granite, "granite", "granite"),
@@ -55,7 +56,6 @@ const ALL: [(Architecture, &str, &str); 17] = [
     (MiniMaxM2, "minimax-m2", "minimax_m2"),
     (Glm4, "glm4", "glm4"),
     (Glm4Moe, "glm4moe", "glm4_moe"),
-    (GptOss, "gpt-oss", "gpt_oss"),
 ];
 
 const ARCHITECTURE: &str = "general.architecture";
