@@ -7,12 +7,12 @@
 
 use std::arch::x86_64::*;
 
-use super::block_rows::{Large, PIECE, Rows, Small, Unpacked, halves};
+use super::block_rows::{Large, PIECE, Planes, Rows, Small, Unpacked, halves};
 use super::four_rows::{FourRows, NATURAL, gather, store};
 use super::int8_decode::FEW;
 use super::spread::first_bytes;
 use crate::format::blocks::unpack::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use crate::format::{BlockFormat, WeightFormat};
+use crate::format::{BlockFormat, E2m1, WeightFormat};
 use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
@@ -54,6 +54,7 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
             Some(BlockFormat::Q5K) => all_rows::<Large<Q5K>>,
             Some(BlockFormat::Q6K) => all_rows::<Large<Q6K>>,
             Some(BlockFormat::Iq4Xs) => all_rows::<Large<Iq4Xs>>,
+            _ if w.format == WeightFormat::E2m1(E2m1::Power) => all_rows::<Planes>,
             _ if w.grouped().group == 16 => all_rows::<Unpacked<16>>,
             _ => all_rows::<Unpacked<32>>,
         };

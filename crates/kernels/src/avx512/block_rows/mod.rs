@@ -1,9 +1,11 @@
 //! Four rows of blocks for `block_decode`: their integers in registers, and their scales in the lanes of the sums.
 
 mod large;
+mod mxfp4;
 mod small;
 
 pub(super) use large::{Blocks, Large};
+pub(super) use mxfp4::Planes;
 pub(super) use small::{Piece, Small};
 
 use std::arch::x86_64::*;

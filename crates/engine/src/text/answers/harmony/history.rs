@@ -62,14 +62,10 @@ fn in_turns(messages: &[Value]) -> Vec<Value> {
             let mut turn = if i == 0 { message.clone() } else { json!({"role": "assistant"}) };
             turn["tool_calls"] = json!([call]);
             turns.push(turn);
-            let is_own = |result: &&&Value| !call["id"].is_null() && result["tool_call_id"] == call["id"];
-            let own = results
-                .iter()
-                .position(|result| is_own(&result))
-                .or((i == 0 && results.len() < calls.len()).then_some(0));
-            if let Some(own) = own.filter(|own| *own < results.len()) {
-                turns.push(results.remove(own).clone());
-            }
+            let id = &call["id"];
+            let own = results.iter().position(|result| !id.is_null() && result["tool_call_id"] == *id);
+            let own = own.or_else(|| results.iter().position(|result| result["tool_call_id"].is_null()));
+            turns.extend(own.map(|own| results.remove(own).clone()));
         }
         turns.extend(results.into_iter().cloned());
     }
