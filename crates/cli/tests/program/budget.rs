@@ -37,17 +37,6 @@ fn unpacked_demo() -> Option<String> {
     found
 }
 
-/// The smallest sufficient figure for `flag` (or for a group, without one) in a refusal, such as `36.1M`, and its bytes.
-#[track_caller]
-fn figure(refused: &Output, flag: &str) -> (String, u64) {
-    let after = format!("the smallest that would do is {flag}");
-    assert_refused(refused, &["is too little", &after]);
-    let said = stderr(refused);
-    let figure = said.split(&after).nth(1).unwrap().split([',', ' ', ':', '\n']).next().unwrap().to_owned();
-    let number: f64 = figure.strip_suffix('M').unwrap().parse().unwrap();
-    (figure, (number * 1e6) as u64)
-}
-
 /// Text or logits of an answer, without statistics.
 fn answer(output: Output) -> serde_json::Value {
     let mut answer = json(output);
@@ -87,7 +76,8 @@ fn the_demo_runs_within_the_smallest_budget_and_holds_no_more() {
         &with(&(bytes - STEP).to_string()),
         &["--memory-budget of", "program", "mapped weights", "scratch", "state", "keys and values", "experts", "="],
     );
-    for budget in [enough.as_str(), "68M", "80M"] {
+    let more = [4, 16].map(|more| format!("{:.1}M", bytes as f64 / 1e6 + f64::from(more)));
+    for budget in [&enough, &more[0], &more[1]] {
         let found = json(with(budget));
         let peak = found["stats"]["memory"]["peak_rss"].as_f64().unwrap();
         let limit = budget.strip_suffix('M').unwrap().parse::<f64>().unwrap() * 1e6;
@@ -136,7 +126,8 @@ fn mixtures_hold_less_than_their_budget_in_a_control_group() {
         assert!(group.peak() <= bytes, "{folder}: {} at the peak, {enough} allowed", group.peak());
     }
     let Some(demo) = demo() else { return };
-    for budget in [68_000_000, 75_000_000] {
+    let (_, least) = figure(&story(&demo, &["--memory-budget", "10M"]).output().unwrap(), "--memory-budget ");
+    for budget in [least + 2_000_000, least + 9_000_000] {
         let Some(group) = Group::new(None) else { return };
         let mut run = story(&demo, &["--memory-budget", &budget.to_string(), "--experts", "slots"]);
         success(run.output().unwrap());

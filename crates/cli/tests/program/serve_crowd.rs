@@ -14,12 +14,11 @@ use std::time::Duration;
 use fastrand::Rng;
 use serde_json::{Value, json};
 use support::server::{Server, agent};
-use support::{demo, memory_of};
+use support::{demo, figure, memory_of, output};
 
 const REQUESTS: usize = 200;
 const CONNECTIONS: usize = 64;
 const CONTEXT: usize = 400;
-const BUDGET: u64 = 100_000_000;
 
 /// The answers that each request has had, which must all be the same.
 type Answers = Mutex<HashMap<String, String>>;
@@ -95,11 +94,14 @@ fn wrong(server: &Server, random: &mut Rng) {
 
 #[test]
 fn a_crowd_of_requests_leaves_nothing_behind() {
-    let Some(_) = demo() else { return };
+    let Some(demo) = demo() else { return };
     let requests = std::env::var("SLUICE_CROWD").map_or(REQUESTS, |n| n.parse().expect("SLUICE_CROWD: a number"));
-    let (context, budget) = (CONTEXT.to_string(), BUDGET.to_string());
-    let flags = ["--parallel", "6", "--queue", "30", "--max-context", &context, "--memory-budget", &budget];
-    let server = Server::start(&flags).unwrap();
+    let context = CONTEXT.to_string();
+    let flags = |budget| ["--parallel", "6", "--queue", "30", "--max-context", &context, "--memory-budget", budget];
+    let refused = output(&[&["serve", &demo, "--port", "0"], &flags("10M")[..]].concat());
+    // Little more than the least.
+    let budget = figure(&refused, "--memory-budget ").1 + 2_000_000;
+    let server = Server::start(&flags(&budget.to_string())).unwrap();
     let (answers, next): (Answers, _) = (Mutex::default(), AtomicUsize::new(0));
     let (whole, gone) = (AtomicUsize::new(0), AtomicUsize::new(0));
     thread::scope(|scope| {
@@ -137,7 +139,7 @@ fn a_crowd_of_requests_leaves_nothing_behind() {
     server.wait_until("nothing is held", nobody);
     // 2. It never took more than it may
     let peak = memory_of(server.child.id(), "VmHWM");
-    assert!(peak <= BUDGET, "{peak} held, {BUDGET} allowed");
+    assert!(peak <= budget, "{peak} held, {budget} allowed");
     // 3. A request alone has the same answer as among the others
     for (body, answer) in answers.into_inner().unwrap().iter().take(40) {
         assert_eq!(ask(&server, &serde_json::from_str(body).unwrap()), *answer, "{body}");

@@ -214,18 +214,16 @@ impl MessagesRequest {
             None => parse_format("output_format", within("output_format"))?,
             format => format,
         };
-        let effort = Some(within("output_config")["effort"].clone()).filter(Value::is_string);
+        let effort =
+            within("output_config")["effort"].as_str().map(|effort| ("output_config.effort", effort.to_owned()));
         if one_call && tool_choice == ToolChoice::Auto && format.is_none() && strict.is_empty() {
             note_ignored("tool_choice.disable_parallel_tool_use");
         }
         let mut output =
             OutputSpec::new(tools, &tool_choice, !one_call, format, budget)?.with_strict_tools(strict, !one_call);
         output.unlisted = unlisted;
-        let mut extra = self.chat_template_kwargs;
-        if let Some(effort) = effort {
-            extra.entry("reasoning_effort").or_insert(effort);
-        }
-        Ok(ChatRequest { messages, output, thinking, extra, logprobs: None, sampling })
+        let extra = self.chat_template_kwargs;
+        Ok(ChatRequest { messages, output, thinking, extra, effort, logprobs: None, sampling })
     }
 
     /// The model that it names.

@@ -15,6 +15,9 @@ use crate::http::error::ApiError;
 use crate::log::note;
 use crate::models::loaded::LoadedModel;
 
+/// The template's variable for how much to think.
+pub const EFFORT: &str = "reasoning_effort";
+
 /// Whether the model thinks before it answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
@@ -39,6 +42,8 @@ pub struct ChatRequest {
     pub thinking: Thinking,
     /// More variables for the template.
     pub extra: Map<String, Value>,
+    /// How much to think, for templates that know `reasoning_effort`, and the field that said it.
+    pub effort: Option<(&'static str, String)>,
     /// Set if log-probabilities are wanted: how many of the most likely tokens to list beside each token.
     pub logprobs: Option<usize>,
     /// Sampling, stop strings, length, streaming.
@@ -56,6 +61,12 @@ impl ChatRequest {
     /// # Errors
     /// As [`ChatRequest::take_conversation`], and what the template refuses.
     pub async fn render(&mut self, model: &Arc<LoadedModel>) -> Result<Rendered, ApiError> {
+        if let Some((field, effort)) = self.effort.take() {
+            match model.text.template.as_ref().is_some_and(|template| template.has_efforts()) {
+                true => drop(self.extra.entry(EFFORT).or_insert(effort.into())),
+                false => note_ignored(field),
+            }
+        }
         let (own, conversation) = (Arc::clone(model), self.take_conversation()?);
         let done = tokio::task::spawn_blocking(move || conversation.render(&own.text, own.has_states)).await;
         let rendered: Rendered = done.map_err(|e| ApiError::internal(e.to_string()))??;

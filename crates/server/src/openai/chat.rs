@@ -66,16 +66,14 @@ impl ChatCompletionRequest {
             let message = format!("top_logprobs is {top}; it must be at most {MAX_TOP_LOGPROBS}");
             return Err(ApiError::invalid("top_logprobs", message));
         }
-        let mut extra = self.chat_template_kwargs;
         let thinking = if self.reasoning_effort.as_deref() == Some("none") { Thinking::Off } else { Thinking::Default };
-        if let Some(effort) = self.reasoning_effort.filter(|effort| effort != "none") {
-            extra.entry("reasoning_effort").or_insert(effort.into());
-        }
+        let effort = self.reasoning_effort.filter(|effort| effort != "none").map(|effort| ("reasoning_effort", effort));
         Ok(ChatRequest {
             messages,
             output: self.output.output_spec()?,
             thinking,
-            extra,
+            extra: self.chat_template_kwargs,
+            effort,
             logprobs: self.logprobs.then_some(top),
             sampling: self.sampling,
         })

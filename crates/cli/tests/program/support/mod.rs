@@ -75,6 +75,17 @@ pub fn assert_refused(output: &Output, parts: &[&str]) {
     }
 }
 
+/// The smallest sufficient figure for `flag` (or for a group, without one) in a refusal, such as `36.1M`, and its bytes.
+#[track_caller]
+pub fn figure(refused: &Output, flag: &str) -> (String, u64) {
+    let after = format!("the smallest that would do is {flag}");
+    assert_refused(refused, &["is too little", &after]);
+    let said = stderr(refused);
+    let figure = said.split(&after).nth(1).unwrap().split([',', ' ', ':', '\n']).next().unwrap().to_owned();
+    let number: f64 = figure.strip_suffix('M').unwrap().parse().unwrap();
+    (figure, (number * 1e6) as u64)
+}
+
 /// Prose with some variety, in case there is no held-out text.
 pub fn prose() -> String {
     let names = ["the cat", "a small boat", "my brother", "the old king", "nobody"];

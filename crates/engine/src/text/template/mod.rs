@@ -84,6 +84,7 @@ pub struct ChatTemplate {
     patience: Mutex<Patience>,
     renderer: Renderer,
     style: Style,
+    has_efforts: bool,
     note: Option<String>,
 }
 
@@ -117,6 +118,7 @@ impl ChatTemplate {
     fn compile(file: PathBuf, templates: Vec<(String, String)>, special_tokens: Map<String, Json>) -> Result<Self> {
         let names = templates.iter().map(|(name, _)| name.clone()).collect();
         let style = Style::from_templates(templates.iter().map(|(_, source)| source.as_str()));
+        let has_efforts = templates.iter().any(|(_, source)| source.contains("reasoning_effort"));
         let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
         let mut note = None;
         let apart = if sandbox::is_possible() { Some(Apart::start(&templates)) } else { None };
@@ -138,6 +140,7 @@ impl ChatTemplate {
             patience: Mutex::default(),
             renderer,
             style,
+            has_efforts,
             note,
         })
     }
@@ -153,6 +156,11 @@ impl ChatTemplate {
     /// How the model writes thoughts and calls, according to the template's text.
     pub fn style(&self) -> Style {
         self.style
+    }
+
+    /// Whether it takes `reasoning_effort`.
+    pub fn has_efforts(&self) -> bool {
+        self.has_efforts
     }
 
     /// A note for the user if templates do not run in a process of their own.

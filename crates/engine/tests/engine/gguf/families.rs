@@ -127,14 +127,6 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
             file.u32(&key("expert_feed_forward_length"), size("intermediate_size"));
             file.u32(&key("expert_gating_func"), 2);
         }
-        "gpt_oss" => {
-            file.u32(&key("expert_count"), size("num_local_experts"));
-            file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
-            file.u32(&key("expert_feed_forward_length"), size("intermediate_size"));
-            file.u32(&key("attention.sliding_window"), size("sliding_window"));
-            file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
-            file.u32(&key("rope.scaling.original_context_length"), 16);
-        }
         "glm4" => {
             file.u32(&key("rope.dimension_count"), size("head_dim") / 2);
         }

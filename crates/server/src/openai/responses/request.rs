@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use sluice_engine::text::Tokenizer;
 use utoipa::ToSchema;
 
-use crate::api::chat::{ChatRequest, Thinking};
+use crate::api::chat::{ChatRequest, EFFORT, Thinking};
 use crate::api::fields;
 use crate::api::output_spec::{OutputSpec, ToolChoice, parse_format};
 use crate::api::sampling::{SamplingFields, Stop};
@@ -246,7 +246,7 @@ impl ResponsesRequest {
         };
         let mut extra = self.chat_template_kwargs;
         if let Some(effort) = effort.filter(|e| *e != "none") {
-            extra.entry("reasoning_effort").or_insert(effort.into());
+            extra.entry(EFFORT).or_insert(effort.into());
         }
         let sampling = SamplingFields {
             max_tokens: self.max_output_tokens,
@@ -279,7 +279,7 @@ impl ResponsesRequest {
             ));
         }
         let logprobs = options.with_logprobs.then_some(top);
-        Ok((ChatRequest { messages, output, thinking, extra, logprobs, sampling }, options))
+        Ok((ChatRequest { messages, output, thinking, extra, effort: None, logprobs, sampling }, options))
     }
 
     /// The model that it names.
