@@ -129,6 +129,11 @@ fn bytes(text: &str) -> Result<u64, String> {
     number.map(|n| (n * scale) as u64).ok_or_else(|| format!("{text:?}: expected bytes, such as 24GB"))
 }
 
+/// Whether a folder lacks weights that belong there: of a model that is not fetched, only the config is there.
+fn lacks_weights<T>(opened: &Result<T, sluice_store::Error>) -> bool {
+    matches!(opened, Err(sluice_store::Error::NoWeights { .. } | sluice_store::Error::MissingShard { .. }))
+}
+
 pub fn run(args: PlanArgs) -> Result<()> {
     // 1. the model
     let named = presets::find(&args.model)?;
@@ -168,7 +173,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let latency = args.disk_latency.map_or(LATENCY, |us| us / 1e6);
     ensure!(latency.is_finite() && latency >= 0.0, "--disk-latency must be 0 or more");
     let this_disk = match args.disk_bandwidth.as_str() {
-        "auto" => match opened.transpose()? {
+        "auto" => match opened.filter(|opened| !lacks_weights(opened)).transpose()? {
             Some(tensors) => {
                 let found = measure_disk(tensors.checkpoint(), weights.per_expert).with_context(|| {
                     let folder = tensors.checkpoint().folder().display();

@@ -15,11 +15,13 @@ use support::*;
 /// A shell's `sluice` that goes on when a server is ready, and ends servers with the page.
 const PREAMBLE: &str = r#"
 set -eu
-trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
+servers=
+trap 'for server in $servers; do kill $server; wait $server || true; done' EXIT
 sluice() {
   if [ "$1" != serve ]; then command sluice "$@"; return; fi
   command sluice "$@" &
   server=$!
+  servers="$servers $server"
   until curl -s -o nothing "http://localhost:$SLUICE_PORT/health"; do kill -0 $server; sleep 0.05; done
 }
 "#;
@@ -99,7 +101,7 @@ fn prints(page: &str, parts: &[&str]) {
 
 #[test]
 fn start() {
-    prints("start.md", &["Qwen/Qwen3-0.6B: fetching", "listening on", "\"finish_reason\"", "right"]);
+    prints("start.md", &["Qwen/Qwen3-0.6B: fetching", "listening on", "\"finish_reason\"", "as the hub announced"]);
 }
 
 #[test]
@@ -124,7 +126,7 @@ fn team() {
 
 #[test]
 fn prompt_cache() {
-    prints("prompt-cache.md", &["finish", "bytes"]);
+    prints("prompt-cache.md", &["finish", "listening on"]);
 }
 
 #[test]

@@ -98,8 +98,10 @@ fn a_folder_of_several_quantisations_is_answered_with_their_names() {
 fn a_plan_needs_no_weights() {
     let place = Place::new();
     place.add_tiny();
-    let plan = ["plan", "org/tiny", "--disk-bandwidth", "1GB", "--memory", "1GB", "--json"];
-    assert!(json(place.output(&plan))["parameters"].as_u64().unwrap() > 0);
+    for disk in [&["--disk-bandwidth", "1GB"][..], &[]] {
+        let plan = ["plan", "org/tiny", "--memory", "1GB", "--json"];
+        assert!(json(place.output(&[&plan[..], disk].concat()))["parameters"].as_u64().unwrap() > 0);
+    }
     assert!(!place.hub.requests().iter().any(|r| r.is_for_bytes));
     assert!(place.cache().join("models--org--tiny/refs/main").is_file());
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use serde_json::{Value, json};
 use support::server::{Server, agent};
-use support::{demo, figure, memory_of, output};
+use support::{demo, figure_in, memory_of, output, stderr};
 
 const REQUESTS: usize = 200;
 const CONNECTIONS: usize = 64;
@@ -99,8 +99,8 @@ fn a_crowd_of_requests_leaves_nothing_behind() {
     let context = CONTEXT.to_string();
     let flags = |budget| ["--parallel", "6", "--queue", "30", "--max-context", &context, "--memory-budget", budget];
     let refused = output(&[&["serve", &demo, "--port", "0"], &flags("10M")[..]].concat());
-    // Little more than the least.
-    let budget = figure(&refused, "--memory-budget ").1 + 2_000_000;
+    // Little more than the least; the states of six requests are not in it.
+    let budget = figure_in(&stderr(&refused), "--memory-budget ").1 + 12_000_000;
     let server = Server::start(&flags(&budget.to_string())).unwrap();
     let (answers, next): (Answers, _) = (Mutex::default(), AtomicUsize::new(0));
     let (whole, gone) = (AtomicUsize::new(0), AtomicUsize::new(0));

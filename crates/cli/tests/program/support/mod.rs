@@ -80,8 +80,14 @@ pub fn assert_refused(output: &Output, parts: &[&str]) {
 pub fn figure(refused: &Output, flag: &str) -> (String, u64) {
     let after = format!("the smallest that would do is {flag}");
     assert_refused(refused, &["is too little", &after]);
-    let said = stderr(refused);
-    let figure = said.split(&after).nth(1).unwrap().split([',', ' ', ':', '\n']).next().unwrap().to_owned();
+    figure_in(&stderr(refused), flag)
+}
+
+/// The same in a text that may have other lines.
+#[track_caller]
+pub fn figure_in(said: &str, flag: &str) -> (String, u64) {
+    let after = format!("the smallest that would do is {flag}");
+    let figure = said.split(&after).nth(1).expect(said).split([',', ' ', ':', '\n']).next().unwrap().to_owned();
     let number: f64 = figure.strip_suffix('M').unwrap().parse().unwrap();
     (figure, (number * 1e6) as u64)
 }
