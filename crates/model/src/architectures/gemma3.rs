@@ -1,20 +1,16 @@
 //! Gemma 3, the text part: windows in most layers, with positions of their own; norms before and after both halves of a layer; GELU; a scaled embedding, which
 //! is the head. Reference: `modeling_gemma3.py` of transformers.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 
 use crate::config::Config;
 use crate::description::{
-    AttentionDescription, DenseActivation, Description, EmbeddingScale, FeedForwardDescription, LayerDescription,
-    MixerDescription, Outline,
+    AttentionDescription, DenseActivation, Description, EmbeddingScale, FULL, FeedForwardDescription, LayerDescription,
+    MixerDescription, Outline, WINDOWED, layer_windows,
 };
 use crate::mlx_lm::MlxLm;
 use crate::options::Options;
 use crate::rope;
-
-/// Kinds of layers, as configs name them.
-const WINDOWED: &str = "sliding_attention";
-const FULL: &str = "full_attention";
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let path = config.path().display().to_string();
@@ -40,16 +36,14 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     };
     let intermediate = config.size("intermediate_size")?;
     // 3. layers
-    let windowed = windowed_layers(config, outline.count)?;
-    let window = match windowed.contains(&true) {
-        true => Some(config.size_or("sliding_window", 4096)?),
-        false => None,
-    };
-    let layer = |&windowed: &bool| LayerDescription {
-        mixer: MixerDescription::Attention(AttentionDescription { window: window.filter(|_| windowed), ..attention }),
+    let window = config.size_or_null("sliding_window", Some(4096))?;
+    let every = config.size_or("sliding_window_pattern", 6)?;
+    let windows = layer_windows(config, outline.count, window, |layer| !(layer + 1).is_multiple_of(every))?;
+    let layer = |window| LayerDescription {
+        mixer: MixerDescription::Attention(AttentionDescription { window, ..attention }),
         feed_forward: FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Gelu, joined: false },
     };
-    let layers = windowed.iter().map(layer).collect();
+    let layers = windows.into_iter().map(layer).collect();
     // 4. positions
     let context = options.context.unwrap_or(outline.max_context);
     let full = rope::rotary_of_layers(config, FULL, ("rope_theta", 1e6), head_dim, context)?;
@@ -65,22 +59,4 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         window_rotary: Some(local.frequencies),
         ..description
     })
-}
-
-/// For each layer, whether it has a window.
-fn windowed_layers(config: &Config, count: usize) -> Result<Vec<bool>> {
-    let Some(types) = config.strings("layer_types")? else {
-        let every = config.size_or("sliding_window_pattern", 6)?;
-        return Ok((0..count).map(|i| !(i + 1).is_multiple_of(every)).collect());
-    };
-    let path = config.path().display();
-    ensure!(types.len() == count, "{path}: {} layer_types for {count} layers", types.len());
-    types
-        .into_iter()
-        .map(|kind| match kind {
-            WINDOWED => Ok(true),
-            FULL => Ok(false),
-            other => bail!("{path}: layer type {other:?} is not Gemma 3's"),
-        })
-        .collect()
 }

@@ -3,20 +3,16 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::Result;
 
 use crate::config::Config;
 use crate::description::{
     AttentionBiases, AttentionDescription, Description, ExpertActivation, FeedForwardDescription, LayerDescription,
-    MixerDescription, MoeDescription, Outline, RouterDescription, RouterScoring, StackOrder,
+    MixerDescription, MoeDescription, Outline, RouterDescription, RouterScoring, StackOrder, layer_windows,
 };
 use crate::mlx_lm::MlxLm;
 use crate::options::Options;
 use crate::rope;
-
-/// Kinds of layers, as configs name them.
-const WINDOWED: &str = "sliding_attention";
-const FULL: &str = "full_attention";
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
     let outline = Outline::read(config)?;
@@ -28,7 +24,8 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     };
     let attention = AttentionDescription { normed: false, biases, sinks: true, ..read };
     let window = Some(config.size_or("sliding_window", 128)?);
-    let windowed = windowed_layers(config, outline.count)?;
+    // Every other one, the first among them, if the config has no list.
+    let windows = layer_windows(config, outline.count, window, |layer| layer.is_multiple_of(2))?;
     // 2. experts, with the reference's defaults
     let read = MoeDescription::read_with(config, options.experts_per_token, true, "intermediate_size")?;
     let number = |key, default| config.float_or(key, default, |x: f64| x > 0.0, "a number above 0");
@@ -42,30 +39,13 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         ..read
     });
     // 3. layers and positions
-    let layer = |&windowed: &bool| LayerDescription {
-        mixer: MixerDescription::Attention(AttentionDescription { window: window.filter(|_| windowed), ..attention }),
+    let layer = |window| LayerDescription {
+        mixer: MixerDescription::Attention(AttentionDescription { window, ..attention }),
         feed_forward: FeedForwardDescription::Moe(Arc::clone(&moe)),
     };
-    let layers = windowed.iter().map(layer).collect();
+    let layers = windows.into_iter().map(layer).collect();
     let context = options.context.unwrap_or(outline.max_context);
     let rotary = rope::rotary(config, attention.head_dim, None, context)?;
     let described = outline.with(config, "gpt_oss", false, rotary, layers, MlxLm::default())?;
     Ok(Description { spelling: &[("mlp.gate", "mlp.router")], ..described })
-}
-
-/// For each layer, whether it has a window: every other one, the first among them, if the config has no list.
-fn windowed_layers(config: &Config, count: usize) -> Result<Vec<bool>> {
-    let Some(types) = config.strings("layer_types")? else {
-        return Ok((0..count).map(|i| i.is_multiple_of(2)).collect());
-    };
-    let path = config.path().display();
-    ensure!(types.len() == count, "{path}: {} layer_types for {count} layers", types.len());
-    types
-        .into_iter()
-        .map(|kind| match kind {
-            WINDOWED => Ok(true),
-            FULL => Ok(false),
-            other => bail!("{path}: layer type {other:?} is not gpt-oss's"),
-        })
-        .collect()
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::config::Config;
 use crate::description::{
     AttentionBiases, AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription,
-    Outline, QueryGrowth,
+    Outline, QueryGrowth, layer_windows,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::options::Options;
@@ -28,7 +28,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let attention = AttentionDescription { query_growth, ..attention(config)? };
     let windows = match kind {
         // The others ignore `layer_types`.
-        "ministral" => windows_by_type(config, outline.count, window)?,
+        "ministral" => layer_windows(config, outline.count, window, |_| true)?,
         _ => vec![window; outline.count],
     };
     let intermediate = config.size("intermediate_size")?;
@@ -66,20 +66,4 @@ fn query_growth(config: &Config) -> Result<QueryGrowth> {
         "{path}: `rope_parameters.original_max_position_embeddings` is {period}"
     );
     Ok(QueryGrowth { beta, period: period as usize })
-}
-
-/// Each layer's window by `layer_types`; without that all have one.
-pub(crate) fn windows_by_type(config: &Config, count: usize, window: Option<usize>) -> Result<Vec<Option<usize>>> {
-    let Some(types) = config.strings("layer_types")? else { return Ok(vec![window; count]) };
-    let path = config.path().display();
-    ensure!(types.len() == count, "{path}: {} layer_types for {count} layers", types.len());
-    types
-        .into_iter()
-        .map(|kind| match (kind, window) {
-            ("full_attention", _) => Ok(None),
-            ("sliding_attention", Some(window)) => Ok(Some(window)),
-            ("sliding_attention", None) => bail!("{path}: sliding_attention layers, but no sliding_window"),
-            (other, _) => bail!("{path}: layer type {other:?} is not known here"),
-        })
-        .collect()
 }

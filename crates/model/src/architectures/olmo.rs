@@ -3,10 +3,10 @@
 
 use anyhow::Result;
 
-use super::mistral::windows_by_type;
 use crate::config::Config;
 use crate::description::{
-    AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
+    AttentionDescription, Description, FULL, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
+    WINDOWED, layer_windows,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::options::Options;
@@ -26,14 +26,11 @@ pub(crate) fn describe_3(config: &Config, options: &Options) -> Result<Descripti
     let outline = Outline::read(config)?;
     let context = options.context.unwrap_or(outline.max_context);
     let window = config.size_or_null("sliding_window", Some(4096))?;
-    let windows = match config.get("layer_types") {
-        Some(_) => windows_by_type(config, outline.count, window)?,
-        None => (1..=outline.count).map(|i| window.filter(|_| !i.is_multiple_of(4))).collect(),
-    };
+    let windows = layer_windows(config, outline.count, window, |layer| !(layer + 1).is_multiple_of(4))?;
     let of = |kind, head_dim| rope::rotary_of_layers(config, kind, THETA, head_dim, context);
-    let described = describe_with(config, outline, "olmo3", windows, |head_dim| of("full_attention", head_dim))?;
+    let described = describe_with(config, outline, "olmo3", windows, |head_dim| of(FULL, head_dim))?;
     let head_dim = described.attention_layers().next().map_or(0, |attention| attention.head_dim);
-    let local = of("sliding_attention", head_dim)?;
+    let local = of(WINDOWED, head_dim)?;
     Ok(Description { window_rotary: Some(local.frequencies), ..described })
 }
 

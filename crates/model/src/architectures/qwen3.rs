@@ -1,10 +1,11 @@
 //! Qwen3, dense. Reference: `modeling_qwen3.py` of transformers.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::Result;
 
 use crate::config::Config;
 use crate::description::{
     AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
+    layer_windows,
 };
 use crate::mlx_lm::MlxLm;
 use crate::options::Options;
@@ -46,17 +47,5 @@ fn windows(config: &Config, count: usize, first: usize) -> Result<Vec<Option<usi
         true => Some(config.size("sliding_window")?),
         false => None,
     };
-    let Some(types) = config.strings("layer_types")? else {
-        return Ok((0..count).map(|i| window.filter(|_| i >= first)).collect());
-    };
-    ensure!(types.len() == count, "config.json: {} layer_types for {count} layers", types.len());
-    types
-        .into_iter()
-        .map(|kind| match (kind, window) {
-            ("full_attention", _) => Ok(None),
-            ("sliding_attention", Some(w)) => Ok(Some(w)),
-            ("sliding_attention", None) => bail!("config.json: sliding_attention layers, but no sliding_window"),
-            (other, _) => bail!("config.json: layer type {other:?} is not Qwen3's"),
-        })
-        .collect()
+    layer_windows(config, count, window, |layer| layer >= first)
 }

@@ -3,10 +3,10 @@
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use super::mistral::windows_by_type;
 use crate::config::Config;
 use crate::description::{
     AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, Outline,
+    layer_windows,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::options::Options;
@@ -20,10 +20,9 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         true => config.size_or_null("sliding_window", None)?,
         false => None,
     };
-    let windows = match (window, config.get("layer_types")) {
-        (None, _) => vec![None; outline.count],
-        (_, Some(_)) => windows_by_type(config, outline.count, window)?,
-        (_, None) => rotated.iter().map(|rotated| window.filter(|_| !rotated)).collect(),
+    let windows = match window {
+        None => vec![None; outline.count],
+        Some(_) => layer_windows(config, outline.count, window, |layer| !rotated[layer])?,
     };
     let intermediate = config.size("intermediate_size")?;
     let layer = |(rotated, window)| LayerDescription {

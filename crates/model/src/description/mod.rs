@@ -6,6 +6,7 @@ mod delta_net;
 mod experts;
 mod support;
 mod weights;
+mod windows;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ pub use experts::{
 };
 pub(crate) use weights::CORRECTION_BIAS;
 pub use weights::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};
+pub(crate) use windows::{FULL, WINDOWED, layer_windows};
 
 /// A decoder-only transformer: embedding, layers of a token mixer and a feed-forward part, head.
 #[derive(Clone, Debug)]
