@@ -45,7 +45,7 @@ const LATENCY: f64 = 100e-6;
 
 #[derive(Args, Debug)]
 pub struct PlanArgs {
-    /// A model's folder, a config.json, or a known model: qwen3-30b-a3b, qwen3-235b-a22b, qwen3.5-35b-a3b, qwen3.5-397b-a17b
+    /// A model's folder, a config.json, a name on the hub, or a known model, such as qwen3-30b-a3b or gpt-oss-20b; an unknown one is answered with all
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// Memory for weights, experts and the conversation, such as 24GB [default: what is available here]

@@ -4,7 +4,7 @@ use crate::support;
 
 use proptest::prelude::*;
 use sluice_engine::{Engine, Options, PromptCacheOptions};
-use support::{KINDS, ask, folder, generation, tokens};
+use support::{KINDS, MODELS, ask, folder, generation, tokens};
 
 /// An engine whose caches have room for about one prompt.
 fn small(kv_spill: u64) -> Options {
@@ -22,19 +22,6 @@ fn small(kv_spill: u64) -> Options {
 fn cold() -> Options {
     Options { prefix_cache: false, snapshots: 0, ..small(0) }
 }
-
-/// Dense, windowed, mixtures, and with recurrent layers.
-const MODELS: [&str; 9] = [
-    "ministral3",
-    "olmo3",
-    "qwen3",
-    "qwen3_window",
-    "qwen3_moe",
-    "qwen3_5",
-    "qwen3_next",
-    "qwen3_5_moe",
-    "gpt_oss_mxfp4",
-];
 
 #[test]
 fn a_conversation_that_had_to_go_comes_back() {

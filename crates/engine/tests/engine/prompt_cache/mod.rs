@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use sluice_engine::{Activations, AttentionMode, Engine, Event, KvType, Options, PromptCacheOptions};
-use support::{Answer, KINDS, ask, folder, generation, tokens};
+use support::{Answer, KINDS, MODELS, ask, folder, generation, tokens};
 
 fn cached(cache: &Path) -> Options {
     Options {
@@ -60,19 +60,6 @@ fn an_engine_that_begins_anew_goes_on_where_another_ended() {
     let (third, adopted, restored) = ask(&mut engine, &prompt, generation(8));
     assert_eq!((third, adopted, restored), (first, 299, 0));
 }
-
-/// Dense, windowed, mixtures, and with recurrent layers.
-const MODELS: [&str; 9] = [
-    "ministral3",
-    "olmo3",
-    "qwen3",
-    "qwen3_window",
-    "qwen3_moe",
-    "qwen3_5",
-    "qwen3_next",
-    "qwen3_5_moe",
-    "gpt_oss_mxfp4",
-];
 
 /// A first engine computes prompts that begin alike and is thrown away at some point; a second one is asked for others that part from them somewhere.
 fn parts_anywhere(

@@ -79,3 +79,16 @@ pub fn ask(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Answ
     engine.remove_sequence(id);
     (answer, adopted, restored)
 }
+
+/// Dense, windowed, mixtures, and with recurrent layers: models whose keys, values and states go away and come back.
+pub const MODELS: [&str; 9] = [
+    "ministral3",
+    "olmo3",
+    "qwen3",
+    "qwen3_window",
+    "qwen3_moe",
+    "qwen3_5",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "gpt_oss_mxfp4",
+];
