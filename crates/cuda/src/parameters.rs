@@ -147,6 +147,14 @@ parameters! {
     Products {
         parts: [Matmul; PARTS],
     }
+    /// One token as floats, for products of integers of 11 bits.
+    OneToken {
+        parts: [Matmul; PARTS],
+        x: Tensor,
+        norm: Norm,
+        gated: u32,
+        keeps: u32,
+    }
     GemvBatched {
         parts: [Matmul; PARTS],
         x: Tensor,

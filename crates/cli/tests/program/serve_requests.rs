@@ -251,8 +251,8 @@ fn several_prompts_are_answered_as_each_would_be_alone() {
 fn a_whole_answer_with_too_many_log_probabilities_is_refused() {
     let Some(server) = Server::start(&["--queue", "8"]) else { return };
     let messages = json!([{"role": "user", "content": "Hi"}]);
-    let asking = |n: usize| json!({"messages": messages, "n": n, "max_tokens": 100, "ignore_eos": true, "logprobs": true, "top_logprobs": 20});
-    let (status, error) = server.post("/v1/chat/completions", &asking(6));
+    let asking = |n: usize| json!({"messages": messages, "n": n, "max_tokens": 100, "ignore_eos": true, "seed": 1, "logprobs": true, "top_logprobs": 20});
+    let (status, error) = server.post("/v1/chat/completions", &asking(8));
     assert_eq!((status, error["error"]["param"].as_str()), (400, Some("logprobs")), "{status}");
     // Nothing of it is left: there is room for others.
     let (status, answer) = server.post("/v1/chat/completions", &asking(1));

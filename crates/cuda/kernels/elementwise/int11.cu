@@ -66,47 +66,25 @@ extern "C" __global__ void __launch_bounds__(1024) encode_int11(const Quantize p
         __syncthreads();
         most = 0;
         for (u32 i = 0; i < blockDim.x / WARP; i++) most = max(most, greatest[i]);
-        const bool finite = most < (122u + 127) << 23;
-        const int token = max(exponent(most), -100);
-        const float inv = power(15 - token);
-        if (threadIdx.x == 0) p.to.tn[r] = finite ? power(token + 5) : bits(NOT_A_NUMBER);
+        const TokenScale scale = scale_of_token(most);
+        if (threadIdx.x == 0) p.to.tn[r] = scale.behind;
         // 2. Whole groups stay in a warp. Columns beyond the last are zeros.
         for (u32 i = threadIdx.x; i / WARP * WARP < 8 * groups; i += blockDim.x) {
-            float u[8];
-            u32 size = 0;
+            float v[8];
+            u32 words[4];
             if (keeps && i < eights) {
                 const float4 low = ((const float4*)smem)[2 * i], high = ((const float4*)smem)[2 * i + 1];
-                u[0] = low.x, u[1] = low.y, u[2] = low.z, u[3] = low.w, u[4] = high.x, u[5] = high.y, u[6] = high.z, u[7] = high.w;
+                v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
             } else {
 #pragma unroll
-                for (u32 k = 0; k < 8; k++) u[k] = i < eights ? value(8 * i + k) : 0.0f;
+                for (u32 k = 0; k < 8; k++) v[k] = i < eights ? value(8 * i + k) : 0.0f;
             }
-#pragma unroll
-            for (u32 k = 0; k < 8; k++) {
-                u[k] = finite ? mul(u[k], inv) : 0.0f;
-                size = max(size, bits(u[k]) & 0x7fffffffu);
-            }
-#pragma unroll
-            for (u32 step = 4; step > 0; step /= 2) size = max(size, __shfl_xor_sync(ALL, size, step));
-            const int e = max(exponent(size) - 14, -20), least = e + 127 << 23;
-            float sum = 0.0f;
-            u32 n[8];
-#pragma unroll
-            for (u32 k = 0; k < 8; k++) {
-                // The distance of integers of 11 bits around u, at least 2^e, as the bits of a float; to it u is rounded by an addition.
-                const int distance = max((int)(bits(u[k]) & 0x7f800000u) - (10 << 23), least);
-                const float magic = bits((u32)(distance + (23 << 23)) | 0x400000u);
-                const float v = sub(add(u[k], magic), magic);
-                sum = add(sum, v);
-                n[k] = to_f16(v);
-            }
-#pragma unroll
-            for (u32 step = 4; step > 0; step /= 2) sum = add(sum, __shfl_xor_sync(ALL, sum, step));
+            const float sum = encode_eight(v, scale.before, words);
             const u32 g = i / 8, j = i % 8 / 2, a = i % 2;
             if (g >= groups) continue;
             u8* row = (u8*)p.to.n + int11_row(r, g, groups);
 #pragma unroll
-            for (u32 c = 0; c < 4; c++) *(u32*)(row + ((4 * a + c ^ (u32)r & 7) * 16) + 4 * j) = n[c] | n[c + 4] << 16;
+            for (u32 c = 0; c < 4; c++) *(u32*)(row + ((4 * a + c ^ (u32)r & 7) * 16) + 4 * j) = words[c];
             // A sum of integers below 2^20: exact.
             if (i % 8 == 0) p.to.sn[(u64)g * p.to.padded + int11_place((u32)r)] = mul(sum, STEP);
         }

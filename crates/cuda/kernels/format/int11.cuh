@@ -24,6 +24,47 @@ __device__ __forceinline__ float power(int e) { return bits((u32)(e + 127) << 23
 // 2^-20, which makes of sums of q v what is added up.
 static const float STEP = 9.5367431640625e-7f;
 
+// A token's power of two, from the bits of its greatest size: what columns are multiplied with before they are encoded (0: the token is not finite), and results.
+struct TokenScale {
+    float before;
+    float behind;
+};
+
+__device__ __forceinline__ TokenScale scale_of_token(u32 greatest) {
+    const int e = max(exponent(greatest), -100);
+    const bool finite = greatest < (122u + 127) << 23;
+    return {finite ? power(15 - e) : 0.0f, finite ? power(e + 5) : bits(NOT_A_NUMBER)};
+}
+
+// Encodes eight columns of a token; eight neighbouring lanes have a group, and get the sum of its integers, times 2^e. `words[c]` belongs to sixteen bytes c or
+// 4 + c of a row.
+__device__ __forceinline__ float encode_eight(const float (&x)[8], float scale, u32 (&words)[4]) {
+    float u[8], sum = 0.0f;
+    u32 size = 0, n[8];
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) {
+        u[k] = scale == 0.0f ? 0.0f : mul(x[k], scale);
+        size = max(size, bits(u[k]) & 0x7fffffffu);
+    }
+#pragma unroll
+    for (u32 step = 4; step > 0; step /= 2) size = max(size, __shfl_xor_sync(ALL, size, step));
+    const int least = (max(exponent(size) - 14, -20) + 127) << 23;
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) {
+        // The distance of integers of 11 bits around u, at least 2^e, as the bits of a float; to it u is rounded by an addition.
+        const int distance = max((int)(bits(u[k]) & 0x7f800000u) - (10 << 23), least);
+        const float magic = bits((u32)(distance + (23 << 23)) | 0x400000u);
+        const float v = sub(add(u[k], magic), magic);
+        sum = add(sum, v);
+        n[k] = to_f16(v);
+    }
+#pragma unroll
+    for (u32 c = 0; c < 4; c++) words[c] = n[c] | n[c + 4] << 16;
+#pragma unroll
+    for (u32 step = 4; step > 0; step /= 2) sum = add(sum, __shfl_xor_sync(ALL, sum, step));
+    return sum;
+}
+
 // d += a b: a [16, 16] f16, b [16, 8] f16.
 __device__ __forceinline__ void mma_f16(float (&d)[4], const u32* a, u32 b0, u32 b1) {
 #if __CUDA_ARCH__ >= 800

@@ -97,6 +97,11 @@ impl KernelFormat {
         Kernel::of(Family::GemmFew, self, tile)
     }
 
+    /// The same for one token together with all that comes before the product.
+    pub fn gemm_one(self) -> Option<Kernel> {
+        Kernel::of(Family::GemmOne, self, 0)
+    }
+
     /// The same for prompts.
     pub fn gemm_wide(self) -> Option<Kernel> {
         Kernel::of(Family::GemmWide, self, 0)

@@ -182,6 +182,10 @@ kernels! {
         GemmFew "gemm_few" {
             in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_1", "_2", "_4", "_8"] takes Products;
         }
+        /// The same for one token as floats, with what comes before the product and behind it.
+        GemmOne "gemm_few" {
+            in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_one"] takes OneToken;
+        }
         /// The same for prompts, by wgmma.
         GemmWide "gemm_wide" {
             in "gemm/int11_wide" of INT11_TENSOR_FORMATS by [""] takes Products;

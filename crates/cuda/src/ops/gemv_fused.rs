@@ -6,6 +6,7 @@ use crate::device::stream::Gpu;
 use crate::kernels::{STATIC_SHARED, Variant};
 use crate::ops::activations::GROUP;
 use crate::ops::gemv::gemv;
+use crate::ops::int11;
 use crate::ops::product::{MatmulInput, Product};
 use crate::parameters::{self as p, number};
 
@@ -25,7 +26,7 @@ pub fn gemv_fused(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bo
         assert!(products.len() == 2 && products[0].rows == products[1].rows, "gate and up");
         assert!(products.iter().all(|p| p.bias == 0 && p.runs.is_none() && !p.accumulate), "plain products");
     }
-    if gemv(gpu, input, products, gated)? {
+    if int11::multiply_one(gpu, input, products, gated)? || gemv(gpu, input, products, gated)? {
         return Ok(true);
     }
     let Some((kind, group, element)) = first.fused() else { return Ok(false) };

@@ -9,7 +9,7 @@ use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::device::stream::Gpu;
 use crate::kernels::{Exact, KernelFormat, STATIC_SHARED};
 use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, encode};
-use crate::ops::product::{MAX_GRID_Y, Product};
+use crate::ops::product::{MAX_GRID_Y, MatmulInput, Product};
 use crate::parameters::{self as p, number};
 use crate::weights::{HALVES, Needs};
 
@@ -19,6 +19,8 @@ const TURN: usize = 32;
 const FEW: [(usize, u32); 4] = [(1, 288), (2, 288), (4, 320), (8, 384)];
 const FEW_BLOCKS: usize = 2;
 const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
+/// Columns whose squares are summed together.
+const NORMED: usize = 256;
 /// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
 const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
@@ -94,6 +96,40 @@ fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact:
     let grid = [number(sets.min(blocks)), number(first.outputs.div_ceil(tokens)), 1];
     // SAFETY: as above.
     unsafe { gpu.launch(kernel, grid, threads, number(bytes), parameters)? };
+    Ok(true)
+}
+
+/// Products of one token that comes as floats, which is normed and encoded on the way; if `gated`, of gate and up with `silu(gate) * up`. Returns whether a kernel
+/// took them.
+pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool) -> Result<bool> {
+    let MatmulInput::Floats { x, norm, rows: 1 } = input else { return Ok(false) };
+    let first = &products[0];
+    let (cols, shared) = (first.cols, gpu.device.shared);
+    let alike = |product: &Product| (product.kinds(), product.cols, product.outputs) == (first.kinds(), cols, 1);
+    let kernel = first.kinds()[0].gemm_one().filter(|_| gpu.device.exact().is_some_and(|exact| exact.few));
+    let Some(kernel) = kernel.filter(|_| products.len() <= p::PARTS && products.iter().all(alike)) else {
+        return Ok(false);
+    };
+    let aligned = x.at.is_multiple_of(16) && norm.weight.is_multiple_of(16);
+    if !aligned || !fits(products) || (norm.weight != 0 && !cols.is_multiple_of(NORMED)) {
+        return Ok(false);
+    }
+    // The floats are kept where a norm needs them, or as many blocks have room for them.
+    let bytes = few_shared(1, cols);
+    let resident = |bytes: usize| (shared / (bytes + 1024)).clamp(1, FEW_BLOCKS);
+    let keeps = norm.weight != 0 || resident(bytes + 4 * cols) == resident(bytes);
+    let bytes = bytes + if keeps { 4 * cols } else { 0 };
+    if bytes + STATIC_SHARED > shared {
+        return Ok(false);
+    }
+    let mut parameters = p::OneToken { x, norm, gated: gated.into(), keeps: keeps.into(), ..p::OneToken::default() };
+    for (product, part) in products.iter().zip(&mut parameters.parts) {
+        *part = product.parameters(p::Encoded::default());
+    }
+    let sets = products.iter().map(|product| product.rows.div_ceil(SET)).sum::<usize>() / if gated { 2 } else { 1 };
+    let grid = [number(sets.min(gpu.device.multiprocessors * resident(bytes))), 1, 1];
+    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+    unsafe { gpu.launch(kernel, grid, FEW[0].1, number(bytes), &parameters)? };
     Ok(true)
 }
 

@@ -90,10 +90,15 @@ impl Product<'_> {
         self.table.map_or(vec![KernelFormat::from_number(self.matrix.kind)], |t| t.kinds.to_vec())
     }
 
-    /// KernelFormat, columns of a group and type of the scale, if [`crate::ops::gemv_fused`] has kernels for it.
+    /// KernelFormat, columns of a group and type of the scale, if [`crate::ops::gemv_fused`] may have kernels for it.
     pub fn fused(&self) -> Option<(KernelFormat, u32, u32)> {
-        let bf16 = KernelFormat::Bf16Bf16;
-        if self.kinds() == [bf16] { Some((bf16, 0, 0)) } else { self.integers() }
+        match self.kinds()[..] {
+            [kind @ KernelFormat::Bf16Bf16] => Some((kind, 0, 0)),
+            [kind] if kind.needs().int11 => {
+                self.table.is_none().then_some((kind, self.matrix.group, self.matrix.element))
+            }
+            _ => self.integers(),
+        }
     }
 
     /// KernelFormat, columns of a group and type of the scale, if all its matrices are integers that have these in common.
