@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
-    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, Linear, Logits,
+    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, LatentLayer, Linear, Logits,
     MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs, Streamed,
     Tensor,
 };
@@ -226,6 +226,10 @@ impl Operations for Checker {
 
     fn attention(&mut self, layer: &AttentionLayer) {
         self.checked("attention").attention(layer);
+    }
+
+    fn latent_attention(&mut self, layer: &LatentLayer) {
+        self.checked("latent_attention").latent_attention(layer);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

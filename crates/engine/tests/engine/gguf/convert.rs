@@ -14,7 +14,7 @@ use sluice_store::{Dtype, TensorPlan, Writer};
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 18] = [
+pub const ARCHITECTURES: [&str; 19] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -32,6 +32,7 @@ pub const ARCHITECTURES: [&str; 18] = [
     "minimax_m2",
     "glm4",
     "glm4_moe",
+    "deepseek_v3",
     "gpt_oss",
 ];
 
@@ -158,6 +159,7 @@ impl Model {
             "olmo3" => "olmo2",
             "minimax_m2" => "minimax-m2",
             "glm4_moe" => "glm4moe",
+            "deepseek_v3" => "deepseek2",
             "gpt_oss" => "gpt-oss",
             plain => plain,
         };
@@ -282,6 +284,12 @@ impl Model {
             "mlp.gate_up_proj" => "ffn_up",
             "mlp.gate.e_score_correction_bias" => "exp_probs_b.bias",
             "self_attn.q_norm" => "attn_q_norm",
+            "self_attn.q_a_proj" => "attn_q_a",
+            "self_attn.q_a_layernorm" => "attn_q_a_norm",
+            "self_attn.q_b_proj" => "attn_q_b",
+            "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
+            "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
+            "self_attn.kv_b_proj" => "attn_kv_b",
             "self_attn.k_norm" => "attn_k_norm",
             "mlp.gate_proj" => "ffn_gate",
             "mlp.up_proj" => "ffn_up",
