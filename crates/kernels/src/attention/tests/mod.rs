@@ -106,7 +106,7 @@ impl Cache {
 /// Values that are the ends of their keys give what values of the same numbers give that are stored beside them.
 #[test]
 fn values_within_keys_are_like_values_beside_them() {
-    let (k_dim, v_dim, block_tokens, positions) = (40, 29, 48, 300);
+    let (k_dim, v_dim, block_tokens, positions) = (40, 29, 48, 300usize);
     for (kv_type, mode) in KINDS {
         let (mut random, rows) = (fastrand::Rng::with_seed(3), block_tokens);
         let (k_bytes, v_bytes) = (kv_type.bytes(rows, k_dim), kv_type.bytes(rows, v_dim));
