@@ -1,7 +1,8 @@
 //! The operations that a model is written in.
 
 use crate::{
-    AttentionLayer, DeltaLayer, Elementwise, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing,
+    Tensor,
 };
 
 /// What a step computes, one method per fused operation. Shapes stand at the arguments; `tokens` is the number of rows of the step.

@@ -14,8 +14,8 @@ use crate::moe::MAX_KEPT_BYTES;
 use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
-    Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, KvLayout, LatentKeys, LatentLayer, Linear,
+    MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -87,7 +87,8 @@ fn grow(size: &mut usize, to: usize) {
 impl Sizes {
     fn bytes(&self, threads: usize) -> usize {
         let worker = self.kernel.next_multiple_of(64) + 4 * (2 * self.tile + self.row + self.floats);
-        let encoded = [&self.encoded, &self.hidden, &self.moe_encoded, &self.moe_hidden, &self.shared_hidden, &self.latents];
+        let encoded =
+            [&self.encoded, &self.hidden, &self.moe_encoded, &self.moe_hidden, &self.shared_hidden, &self.latents];
         let encoded: usize = encoded.iter().map(|e| e.bytes()).sum();
         let lists = self.identity_rows + self.moe_identity_rows + self.router_logits + self.shared_gates;
         let lists = lists + self.latent_rows + self.kept + self.guess + self.normed + self.logits;

@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, LatentLayer, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp,
-    MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, LatentLayer, Linear, Logits, MatrixId, MemoryClass,
+    MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed,
+    Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;

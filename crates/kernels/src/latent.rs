@@ -3,6 +3,9 @@
 //! The projection is stored as an output per row, and here the outputs are summed over. So its rows are read in place, one after the other, and every element
 //! of the result is a chain of fmas over them: an order that no tile, chunk or instruction set changes.
 
+// Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
+#![allow(clippy::needless_range_loop)]
+
 use std::ops::Range;
 
 use crate::affine::dequantize_lanes;
@@ -103,8 +106,6 @@ impl Tile<'_, '_> {
     }
 }
 
-// Iterators come with closures, which may be compiled without the instruction set of the kernel around them.
-#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn absorb_lanes<V: Unpack>(w: &Matrix, rows: Range<usize>, q: Rows, out: &mut RowsMut, scratch: &mut [f32]) {
     let (tokens, cols, count) = (q.rows(), w.cols(), rows.len());
@@ -127,11 +128,19 @@ unsafe fn absorb_lanes<V: Unpack>(w: &Matrix, rows: Range<usize>, q: Rows, out: 
         // SAFETY: the tile checks its slices; the shell has the instruction set.
         unsafe {
             while t + 4 <= tokens {
-                if V::WIDE { tile.columns::<V, 4, 4>(t) } else { tile.columns::<V, 4, 1>(t) };
+                if V::WIDE {
+                    tile.columns::<V, 4, 4>(t)
+                } else {
+                    tile.columns::<V, 4, 1>(t)
+                };
                 t += 4;
             }
             while t < tokens {
-                if V::WIDE { tile.columns::<V, 1, 8>(t) } else { tile.columns::<V, 1, 4>(t) };
+                if V::WIDE {
+                    tile.columns::<V, 1, 8>(t)
+                } else {
+                    tile.columns::<V, 1, 4>(t)
+                };
                 t += 1;
             }
         }
@@ -211,9 +220,8 @@ mod tests {
             let mut to = RowsMut::dense(&mut out, cols);
             absorb(isa, &w, 0..count, Rows::dense(&q, count), &mut to, &mut vec![0.0; scratch_len(cols)]);
             for (i, got) in out.iter().enumerate() {
-                let chain = (0..count).fold(0f32, |sum, n| {
-                    q[i / cols * count + n].mul_add(values[n * cols + i % cols], sum)
-                });
+                let chain =
+                    (0..count).fold(0f32, |sum, n| q[i / cols * count + n].mul_add(values[n * cols + i % cols], sum));
                 assert_eq!(got.to_bits(), chain.to_bits());
             }
         }

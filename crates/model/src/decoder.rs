@@ -10,7 +10,8 @@ use sluice_backend::{
 
 use crate::description::{AttentionVariant, Description, EmbeddingScale, MixerDescription};
 use crate::layers::{
-    Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch, LatentAttention, LatentScratch,
+    Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch, LatentAttention,
+    LatentScratch,
 };
 use crate::weights::Weights;
 

@@ -15,9 +15,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
-    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, LatentLayer, Linear, Logits,
-    MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs, Streamed,
-    Tensor,
+    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, LatentLayer, Linear,
+    Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs,
+    Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};

@@ -1,8 +1,9 @@
 //! The checker's own handles, and the inner handles and shapes that belong to them.
 
 use sluice_backend::{
-    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts, HeadRows, KvPool, LatentKeys, LatentLayer, Linear, MatrixId,
-    Mlp, Moe, MoeId, Norm, Projection, RotaryId, RowFactors, SharedExpert, Tensor,
+    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts, HeadRows, KvPool,
+    LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Projection, RotaryId, RowFactors, SharedExpert,
+    Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Operations, Projection,
-    RotaryId, Routing, StepInputs, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm,
+    Operations, Projection, RotaryId, Routing, StepInputs, Tensor,
 };
 
 use super::names::Names;

@@ -1,8 +1,8 @@
 //! Recorded calls of a backend, and their replay on another.
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, KvLayout, KvPool, LatentLayer, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Moe,
-    MoeId, Norm, Projection, RotaryFrequencies, StepInputs, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, KvLayout, KvPool, LatentLayer, Linear, MatrixId, MatrixSource,
+    MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StepInputs, Tensor,
 };
 
 /// A call before the steps. Handles are the checker's.

@@ -28,8 +28,7 @@ pub const ELEMENTWISE: Family = Family { name: "elementwise", cases: 40, run: el
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
 pub const DEEP_CONTEXTS: Family = Family { name: "deep contexts", cases: 60, run: attention::deep_contexts };
 pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 60, run: attention::shared_prefixes };
-pub const LATENT_ATTENTION: Family =
-    Family { name: "latent attention", cases: 60, run: latent::latent_attention };
+pub const LATENT_ATTENTION: Family = Family { name: "latent attention", cases: 60, run: latent::latent_attention };
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
 pub const DELTA_RULES_OF_ONE_TOKEN: Family =
     Family { name: "delta rules of one token", cases: 60, run: delta_rule::delta_rules_of_one_token };

@@ -13,8 +13,8 @@ use sluice_kernels::{Isa, elementwise, rotary};
 use crate::exec::{ExecContext, Worker};
 use crate::memory::{Parts, PerThread, Place, part};
 use crate::threads::Pool;
-use sluice_backend::{AttentionLayer, KvLayout, StepInputs};
 pub use latent::{LatentOperands, LatentWork, heads_at_once, most_rows, product_rows, shape_of_latents};
+use sluice_backend::{AttentionLayer, KvLayout, StepInputs};
 pub use work_split::{PARTITION_BYTES, ROWS, SEQUENCE_BYTES, TOKEN_BYTES};
 use work_split::{WorkSplit, run_of};
 
@@ -128,8 +128,7 @@ impl AttentionWork {
         let [q_norm, k_norm] = [q_norm, k_norm].map(|n| n.map(|(w, eps)| (unsafe { w.get(0, 0..w.cols) }, eps)));
         let tokens = inputs.tokens().len();
         // Queries are rotated in place, unless they are interleaved with gates.
-        let q =
-            if step.gated { Place::of_slice(part(&mut self.q, tokens * heads * dim), heads * dim) } else { q_in };
+        let q = if step.gated { Place::of_slice(part(&mut self.q, tokens * heads * dim), heads * dim) } else { q_in };
         let q_width = if step.gated { 2 * dim } else { dim };
         let half = angles.cols / 2;
         let (slots, positions) = (inputs.slots(step.group), inputs.positions());

@@ -9,8 +9,8 @@ use serde_json::json;
 use super::glm4_moe;
 use crate::config::Config;
 use crate::description::{
-    AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, MoeDescription, Outline,
-    RouterDescription, RouterScoring,
+    AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, MoeDescription,
+    Outline, RouterDescription, RouterScoring,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::options::Options;

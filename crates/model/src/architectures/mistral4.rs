@@ -7,8 +7,8 @@ use anyhow::Result;
 use super::{deepseek, glm4_moe, mistral};
 use crate::config::Config;
 use crate::description::{
-    AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, MoeDescription, Outline,
-    RouterDescription, RouterScoring,
+    AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, MoeDescription,
+    Outline, RouterDescription, RouterScoring,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::options::Options;

@@ -49,7 +49,10 @@ impl AttentionDescription {
             let more = [
                 (self.gated, "gates"),
                 (self.normed, "norms of heads"),
-                (!self.rotated || latent.rotary_dim != rotary_dim, "other elements rotated than those that all heads share"),
+                (
+                    !self.rotated || latent.rotary_dim != rotary_dim,
+                    "other elements rotated than those that all heads share",
+                ),
                 (self.window.is_some(), "a window"),
                 (self.softcap.is_some(), "a soft cap"),
                 (self.sinks, "sinks"),

@@ -135,7 +135,8 @@ fn values_within_keys_are_like_values_beside_them() {
             }
             // The same integers, scaled alike.
             let planes = if kv_type == KvType::Int16 { 2 } else { 1 };
-            let end: Vec<u8> = row.chunks(row.len() / planes).flat_map(|p| &p[p.len() / k_dim * (k_dim - v_dim)..]).copied().collect();
+            let end: Vec<u8> =
+                row.chunks(row.len() / planes).flat_map(|p| &p[p.len() / k_dim * (k_dim - v_dim)..]).copied().collect();
             bytes[1][beside.v_at(slot, 0)].copy_from_slice(&end);
             bytes[1][beside.v_scale_at(slot, 0)].copy_from_slice(&scale);
         }

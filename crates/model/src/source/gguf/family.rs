@@ -122,12 +122,7 @@ pub fn minimax(keys: &Keys, config: &mut Config) -> Result<()> {
 }
 
 /// DeepSeek-V2 and V3 and their kin, with `heads` heads of which `rotated` elements are rotated.
-pub fn deepseek(
-    keys: &Keys,
-    (heads, rotated): (u64, u64),
-    rope: Option<&mut Json>,
-    config: &mut Config,
-) -> Result<()> {
+pub fn deepseek(keys: &Keys, (heads, rotated): (u64, u64), rope: Option<&mut Json>, config: &mut Config) -> Result<()> {
     // 1. sizes: newer files give those of what is cached, and the heads' under names of their own
     let is_newer = keys.has("blk.0.attn_k_b.weight") || keys.size_if("attention.key_length_mla")?.is_some();
     let [key, value] = match is_newer {
