@@ -66,8 +66,8 @@ mod tests {
     #[test]
     fn the_nearest_type_is_named_with_what_is_missing() {
         let all = supported();
-        let said = nearest("deepseek_v3", &all);
-        assert!(said.contains("\"glm4_moe\"") && said.contains("latent attention"), "{said}");
+        let said = nearest("deepseek_v32", &all);
+        assert!(said.contains("\"deepseek_v3\"") && said.contains("sparse indexer"), "{said}");
         assert!(nearest("gemma4_text", &all).contains("per-layer embeddings"));
         assert_eq!(nearest("qwen3_moee", &all), "; did you mean \"qwen3_moe\"?");
         assert_eq!(nearest("t5", &all), "");
