@@ -39,6 +39,12 @@ GLM = DENSE | dict(
     model_type="glm4_moe", architectures=["Glm4MoeForCausalLM"], hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2, n_routed_experts=4,
     num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=2.5, partial_rotary_factor=0.5, use_qk_norm=True,
 )
+# Latent attention, whose blocks of kv_b_proj are no whole heads.
+LATENT = {k: v for k, v in DENSE.items() if k != "head_dim"} | dict(
+    model_type="deepseek_v3", architectures=["DeepseekV3ForCausalLM"], hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2, n_routed_experts=4,
+    num_key_value_heads=2, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=2.5, num_nextn_predict_layers=0,
+    q_lora_rank=32, kv_lora_rank=160, qk_nope_head_dim=80, qk_rope_head_dim=16, v_head_dim=64,
+)
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
@@ -240,6 +246,9 @@ CASES = {
     "fp8_experts": (MOE, (fp8_blocks(), FP8)),
     "fp8_minimax_m2": (MINIMAX, (fp8_blocks(), FP8)),
     "fp8_glm4_moe": (GLM, (fp8_rows, FP8_ROWS)),
+    "fp8_deepseek_v3": (LATENT, (fp8_blocks(), FP8)),
+    "gptq_deepseek_v3": (LATENT, (gptq(), {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True})),
+    "w4a16_deepseek_v3": (LATENT, packed(format="pack-quantized", group_size=32)),
     "fp8_channels": (DENSE, packed(format="float-quantized", num_bits=8, type="float", strategy="channel")),
     "fp8_modelopt": (DENSE, (modelopt_fp8, {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]})),
     "w4a16": (DENSE, packed(format="pack-quantized", group_size=32)),

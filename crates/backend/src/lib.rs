@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod latent;
 mod layers;
 mod memory;
 mod operations;
@@ -17,6 +18,7 @@ mod step;
 mod streamed;
 
 pub use backend::Backend;
+pub use latent::{HeadRows, LatentKeys, LatentLayer};
 pub use layers::*;
 pub use memory::*;
 pub use operations::Operations;

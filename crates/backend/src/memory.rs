@@ -185,7 +185,7 @@ pub struct MatrixSource {
 
 /// How one cache group's blocks are laid out: a block is one extent that holds, for each layer of the group, K
 /// `[kv_heads, block_tokens, k_dim]` and then V `[kv_heads, block_tokens, v_dim]`, each followed by its scales `[kv_heads, block_tokens]` where the
-/// type has them.
+/// type has them. With values of no elements it holds K alone: values are parts of keys (latent attention).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Attention layers of the group.
@@ -194,7 +194,7 @@ pub struct KvLayout {
     pub kv_heads: usize,
     /// Elements of a key.
     pub k_dim: usize,
-    /// Elements of a value.
+    /// Elements of a value; 0 where it is a part of its key.
     pub v_dim: usize,
     /// Their stored type.
     pub kv_type: KvType,
@@ -208,7 +208,8 @@ impl KvLayout {
     /// Bytes of one layer in a block.
     pub fn layer_bytes(&self) -> usize {
         let rows = self.kv_heads * self.block_tokens;
-        self.kv_type.bytes(rows, self.k_dim) + self.kv_type.bytes(rows, self.v_dim)
+        let values = if self.v_dim > 0 { self.kv_type.bytes(rows, self.v_dim) } else { 0 };
+        self.kv_type.bytes(rows, self.k_dim) + values
     }
 
     /// Bytes of a block: all layers, rounded up to 4 KiB.

@@ -1,6 +1,9 @@
 //! The operations that a model is written in.
 
-use crate::{AttentionLayer, DeltaLayer, Elementwise, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing, Tensor};
+use crate::{
+    AttentionLayer, DeltaLayer, Elementwise, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing,
+    Tensor,
+};
 
 /// What a step computes, one method per fused operation. Shapes stand at the arguments; `tokens` is the number of rows of the step.
 ///
@@ -18,6 +21,11 @@ pub trait Operations {
     fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor);
     /// Normalises and rotates queries and keys, stores keys and values in their slots, attends over the block tables and applies the output gate.
     fn attention(&mut self, layer: &AttentionLayer);
+    /// Norms and rotates a token's latent row and stores it in its slot; takes each head's queries to the rows' space, attends over the block tables, and projects
+    /// each head's result. Only devices that pass [`crate::Resources::check_latent_attention`] are given any.
+    fn latent_attention(&mut self, layer: &LatentLayer) {
+        unreachable!("layer {} of a model that was refused", layer.layer)
+    }
     /// Short convolution, gates, delta rule and gated norm.
     fn delta_net(&mut self, layer: &DeltaLayer);
     /// `residual += mlp(norm(x))`, both `[tokens, hidden]`.

@@ -1,6 +1,6 @@
 //! What a device keeps for a model: tensors, weights, mixtures of experts, and caches.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use sluice_store::{Bytes, Loading, Memory};
 
 use crate::{
@@ -38,6 +38,14 @@ pub trait Resources {
     /// # Errors
     /// When the device cannot compute it.
     fn moe(&mut self, moe: Moe, follows: Option<MoeId>) -> Result<MoeId>;
+
+    /// Whether this device computes [`Operations::latent_attention`].
+    ///
+    /// # Errors
+    /// When it does not: the message says so.
+    fn check_latent_attention(&self) -> Result<()> {
+        bail!("latent attention is not on a GPU yet: such a model runs on the CPU")
+    }
 
     // 2. Weights that are read, streamed or copied
 

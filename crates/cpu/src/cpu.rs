@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use sluice_backend::{Activations, Capacity, KvPool, Logits, Norm, Phase, Profile, StepInputs, Tensor};
 use sluice_kernels::Isa;
 
-use crate::attention::AttentionWork;
+use crate::attention::{AttentionWork, LatentWork};
 use crate::delta_net::DeltaWork;
 use crate::encoded::Encoded;
 use crate::exec::{Product, Worker, context};
@@ -47,6 +47,7 @@ pub struct Cpu {
     /// 0, 1, 2, ..: the list of all rows.
     pub(crate) identity_rows: Vec<u32>,
     pub(crate) attention: AttentionWork,
+    pub(crate) latents: LatentWork,
     pub(crate) delta: DeltaWork,
     pub(crate) mixture: HostMixture,
     /// `[rows, vocabulary]`
@@ -84,6 +85,7 @@ impl Cpu {
             products: Vec::new(),
             identity_rows: Vec::new(),
             attention: AttentionWork::default(),
+            latents: LatentWork::default(),
             delta: DeltaWork::default(),
             mixture: HostMixture::default(),
             logits: Vec::new(),

@@ -56,6 +56,10 @@ impl Resources for Cpu {
         Ok(self.mixture.register(moe, follows))
     }
 
+    fn check_latent_attention(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         self.mixture.stream(&mut self.weights, options, lookahead)?;
         // Helpers keep spinning, so that they are ready when a read completes.

@@ -5,7 +5,7 @@
 
 use sluice_kernels::attention;
 use sluice_kernels::format::{ActivationFormat, Activations};
-use sluice_kernels::int11;
+use sluice_kernels::{int11, latent};
 
 use crate::encoded::{GROUP, Needs};
 use crate::matmul::{MAX_TASK_ROWS, SMALL, block_rows};
@@ -14,8 +14,8 @@ use crate::moe::MAX_KEPT_BYTES;
 use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
-    Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, KvLayout, LatentKeys, LatentLayer, Linear,
+    MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -56,6 +56,9 @@ struct Sizes {
     moe_encoded: EncodedSize,
     moe_hidden: EncodedSize,
     shared_hidden: EncodedSize,
+    /// Those of latent attention, and its queries, results and lists of rows.
+    latents: EncodedSize,
+    latent_rows: usize,
     normed: usize,
     logits: usize,
     /// Of each thread: kernels' scratch in bytes, elements of each of two tiles, of a row, and of other floats.
@@ -84,10 +87,11 @@ fn grow(size: &mut usize, to: usize) {
 impl Sizes {
     fn bytes(&self, threads: usize) -> usize {
         let worker = self.kernel.next_multiple_of(64) + 4 * (2 * self.tile + self.row + self.floats);
-        let encoded = [&self.encoded, &self.hidden, &self.moe_encoded, &self.moe_hidden, &self.shared_hidden];
+        let encoded =
+            [&self.encoded, &self.hidden, &self.moe_encoded, &self.moe_hidden, &self.shared_hidden, &self.latents];
         let encoded: usize = encoded.iter().map(|e| e.bytes()).sum();
         let lists = self.identity_rows + self.moe_identity_rows + self.router_logits + self.shared_gates;
-        let lists = lists + self.kept + self.guess + self.normed + self.logits;
+        let lists = lists + self.latent_rows + self.kept + self.guess + self.normed + self.logits;
         encoded + threads * worker + 4 * lists + self.grouping + self.attention + self.delta
     }
 }
@@ -298,6 +302,34 @@ impl Operations for ScratchPlanner<'_> {
         let deal = sequences * tasks::SEQUENCE_BYTES + tokens * tasks::TOKEN_BYTES;
         grow(&mut self.sizes.per_128_positions, kv_heads * part + tasks::PARTITION_BYTES + 128 * self.angles);
         grow(&mut self.sizes.attention, q + kv_heads * sequences * part + deal);
+    }
+
+    fn latent_attention(&mut self, layer: &LatentLayer) {
+        let shape = tasks::shape_of_latents(&self.layouts[layer.group], layer.layer, layer.rotated());
+        let (tokens, heads, dim, rank) = (self.tokens, layer.heads, shape.k_dim, layer.rank);
+        let rows = tasks::most_rows(heads, tokens);
+        grow(&mut self.sizes.latent_rows, rows * (dim + rank + 1));
+        grow(&mut self.sizes.row, dim);
+        // Shorter steps take more heads at a time, and may come to a few more rows.
+        let most = (*tasks::ROWS.end()).max(heads).min(heads * tokens);
+        grow(&mut self.sizes.floats, attention::scratch_len(&shape, 1, most).max(latent::scratch_len(rank)));
+        let part = if self.threads > 1 { 4 * heads * (rank + 2) } else { 0 };
+        let deal = self.sequences * tasks::SEQUENCE_BYTES + tokens * tasks::TOKEN_BYTES;
+        grow(&mut self.sizes.per_128_positions, part + tasks::PARTITION_BYTES + 128 * self.angles);
+        grow(&mut self.sizes.attention, self.sequences * part + deal);
+        let mut product = |rows_of: HeadRows, cols: usize| {
+            self.sizes.latents.reset(rows, cols, Needs::of([self.encoding(rows_of.matrix)]));
+            // With more heads at a time a task has more rows, of fewer tokens.
+            for (tokens, n) in [(tokens, tasks::heads_at_once(heads, tokens)), ((rows / heads).min(tokens), heads)] {
+                let block = tasks::product_rows(n, rows_of.rows, self.threads);
+                grow(&mut self.sizes.tile, tokens * block);
+                self.kernel(rows_of.matrix.number(), block, tokens, self.mode);
+            }
+        };
+        if let LatentKeys::Columns(keys) = layer.keys {
+            product(keys, layer.plain());
+        }
+        product(layer.values, rank);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

@@ -3,14 +3,15 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp,
-    MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, LatentLayer, Linear, Logits, MatrixId, MemoryClass,
+    MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed,
+    Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
 
 use crate::cpu::Cpu;
-use crate::exec::context;
+use crate::exec::{ExecContext, context};
 use crate::memory::{Place, RotaryTable, Weight, part};
 use crate::moe::{Streaming, experts};
 use crate::numa::Replicas;
@@ -99,6 +100,31 @@ impl Operations for Cpu {
         let exec = (self.isa, &mut self.pool, &mut self.workers);
         self.attention.run(exec, &self.inputs, blocks, operands, layer);
         self.record(Phase::Attention, t0, std::iter::empty(), 0);
+    }
+
+    fn latent_attention(&mut self, layer: &LatentLayer) {
+        let t0 = Instant::now();
+        let operands = attention::LatentOperands {
+            q: self.place(layer.q),
+            kv: self.place(layer.kv),
+            out: self.place(layer.out),
+            norm: (self.place(layer.norm.weight), layer.norm.eps),
+            angles: self.rotary[layer.rotary.number()].place(),
+        };
+        let kv = self.kv[layer.group];
+        let blocks = attention::Blocks { layout: kv.layout, bytes: self.buffers[kv.buffer.number()].as_bytes_mut() };
+        // All places are known, so that no buffer is looked up.
+        let context = ExecContext {
+            isa: self.isa,
+            mode: self.mode,
+            weights: &self.weights,
+            buffers: &[],
+            pool: &mut self.pool,
+            workers: &mut self.workers,
+        };
+        self.latents.run(context, &mut self.attention, &self.inputs, blocks, &operands, layer);
+        let used = [layer.keys.rows(), layer.values].map(|rows| (rows.matrix.number(), layer.heads * rows.rows));
+        self.record(Phase::Attention, t0, used.into_iter(), self.inputs.tokens().len());
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
@@ -309,7 +335,7 @@ impl Backend for Cpu {
         let scratch =
             scratch + self.workers.iter_mut().map(|w| w.bytes()).sum::<usize>() + 4 * self.identity_rows.len();
         let scratch = scratch + self.rotary.iter().map(RotaryTable::bytes).sum::<usize>();
-        let scratch = scratch + self.attention.bytes() + self.delta.bytes();
+        let scratch = scratch + self.attention.bytes() + self.latents.bytes() + self.delta.bytes();
         let bytes = |class| match class {
             MemoryClass::WeightsMapped => of(class) + weights(true),
             MemoryClass::WeightsCopied => of(class) + weights(false) + copies,

@@ -161,6 +161,7 @@ fn config(bytes: &[u8]) {
         "gpt_oss_mxfp4",
         "mlx_qwen3_widths",
         "glm4_moe",
+        "deepseek_v3",
         "ministral3",
         "olmo3",
         "quantized/fp8_experts",

@@ -48,6 +48,7 @@ pub mod input;
 pub mod instructions;
 pub mod int11;
 pub mod isa;
+pub mod latent;
 pub mod math;
 pub mod matmul;
 pub mod matrix;

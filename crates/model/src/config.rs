@@ -138,7 +138,7 @@ impl Config {
     /// A value outside of 0 to 1.
     pub fn norm_eps(&self) -> Result<f64> {
         let default = match self.text_type() {
-            "mixtral" | "ministral3" | "phi3" | "olmo2" | "olmo3" | "glm4_moe" => 1e-5,
+            "mixtral" | "ministral3" | "phi3" | "olmo2" | "olmo3" | "glm4_moe" | "glm4_moe_lite" => 1e-5,
             "glm4" => 1.5625e-7,
             _ => 1e-6,
         };
@@ -151,10 +151,12 @@ impl Config {
     /// A value that is no size.
     pub fn max_positions(&self) -> Result<usize> {
         let default = match self.text_type() {
-            "llama" | "granite" | "granitemoehybrid" | "olmo2" | "olmo3" => 2048,
-            "phi3" => 4096,
+            "llama" | "granite" | "granitemoehybrid" | "olmo2" | "olmo3" | "deepseek_v2" => 2048,
+            "phi3" | "deepseek_v3" | "kimi_k2" => 4096,
             "mistral" | "ministral" | "mixtral" | "glm4" | "glm4_moe" => 131_072,
             "minimax_m2" => 196_608,
+            "glm4_moe_lite" => 202_752,
+            "mistral4" => 1_048_576,
             "ministral3" => 262_144,
             _ => 32768,
         };

@@ -8,13 +8,17 @@ use sluice_backend::{
     Backend, Elementwise, MatrixId, Norm, Operations, RotaryFrequencies, Routing, StepInputs, Tensor,
 };
 
-use crate::description::{Description, EmbeddingScale, MixerDescription};
-use crate::layers::{Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch};
+use crate::description::{AttentionVariant, Description, EmbeddingScale, MixerDescription};
+use crate::layers::{
+    Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch, LatentAttention,
+    LatentScratch,
+};
 use crate::weights::Weights;
 
 /// What mixes tokens in a layer.
 enum Mixer {
     Attention(Box<Attention>),
+    Latent(Box<LatentAttention>),
     DeltaNet(Box<DeltaNet>),
 }
 
@@ -22,6 +26,7 @@ impl Mixer {
     fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         match self {
             Mixer::Attention(attention) => attention.forward(backend, x),
+            Mixer::Latent(latent) => latent.forward(backend, x),
             Mixer::DeltaNet(delta_net) => delta_net.forward(backend, x),
         }
     }
@@ -62,7 +67,8 @@ impl Decoder {
         };
         let branch = if d.output_norms { Some(w.scratch(d.hidden)?) } else { None };
         let inner = FeedForwardScratch::alloc(w, d)?;
-        let has_attention = d.attention_layers().next().is_some();
+        let has_attention = d.attention_layers().any(|a| a.variant == AttentionVariant::Grouped);
+        let latent = LatentScratch::alloc(w, d)?;
         let attention = has_attention.then(|| AttentionScratch::alloc(w, d)).transpose()?;
         let delta = d.recurrent_layers().next().map(|delta| DeltaScratch::alloc(w, delta)).transpose()?;
         let mut of_group = vec![0; d.groups().len()];
@@ -73,15 +79,21 @@ impl Decoder {
                 MixerDescription::Attention(a) => {
                     let group = d.group_of(a);
                     of_group[group] += 1;
-                    let (scratch, slot) = (attention.as_ref().expect("of this layer"), (group, of_group[group] - 1));
+                    let slot = (group, of_group[group] - 1);
                     let rotary = match a.window {
                         _ if !a.rotated => unrotated,
                         Some(_) => of_windows,
                         None => rotary,
                     };
-                    let rotary = (rotary, d.rotary_dim(a));
-                    let attention = Attention::load(w, a, (scratch, branch), rotary, (i, d.input_norms), slot)?;
-                    Mixer::Attention(Box::new(attention))
+                    if let AttentionVariant::Latent(sizes) = a.variant {
+                        let scratch = latent.as_ref().expect("of this layer");
+                        let latent = LatentAttention::load(w, (a, sizes), scratch, rotary, i, slot)?;
+                        Mixer::Latent(Box::new(latent))
+                    } else {
+                        let (scratch, rotary) = (attention.as_ref().expect("of this layer"), (rotary, d.rotary_dim(a)));
+                        let attention = Attention::load(w, a, (scratch, branch), rotary, (i, d.input_norms), slot)?;
+                        Mixer::Attention(Box::new(attention))
+                    }
                 }
                 MixerDescription::DeltaNet(delta_net) => {
                     recurrent += 1;

@@ -16,6 +16,8 @@ const THETA: f64 = 10000.0;
 pub struct Rotary {
     /// An angle per position and pair of elements.
     pub frequencies: RotaryFrequencies,
+    /// What scores of latent attention are multiplied by besides: the square of YaRN's `mscale` of `mscale_all_dim`.
+    pub score_factor: f64,
     /// The context length that YaRN extends the model to, if the config uses it.
     pub extended: Option<usize>,
     /// Parts of the config that are not followed, a line each.
@@ -192,7 +194,7 @@ pub fn rotary_or(
     };
     let inverse = |theta: f64| -> Vec<f32> { powers(theta).iter().map(|p| 1.0 / p).collect() };
 
-    let mut extended = None;
+    let (mut extended, mut score_factor) = (None, 1.0);
     let (inv_freq, scaling): (Vec<f32>, f64) = match kind {
         // A multimodal section list alone changes nothing for text.
         "default" | "mrope" => (inverse(theta), 1.0),
@@ -217,6 +219,7 @@ pub fn rotary_or(
                 (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => mscale(factor, m) / mscale(factor, all),
                 _ => mscale(factor, 1.0),
             };
+            score_factor = number("mscale_all_dim")?.map_or(1.0, |all| mscale(factor, all) * mscale(factor, all));
             // As in the reference, 0 is the default.
             let beta = |key: &str, default| match number(key)? {
                 None | Some(0.0) => Ok(default),
@@ -294,10 +297,10 @@ pub fn rotary_or(
     };
     let scaling = scaling as f32;
     ensure!(
-        inv_freq.iter().all(|f| f.is_finite()) && scaling.is_finite(),
+        inv_freq.iter().all(|f| f.is_finite()) && scaling.is_finite() && score_factor.is_finite(),
         "{path}: the rope parameters (theta {theta}, type {kind:?}) give angles that are not numbers"
     );
-    Ok(Rotary { frequencies: RotaryFrequencies { inv_freq, scaling }, extended, notes })
+    Ok(Rotary { frequencies: RotaryFrequencies { inv_freq, scaling }, score_factor, extended, notes })
 }
 
 #[cfg(test)]

@@ -184,6 +184,12 @@ impl<'a> Weights<'a> {
         Ok(Linear { matrix, rows: 0..w.rows, bias })
     }
 
+    /// The matrices `part` of all heads, stored one after the other: `[heads, rows, cols]`.
+    pub fn head_matrices(&mut self, layer: usize, part: &str, heads: usize) -> Result<MatrixId> {
+        let w = self.described(layer, part);
+        self.load(&format!("{}.weight", self.module(&w)), &[heads], w.rows / heads, w.cols)
+    }
+
     /// The values of tensor `name` as f32, and its shape, which must have as many elements as `wanted`.
     fn values(&self, name: &str, wanted: &[usize]) -> Result<(Vec<f32>, Vec<usize>)> {
         let t = self.tensors.checkpoint().tensor(name);

@@ -226,10 +226,24 @@ mod tests {
             ("phi-4", 14.7e9, 14.2e9),
             ("glm-4.5-air", 106e9, 12e9),
             ("minimax-m2", 230e9, 10e9),
+            ("deepseek-v3", 671e9, 37e9),
+            ("kimi-k2", 1.03e12, 32e9),
+            ("glm-4.7-flash", 30e9, 3.6e9),
+            ("mistral-small-4", 119e9, 6.5e9),
         ] {
             let s = shape(name);
             assert!((s.parameters() as f64 / all - 1.0).abs() < 0.02, "{name}: {}", s.parameters());
             assert!((s.active(s.k) as f64 / active - 1.0).abs() < 0.15, "{name}: {}", s.active(s.k));
+        }
+    }
+
+    /// The rotated key and the vector, whatever the number of heads.
+    #[test]
+    fn latent_attention_keeps_one_row_for_each_token_and_layer() {
+        for (name, layers, row) in
+            [("deepseek-v3", 61, 576), ("kimi-k2", 61, 576), ("glm-4.7-flash", 47, 576), ("mistral-small-4", 36, 320)]
+        {
+            assert_eq!(shape(name).kv_elements, layers * row, "{name}");
         }
     }
 

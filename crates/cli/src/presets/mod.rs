@@ -10,7 +10,7 @@ use sluice_store::{MAX_SETTINGS, read_small};
 use crate::hub;
 
 /// Names and texts of configs.
-pub const PRESETS: [(&str, &str); 11] = [
+pub const PRESETS: [(&str, &str); 15] = [
     ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
     ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
     ("qwen3.5-35b-a3b", include_str!("qwen3.5-35b-a3b.json")),
@@ -22,6 +22,10 @@ pub const PRESETS: [(&str, &str); 11] = [
     ("phi-4", include_str!("phi-4.json")),
     ("glm-4.5-air", include_str!("glm-4.5-air.json")),
     ("minimax-m2", include_str!("minimax-m2.json")),
+    ("deepseek-v3", include_str!("deepseek-v3.json")),
+    ("kimi-k2", include_str!("kimi-k2.json")),
+    ("glm-4.7-flash", include_str!("glm-4.7-flash.json")),
+    ("mistral-small-4", include_str!("mistral-small-4.json")),
 ];
 
 /// All names, for messages.

@@ -15,9 +15,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
-    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, Linear, Logits,
-    MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs, Streamed,
-    Tensor,
+    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, LatentLayer, Linear,
+    Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs,
+    Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
@@ -226,6 +226,10 @@ impl Operations for Checker {
 
     fn attention(&mut self, layer: &AttentionLayer) {
         self.checked("attention").attention(layer);
+    }
+
+    fn latent_attention(&mut self, layer: &LatentLayer) {
+        self.checked("latent_attention").latent_attention(layer);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

@@ -1,8 +1,9 @@
 //! The checker's own handles, and the inner handles and shapes that belong to them.
 
 use sluice_backend::{
-    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts, KvPool, Linear, MatrixId,
-    Mlp, Moe, MoeId, Norm, Projection, RotaryId, RowFactors, SharedExpert, Tensor,
+    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts, HeadRows, KvPool,
+    LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Projection, RotaryId, RowFactors, SharedExpert,
+    Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -169,6 +170,32 @@ impl Names {
             k_norm: a.k_norm.map(|n| self.norm(n)),
             rotary: self.rotaries.get(a.rotary.number(), "rotary embedding").0,
             sinks: a.sinks.map(|t| self.tensor(t)),
+            ..a.clone()
+        }
+    }
+
+    /// Rows of each of some heads, `cols` columns.
+    fn head_rows(&self, rows: HeadRows, heads: usize, cols: usize) -> HeadRows {
+        let matrix = self.matrix(rows.matrix);
+        assert!(rows.rows > 0 && rows.offset + rows.rows <= rows.stride, "rows of a head: {rows:?}");
+        assert!(rows.of(heads - 1).end <= matrix.rows, "{heads} heads in {} rows", matrix.rows);
+        assert_eq!(matrix.cols, cols, "columns of a head's projection");
+        HeadRows { matrix: matrix.inner, ..rows }
+    }
+
+    pub fn latent(&self, a: &LatentLayer) -> LatentLayer {
+        let (heads, rank) = (a.heads, a.rank);
+        LatentLayer {
+            q: self.tensor(a.q),
+            kv: self.tensor(a.kv),
+            out: self.tensor(a.out),
+            norm: self.norm(a.norm),
+            keys: match a.keys {
+                LatentKeys::Rows(rows) => LatentKeys::Rows(self.head_rows(rows, heads, rank)),
+                LatentKeys::Columns(rows) => LatentKeys::Columns(self.head_rows(rows, heads, a.plain())),
+            },
+            values: self.head_rows(a.values, heads, rank),
+            rotary: self.rotaries.get(a.rotary.number(), "rotary embedding").0,
             ..a.clone()
         }
     }

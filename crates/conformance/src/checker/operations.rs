@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, MoeId, Norm, Operations, Projection,
-    Routing, StepInputs, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm,
+    Operations, Projection, RotaryId, Routing, StepInputs, Tensor,
 };
 
 use super::names::Names;
@@ -41,6 +41,25 @@ impl CheckedStep<'_> {
         self.step.inputs.tokens().len()
     }
 
+    /// Where an attention layer's rows go, and where those that it sees are.
+    fn check_slots(&self, group: usize, block_tokens: usize, window: Option<usize>, rotary: RotaryId) {
+        let (inputs, pool) = (&self.step.inputs, self.names.pools.all().get(group).expect("a cache group"));
+        let mut taken = HashSet::new();
+        for slot in inputs.slots(group) {
+            assert!((*slot as usize) < pool.committed * block_tokens, "slot {slot} is not committed");
+            assert!(taken.insert(*slot), "slot {slot} has two tokens");
+        }
+        for s in 0..inputs.sequences() {
+            let (rows, first) = (inputs.rows(s), inputs.position(s));
+            let seen = window.map_or(0, |w| (first + 1).saturating_sub(w)) / block_tokens;
+            let last = (first + rows.len() - 1) / block_tokens;
+            let blocks = &inputs.table(group, s)[seen..=last];
+            assert!(blocks.iter().all(|b| (*b as usize) < pool.committed), "a block that is not committed");
+        }
+        let positions = self.names.rotaries.get(rotary.number(), "rotary embedding").1;
+        assert!(inputs.reach() <= positions, "position {} of {positions}", inputs.reach() - 1);
+    }
+
     /// Runs the operation on the device inside, and records it.
     fn run(&mut self, operation: Operation) {
         let mut done = operation.clone();
@@ -58,6 +77,7 @@ impl CheckedStep<'_> {
                 b.project_add(n.tensor(*x), &n.linear_of(linear, out.cols, x.cols), n.tensor(*out));
             }
             Operation::Attention(layer) => b.attention(&n.attention(layer)),
+            Operation::LatentAttention(layer) => b.latent_attention(&n.latent(layer)),
             Operation::DeltaNet(layer) => b.delta_net(&n.delta(layer)),
             Operation::Mlp { x, norm, mlp, residual } => {
                 b.mlp(n.tensor(*x), n.norm(*norm), &n.mlp(mlp, x.cols), n.tensor(*residual));
@@ -109,23 +129,29 @@ impl Operations for CheckedStep<'_> {
             assert_eq!((v.cols, out.cols), (kv_heads * v_dim, heads * v_dim), "columns of v and the output");
             assert!(heads.is_multiple_of(kv_heads) && layer.layer < layers, "heads and layers of a group");
             // 2. Where keys and values go, and where they come from
-            let inputs = &step.inputs;
-            let mut taken = HashSet::new();
-            for slot in inputs.slots(group) {
-                assert!((*slot as usize) < pool.committed * block_tokens, "slot {slot} is not committed");
-                assert!(taken.insert(*slot), "slot {slot} has two tokens");
-            }
-            for s in 0..inputs.sequences() {
-                let (rows, first) = (inputs.rows(s), inputs.position(s));
-                let seen = layer.window.map_or(0, |w| (first + 1).saturating_sub(w)) / block_tokens;
-                let last = (first + rows.len() - 1) / block_tokens;
-                let blocks = &inputs.table(group, s)[seen..=last];
-                assert!(blocks.iter().all(|b| (*b as usize) < pool.committed), "a block that is not committed");
-            }
-            let positions = self.names.rotaries.get(layer.rotary.number(), "rotary embedding").1;
-            assert!(inputs.reach() <= positions, "position {} of {positions}", inputs.reach() - 1);
+            self.check_slots(group, block_tokens, layer.window, layer.rotary);
         }
         self.run(Operation::Attention(layer.clone()));
+    }
+
+    fn latent_attention(&mut self, layer: &LatentLayer) {
+        let tokens = self.tokens();
+        let LatentLayer { q, kv, out, heads, rank, group, .. } = *layer;
+        assert!([q, kv, out].iter().all(|t| t.rows >= tokens), "a row for each token");
+        assert!(kv.cols > rank && layer.rotated().is_multiple_of(2), "an even number of rotated elements");
+        let width = layer.plain() + layer.rotated();
+        assert_eq!((q.cols, out.cols), (heads * width, heads * layer.v_dim()), "columns of q and the output");
+        assert_eq!(layer.norm.weight.cols, rank, "a norm over the vector");
+        let keys = if let LatentKeys::Rows(_) = layer.keys { layer.plain() } else { rank };
+        assert_eq!(layer.keys.rows().rows, keys, "rows of a head's keys");
+        if !self.step.is_sizing {
+            let pool = self.names.pools.all().get(group).expect("a cache group");
+            let KvLayout { kv_heads, k_dim, v_dim, block_tokens, layers, .. } = pool.outer.layout;
+            assert_eq!((kv_heads, k_dim, v_dim), (1, kv.cols, 0), "rows of a latent group");
+            assert!(layer.layer < layers, "layers of a group");
+            self.check_slots(group, block_tokens, None, layer.rotary);
+        }
+        self.run(Operation::LatentAttention(layer.clone()));
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

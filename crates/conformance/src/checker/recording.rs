@@ -1,8 +1,8 @@
 //! Recorded calls of a backend, and their replay on another.
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, KvLayout, KvPool, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Moe,
-    MoeId, Norm, Projection, RotaryFrequencies, StepInputs, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, KvLayout, KvPool, LatentLayer, Linear, MatrixId, MatrixSource,
+    MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StepInputs, Tensor,
 };
 
 /// A call before the steps. Handles are the checker's.
@@ -25,6 +25,7 @@ pub enum Operation {
     Project { x: Tensor, norm: Option<Norm>, projections: Vec<Projection> },
     ProjectAdd { x: Tensor, linear: Linear, out: Tensor },
     Attention(AttentionLayer),
+    LatentAttention(LatentLayer),
     DeltaNet(DeltaLayer),
     Mlp { x: Tensor, norm: Norm, mlp: Mlp, residual: Tensor },
     Elementwise(Elementwise),
@@ -39,6 +40,7 @@ impl Operation {
             Operation::Project { .. } => "project",
             Operation::ProjectAdd { .. } => "project_add",
             Operation::Attention(_) => "attention",
+            Operation::LatentAttention(_) => "latent_attention",
             Operation::DeltaNet(_) => "delta_net",
             Operation::Mlp { .. } => "mlp",
             Operation::Elementwise(_) => "elementwise",

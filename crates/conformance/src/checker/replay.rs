@@ -60,6 +60,7 @@ fn replay_operation(to: &mut dyn Operations, operation: &Operation) {
         Operation::Project { x, norm, projections } => to.project(*x, *norm, projections),
         Operation::ProjectAdd { x, linear, out } => to.project_add(*x, linear, *out),
         Operation::Attention(layer) => to.attention(layer),
+        Operation::LatentAttention(layer) => to.latent_attention(layer),
         Operation::DeltaNet(layer) => to.delta_net(layer),
         Operation::Mlp { x, norm, mlp, residual } => to.mlp(*x, *norm, mlp, *residual),
         Operation::Elementwise(operation) => to.elementwise(operation),

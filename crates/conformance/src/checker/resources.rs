@@ -71,6 +71,10 @@ impl Resources for Checker {
         Ok(MoeId::new(self.names.moes.add((inner, moe))))
     }
 
+    fn check_latent_attention(&self) -> Result<()> {
+        self.inner.check_latent_attention()
+    }
+
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         self.outside("stream_experts");
         self.inner.stream_experts(options, lookahead)

@@ -18,7 +18,7 @@ pub fn random_block(c: &mut Case, layout: &KvLayout) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(layout.block_bytes());
     let rows = layout.kv_heads * layout.block_tokens;
     for _ in 0..layout.layers {
-        for dim in [layout.k_dim, layout.v_dim] {
+        for dim in [layout.k_dim, layout.v_dim].into_iter().filter(|dim| *dim > 0) {
             match layout.kv_type {
                 KvType::F32 => bytes.extend(encode(Float::F32, &c.small(rows * dim, 2.0))),
                 KvType::Bf16 => bytes.extend(encode(Float::Bf16, &c.small(rows * dim, 2.0))),
@@ -131,11 +131,24 @@ impl Case {
         tokens: usize,
     ) -> Group {
         let window = if self.coin() { Some(self.random.usize(1..=300)) } else { None };
+        self.group_with(layout, number, positions, window, |c| {
+            (0..layout.layers).map(|l| c.attention_layer(&layout, (number, l), window, (of_one, tokens))).collect()
+        })
+    }
+
+    /// The same with layers of the caller's.
+    pub fn group_with(
+        &mut self,
+        layout: KvLayout,
+        number: usize,
+        positions: usize,
+        window: Option<usize>,
+        layers: impl FnOnce(&mut Case) -> Vec<AttentionCase>,
+    ) -> Group {
         let blocks = positions.div_ceil(layout.block_tokens) + 24;
         self.shape(format!("group {number}: window {window:?}, {blocks} blocks of {layout:?}"));
         let pool = self.backend.alloc_kv(layout, blocks).expect("memory for keys and values");
-        let layers =
-            (0..layout.layers).map(|l| self.attention_layer(&layout, (number, l), window, (of_one, tokens))).collect();
+        let layers = layers(self);
         let mut free: Vec<u32> = (0..blocks as u32).collect();
         self.random.shuffle(&mut free);
         Group { pool, layers, window, free, used: Vec::new(), blocks, committed: 0 }

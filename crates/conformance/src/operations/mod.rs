@@ -5,6 +5,7 @@ mod buffers;
 mod delta_rule;
 mod dense;
 mod elementwise;
+mod latent;
 mod mixture;
 mod streamed;
 mod whole_step;
@@ -27,6 +28,7 @@ pub const ELEMENTWISE: Family = Family { name: "elementwise", cases: 40, run: el
 pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
 pub const DEEP_CONTEXTS: Family = Family { name: "deep contexts", cases: 60, run: attention::deep_contexts };
 pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 60, run: attention::shared_prefixes };
+pub const LATENT_ATTENTION: Family = Family { name: "latent attention", cases: 60, run: latent::latent_attention };
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
 pub const DELTA_RULES_OF_ONE_TOKEN: Family =
     Family { name: "delta rules of one token", cases: 60, run: delta_rule::delta_rules_of_one_token };
@@ -44,7 +46,7 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 26] = [
+pub const FAMILIES: [&Family; 27] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
@@ -60,6 +62,7 @@ pub const FAMILIES: [&Family; 26] = [
     &ATTENTION,
     &SHARED_PREFIXES,
     &DEEP_CONTEXTS,
+    &LATENT_ATTENTION,
     &DELTA_RULES,
     &DELTA_RULES_OF_ONE_TOKEN,
     &MIXTURES,

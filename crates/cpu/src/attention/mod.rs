@@ -1,6 +1,7 @@
 //! Paged attention on the CPU, in rounds of tasks: norms, rotation and cache writes by tokens; attention by KV heads and units of [`WorkSplit`] (which also norms and
 //! rotates the queries of longer runs); and the join of partitions.
 
+mod latent;
 mod work_split;
 
 use std::ops::Range;
@@ -12,6 +13,7 @@ use sluice_kernels::{Isa, elementwise, rotary};
 use crate::exec::{ExecContext, Worker};
 use crate::memory::{Parts, PerThread, Place, part};
 use crate::threads::Pool;
+pub use latent::{LatentOperands, LatentWork, heads_at_once, most_rows, product_rows, shape_of_latents};
 use sluice_backend::{AttentionLayer, KvLayout, StepInputs};
 pub use work_split::{PARTITION_BYTES, ROWS, SEQUENCE_BYTES, TOKEN_BYTES};
 use work_split::{WorkSplit, run_of};
@@ -52,6 +54,7 @@ pub fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
         kv_heads,
         k_dim,
         v_dim,
+        values_in_keys: false,
         kv_type,
         mode,
     }
@@ -87,6 +90,26 @@ pub struct Blocks<'a> {
     pub bytes: &'a mut [u8],
 }
 
+/// The queries of a layer for tokens whose keys and values are in the cache, and where results go.
+struct Queries<'a> {
+    /// `[tokens, heads * k_dim]`
+    q: Place,
+    /// `[tokens, heads * v_dim]`
+    out: Place,
+    heads: usize,
+    cache_group: usize,
+    shape: KvShape,
+    scale: f32,
+    window: Option<usize>,
+    softcap: Option<f32>,
+    /// `[1, heads]`
+    sinks: Option<Place>,
+    /// Makes the queries of some heads of a token that is not alone in its step, by the task that uses them.
+    prepare: &'a (dyn Fn(usize, Range<usize>) + Sync),
+    /// Is told of the heads of a token whose results are there.
+    finish: &'a (dyn Fn(usize, Range<usize>) + Sync),
+}
+
 impl AttentionWork {
     /// Runs a layer for the tokens of `inputs`.
     pub fn run(
@@ -97,18 +120,15 @@ impl AttentionWork {
         operands: Operands,
         step: &AttentionLayer,
     ) {
-        let threads = pool.threads();
         let layout = blocks.layout;
-        let (dim, v_dim, kv_heads) = (layout.k_dim, layout.v_dim, layout.kv_heads);
-        let (heads, group) = (step.heads, step.heads / layout.kv_heads);
+        let (dim, v_dim, kv_heads, heads) = (layout.k_dim, layout.v_dim, layout.kv_heads, step.heads);
         let shape = kv_shape(&layout, step.layer);
         let Operands { q: q_in, k, v, out, sinks, angles, q_norm, k_norm } = operands;
         // SAFETY: weights are written once, at load.
         let [q_norm, k_norm] = [q_norm, k_norm].map(|n| n.map(|(w, eps)| (unsafe { w.get(0, 0..w.cols) }, eps)));
         let tokens = inputs.tokens().len();
-        let AttentionWork { q, parts, work } = self;
         // Queries are rotated in place, unless they are interleaved with gates.
-        let q = if step.gated { Place::of_slice(part(q, tokens * heads * dim), heads * dim) } else { q_in };
+        let q = if step.gated { Place::of_slice(part(&mut self.q, tokens * heads * dim), heads * dim) } else { q_in };
         let q_width = if step.gated { 2 * dim } else { dim };
         let half = angles.cols / 2;
         let (slots, positions) = (inputs.slots(step.group), inputs.positions());
@@ -157,23 +177,12 @@ impl AttentionWork {
                 }
             }
         });
-        // 2. attention
-        let kv_bytes = &*kv_bytes;
-        let head = |kv_head: usize| Head {
-            kv: KvView { bytes: kv_bytes, shape },
-            kv_head,
-            group,
-            scale: step.scale,
-            window: step.window,
-            softcap: step.softcap,
-            // SAFETY: weights are written once, at load.
-            sinks: sinks.map(|s| unsafe { s.get(0, kv_head * group..(kv_head + 1) * group) }),
-        };
-        let gate = |t: usize, kv_head: usize| {
+        // 2. attention, and the gates
+        let gate = |t: usize, heads: Range<usize>| {
             if !step.gated {
                 return;
             }
-            for h in kv_head * group..(kv_head + 1) * group {
+            for h in heads {
                 // SAFETY: the task that computed this token's heads alone uses them.
                 unsafe {
                     let gate = q_in.get(t, h * q_width + dim..(h + 1) * q_width);
@@ -181,10 +190,49 @@ impl AttentionWork {
                 }
             }
         };
+        let queries = Queries {
+            q,
+            out,
+            heads,
+            cache_group: step.group,
+            shape,
+            scale: step.scale,
+            window: step.window,
+            softcap: step.softcap,
+            sinks,
+            prepare: &rotate_queries,
+            finish: &gate,
+        };
+        self.attend((isa, pool, workers), inputs, kv_bytes, &queries);
+    }
+
+    /// Attends over the cache, in units of [`WorkSplit`].
+    fn attend(
+        &mut self,
+        (isa, pool, workers): (Isa, &mut Pool, &mut PerThread<Worker>),
+        inputs: &StepInputs,
+        kv_bytes: &[u8],
+        queries: &Queries,
+    ) {
+        let Queries { q, out, shape, sinks, prepare, finish, .. } = *queries;
+        let KvShape { kv_heads, k_dim: dim, v_dim, .. } = shape;
+        let (threads, group) = (pool.threads(), queries.heads / kv_heads);
+        let AttentionWork { parts, work, .. } = self;
+        let head = |kv_head: usize| Head {
+            kv: KvView { bytes: kv_bytes, shape },
+            kv_head,
+            group,
+            scale: queries.scale,
+            window: queries.window,
+            softcap: queries.softcap,
+            // SAFETY: weights are written once, at load.
+            sinks: sinks.map(|s| unsafe { s.get(0, kv_head * group..(kv_head + 1) * group) }),
+        };
+        let heads_of = |kv_head: usize| kv_head * group..(kv_head + 1) * group;
         // Room for the most parts there can be; memory is committed when it is used.
-        let positions = kv_bytes.len() / layout.block_bytes() * layout.block_tokens;
+        let positions = kv_bytes.len() / shape.block_bytes * shape.block_tokens;
         let most = positions.div_ceil(attention::PARTITION) + inputs.sequences();
-        work.fill(inputs, step.group, &head(0), threads, most);
+        work.fill(inputs, queries.cache_group, &head(0), threads, most);
         let (part_len, part_count) = (group * (v_dim + 2), work.parts.len());
         if part_count > 0 {
             parts.reserve((kv_heads * most * part_len).saturating_sub(parts.len()));
@@ -200,10 +248,10 @@ impl AttentionWork {
             let mut runs = [Run::EMPTY; RUNS];
             let pieces = &work.pieces[unit.pieces()];
             for (run, piece) in runs.iter_mut().zip(pieces) {
-                *run = run_of(inputs, step.group, piece);
+                *run = run_of(inputs, queries.cache_group, piece);
                 if inputs.rows(piece.sequence as usize).len() > 1 {
                     let tokens = run.row..run.row + run.tokens;
-                    tokens.for_each(|t| rotate_queries(t, kv_head * group..(kv_head + 1) * group));
+                    tokens.for_each(|t| prepare(t, heads_of(kv_head)));
                 }
             }
             let runs = &runs[..pieces.len()];
@@ -225,9 +273,9 @@ impl AttentionWork {
             // SAFETY: of these heads this task alone writes the rows of its runs, and no others.
             let mut to = unsafe { out.part(0..inputs.tokens().len(), cols).as_rows_mut() };
             attention::attend(isa, &head, runs, queries, &mut to, scratch);
-            runs.iter().flat_map(|run| run.row..run.row + run.tokens).for_each(|t| gate(t, kv_head));
+            runs.iter().flat_map(|run| run.row..run.row + run.tokens).for_each(|t| finish(t, heads_of(kv_head)));
         });
-        // 3. join what was split
+        // Join what was split
         pool.run(work.splits.len() * kv_heads, &|task, _| {
             let (split, kv_head) = (&work.splits[task / kv_heads], task % kv_heads);
             let row = inputs.rows(split.sequence as usize).start;
@@ -239,7 +287,7 @@ impl AttentionWork {
             let cols = kv_head * group * v_dim..(kv_head + 1) * group * v_dim;
             // SAFETY: this task alone writes these heads of this token.
             attention::join(isa, &head(kv_head), parts, unsafe { out.get_mut(row, cols) });
-            gate(row, kv_head);
+            finish(row, heads_of(kv_head));
         });
     }
 }

@@ -1,8 +1,11 @@
 //! What a model writes comes back as the same text: generated, taken apart, sent back by a client, rendered by the family's template.
 
+mod drawn;
+
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use drawn::{Answer, answer, python, tools};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use sluice_engine::text::{AnswerParser, Calls, ChatTemplate, Dialogue, Opened, Piece, Style, Tokenizer, Tools};
@@ -33,7 +36,7 @@ struct Family {
     assistant: &'static str,
 }
 
-const FAMILIES: [Family; 10] = [
+const FAMILIES: [Family; 12] = [
     // Arguments always as JSON.
     Family {
         name: "Qwen2.5",
@@ -134,6 +137,25 @@ const FAMILIES: [Family; 10] = [
         assistant: "{{- '\\n' }}{{- m.content or '' }}{%- if m.tool_calls %}{{- '<|tool_call|>[' }}{%- for c in m.tool_calls %}\
             {{- '{\"name\": \"' ~ c.function.name ~ '\", \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}' }}\
             {%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']<|/tool_call|>' }}{%- endif %}",
+    },
+    Family {
+        name: "DeepSeek-V3.1",
+        calls: Calls::DeepSeek,
+        thinks: false,
+        begin: "",
+        assistant: "{{- '\\n' }}{{- m.content or '' }}{%- if m.tool_calls %}{{- '<｜tool▁calls▁begin｜>' }}{%- for c in m.tool_calls %}\
+            {{- '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + c.function.arguments + '<｜tool▁call▁end｜>' }}\
+            {%- endfor %}{{- '<｜tool▁calls▁end｜>' }}{%- endif %}",
+    },
+    Family {
+        name: "Kimi-K2",
+        calls: Calls::Kimi,
+        thinks: false,
+        begin: "",
+        assistant: "{{- '\\n' }}{{- m.content or '' }}{%- if m.tool_calls %}{{- '<|tool_calls_section_begin|>' }}{%- for c in m.tool_calls %}\
+            {{- '<|tool_call_begin|>' ~ c.id ~ '<|tool_call_argument_begin|>' }}\
+            {%- if c.function.arguments is string %}{{- c.function.arguments }}{%- else %}{{- c.function.arguments | tojson }}{%- endif %}\
+            {{- '<|tool_call_end|>' }}{%- endfor %}{{- '<|tool_calls_section_end|>' }}{%- endif %}",
     },
     // A template that knows nothing of tools.
     Family { name: "demo", calls: Calls::Json, thinks: false, begin: "", assistant: "{{- '\\n' ~ m.content }}" },
@@ -250,86 +272,28 @@ impl Family {
                 };
                 answer.calls.iter().map(one).collect()
             }
+            "DeepSeek-V3.1" => {
+                let one = |(name, arguments): &(String, Vec<(String, Value)>)| {
+                    format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{}<｜tool▁call▁end｜>", object(arguments))
+                };
+                format!(
+                    "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
+                    answer.calls.iter().map(one).collect::<String>()
+                )
+            }
+            "Kimi-K2" => {
+                let one = |i: usize| {
+                    let (name, arguments) = (&answer.calls[i].0, object(&answer.calls[i].1));
+                    format!(
+                        "<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+                    )
+                };
+                let calls: String = (0..answer.calls.len()).map(one).collect();
+                format!("<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>")
+            }
             _ => format!("<|tool_call|>{}<|/tool_call|>", list()),
         }
     }
-}
-
-/// As `json.dumps` writes it.
-fn python(value: &Value) -> String {
-    match value {
-        Value::Array(all) => format!("[{}]", all.iter().map(python).collect::<Vec<_>>().join(", ")),
-        Value::Object(all) => {
-            let field = |(name, value): (&String, &Value)| format!("{}: {}", Value::from(name.as_str()), python(value));
-            format!("{{{}}}", all.iter().map(field).collect::<Vec<_>>().join(", "))
-        }
-        other => other.to_string(),
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Answer {
-    thought: String,
-    content: String,
-    calls: Vec<(String, Vec<(String, Value)>)>,
-}
-
-fn tools() -> Value {
-    let parameters = json!({"type": "object", "properties": {
-        "text": {"type": "string"}, "on": {"type": "boolean"}, "n": {"type": "number"}, "list": {"type": "array"}, "map": {"type": "object"},
-    }});
-    json!([{"type": "function", "function": {"name": "use", "description": "Uses it.", "parameters": parameters}}])
-}
-
-fn text() -> impl Strategy<Value = String> {
-    let part = prop_oneof![
-        "[a-z ]{1,8}",
-        Just("\n".to_owned()),
-        "[\"'\\\\{}<>\\[\\]:,/\t]",
-        "[éß日🦊]",
-        Just("<|im_end|>".to_owned())
-    ];
-    prop::collection::vec(part, 1..10).prop_map(|parts| parts.concat())
-}
-
-/// What templates would cut white space off of.
-fn said() -> impl Strategy<Value = String> {
-    text().prop_map(|text| text.trim().to_owned())
-}
-
-fn value() -> impl Strategy<Value = (String, Value)> {
-    let nested = prop_oneof![
-        text().prop_map(Value::from),
-        any::<i32>().prop_map(Value::from),
-        Just(json!(null)),
-        Just(json!(true)),
-        prop::collection::vec(text().prop_map(Value::from), 0..3).prop_map(Value::from),
-    ];
-    let map =
-        prop::collection::vec((said(), nested.clone()), 0..3).prop_map(|all| Value::Object(all.into_iter().collect()));
-    prop_oneof![
-        text().prop_map(|text| ("text".to_owned(), Value::from(text))),
-        any::<bool>().prop_map(|on| ("on".to_owned(), Value::from(on))),
-        (-1000i32..1000).prop_map(|n| ("n".to_owned(), json!(f64::from(n) + 0.5))),
-        any::<i64>().prop_map(|n| ("n".to_owned(), Value::from(n))),
-        prop::collection::vec(nested, 0..4).prop_map(|list| ("list".to_owned(), Value::from(list))),
-        map.prop_map(|map| ("map".to_owned(), map)),
-    ]
-}
-
-fn answer() -> impl Strategy<Value = Answer> {
-    let arguments = prop::collection::vec(value(), 0..4).prop_map(|all| {
-        let mut seen: Vec<(String, Value)> = Vec::new();
-        for (name, value) in all {
-            if !seen.iter().any(|(other, _)| *other == name) {
-                seen.push((name, value));
-            }
-        }
-        seen
-    });
-    let calls = prop::collection::vec((Just("use".to_owned()), arguments), 0..4);
-    (prop_oneof![Just(String::new()), said()], prop_oneof![Just(String::new()), said()], calls)
-        .prop_map(|(thought, content, calls)| Answer { thought, content, calls })
 }
 
 /// How a client sends arguments back.
@@ -441,6 +405,12 @@ fn arguments_come_back_as_they_were_spaced() {
             Calls::List => {
                 "<|tool_call|>[{\"name\": \"use\", \"arguments\": {\"n\" : 1.50,\n \"text\":\"\\u00e9\"}}]<|/tool_call|>"
             }
+            Calls::DeepSeek => {
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>use<｜tool▁sep｜>{\"n\" : 1.50,\n \"text\":\"\\u00e9\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            }
+            Calls::Kimi => {
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.use:0<|tool_call_argument_begin|>{\"n\" : 1.50,\n \"text\":\"\\u00e9\"}<|tool_call_end|><|tool_calls_section_end|>"
+            }
             Calls::Xml => {
                 "<tool_call>\n<function=use>\n<parameter=n>\n1.50\n</parameter>\n<parameter=list>\n[1,\n 2e3]\n</parameter>\n</function>\n</tool_call>"
             }
@@ -480,6 +450,8 @@ fn a_family_is_known_by_its_template() {
         ("{{ tools }} <tool_call>f<arg_key>", Calls::Keys),
         ("{{ tools }} <minimax:tool_call>", Calls::Invokes),
         ("{{ tools }} <|tool_call|>", Calls::List),
+        ("{{ tools }} <｜tool▁calls▁begin｜>", Calls::DeepSeek),
+        ("{{ tools }} <|tool_calls_section_begin|>", Calls::Kimi),
     ] {
         assert_eq!(style(source), Style { calls: Some(calls), native: true, ..plain });
     }

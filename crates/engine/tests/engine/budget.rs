@@ -10,10 +10,11 @@ use sluice_engine::{
 use support::*;
 
 /// Of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 13] = [
+const FOLDERS: [&str; 14] = [
     "olmo3",
     "phi3",
     "glm4_moe",
+    "deepseek_v3",
     "qwen3",
     "qwen3_window",
     "qwen3_moe",

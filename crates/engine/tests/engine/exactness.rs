@@ -9,7 +9,7 @@ use support::*;
 const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
-const FOLDERS: [&str; 18] = [
+const FOLDERS: [&str; 21] = [
     "ministral3",
     "phi3",
     "granite",
@@ -18,6 +18,9 @@ const FOLDERS: [&str; 18] = [
     "minimax_m2",
     "glm4",
     "glm4_moe",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "mistral4",
     "qwen3",
     "qwen3_window",
     "qwen3_moe",

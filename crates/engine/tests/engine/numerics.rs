@@ -11,10 +11,11 @@ const BF16: (&str, Activations) = ("bf16", Activations::Bf16);
 const INT8: (&str, Activations) = ("int8", Activations::Int8);
 
 /// Checkpoints, and the precisions that differ in them: without quantised weights int8 is bf16.
-const CASES: [(&str, &[(&str, Activations)]); 9] = [
+const CASES: [(&str, &[(&str, Activations)]); 10] = [
     ("ministral3", &[F32]),
     ("olmo3", &[F32]),
     ("glm4_moe", &[F32]),
+    ("deepseek_v3", &[F32, BF16]),
     ("qwen3_rope", &[F32, BF16]),
     ("qwen3_moe", &[F32, BF16]),
     ("gpt_oss_mxfp4", &[F32, BF16, INT8]),

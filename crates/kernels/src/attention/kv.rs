@@ -71,7 +71,8 @@ impl AttentionMode {
 }
 
 /// The layout of one layer's keys and values in a pool of blocks: inside each block, K `[kv_heads, block_tokens, k_dim]` and V
-/// `[kv_heads, block_tokens, v_dim]`, each followed by its scales `[kv_heads, block_tokens]` where the type has them.
+/// `[kv_heads, block_tokens, v_dim]`, each followed by its scales `[kv_heads, block_tokens]` where the type has them. Or values are the ends of their keys,
+/// and nothing else is stored (latent attention).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// Bytes from one block's start to the next one's.
@@ -88,12 +89,25 @@ pub struct KvShape {
     pub k_dim: usize,
     /// Elements of a value.
     pub v_dim: usize,
+    /// A value is the last `v_dim` elements of its key. `v_offset` means nothing then.
+    pub values_in_keys: bool,
     /// Their stored type.
     pub kv_type: KvType,
     pub mode: AttentionMode,
 }
 
 impl KvShape {
+    /// Bytes from a value's high bytes to its low ones, where it has both.
+    pub(super) fn v_plane(&self) -> usize {
+        if self.values_in_keys { self.k_dim } else { self.v_dim }
+    }
+
+    /// Bytes from a position's key to the next one's in its block, and from its value to the next one's.
+    pub(super) fn row_strides(&self) -> [usize; 2] {
+        let dims = [self.k_dim, if self.values_in_keys { self.k_dim } else { self.v_dim }];
+        dims.map(|dim| dim * self.kv_type.size())
+    }
+
     /// The bytes of one head's K at a slot (block number times `block_tokens` plus offset), from the pool's start.
     pub fn k_at(&self, slot: usize, kv_head: usize) -> Range<usize> {
         self.at(slot, kv_head, self.k_offset, self.k_dim)
@@ -101,6 +115,12 @@ impl KvShape {
 
     /// The bytes of one head's V at a slot.
     pub fn v_at(&self, slot: usize, kv_head: usize) -> Range<usize> {
+        if self.values_in_keys {
+            // Of two planes, from the value's first byte in one to its last in the other.
+            let key = self.k_at(slot, kv_head);
+            let size = if self.kv_type == KvType::Int16 { 1 } else { self.kv_type.size() };
+            return key.start + (self.k_dim - self.v_dim) * size..key.end;
+        }
         self.at(slot, kv_head, self.v_offset, self.v_dim)
     }
 
@@ -111,6 +131,9 @@ impl KvShape {
 
     /// The bytes of the scale of one head's V at a slot.
     pub fn v_scale_at(&self, slot: usize, kv_head: usize) -> Range<usize> {
+        if self.values_in_keys {
+            return self.k_scale_at(slot, kv_head);
+        }
         self.scale_at(slot, kv_head, self.v_offset, self.v_dim)
     }
 

@@ -61,6 +61,7 @@ impl Head<'_> {
             assert!(last / s.block_tokens < run.table.len(), "position {last} in {} blocks", run.table.len());
         }
         assert!(s.mode.takes(s.kv_type), "attention in mode {:?}, of keys and values in {:?}", s.mode, s.kv_type);
+        assert!(!s.values_in_keys || s.v_dim <= s.k_dim, "values of {} elements within keys of {}", s.v_dim, s.k_dim);
         let exact = s.mode != AttentionMode::Int16 || s.k_dim <= AttentionMode::LONGEST_INT16;
         assert!(exact, "keys of {} elements of sixteen bits", s.k_dim);
     }

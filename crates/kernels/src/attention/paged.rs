@@ -27,6 +27,8 @@ pub struct Paged<'a> {
     pub k_dim: usize,
     /// Elements of a value.
     pub v_dim: usize,
+    /// Bytes from a value's high bytes to its low ones, where it has both.
+    pub v_plane: usize,
     pool: PhantomData<&'a [u8]>,
 }
 
@@ -54,9 +56,9 @@ impl<'a> Paged<'a> {
             let n = (s.block_tokens - token).min(seen.end - i);
             let slot = table[block] as usize * s.block_tokens + token;
             let (k, v) = (s.k_at(slot, kv_head), s.v_at(slot, kv_head));
-            let (k_row, v_row) = (k.len(), v.len());
-            let k = &kv.bytes[k.start..k.start + n * k_row];
-            let v = &kv.bytes[v.start..v.start + n * v_row];
+            let [k_row, v_row] = s.row_strides();
+            let k = &kv.bytes[k.start..k.end + (n - 1) * k_row];
+            let v = &kv.bytes[v.start..v.end + (n - 1) * v_row];
             for j in 0..n {
                 keys[i + j] = k[j * k_row..].as_ptr();
                 values[i + j] = v[j * v_row..].as_ptr();
@@ -73,7 +75,7 @@ impl<'a> Paged<'a> {
         keys[..seen.start].fill(last);
         keys[seen.end..].fill(last);
         let (kv_type, k_dim, v_dim) = (s.kv_type, s.k_dim, s.v_dim);
-        Paged { keys, values, scales, seen, kv_type, k_dim, v_dim, pool: PhantomData }
+        Paged { keys, values, scales, seen, kv_type, k_dim, v_dim, v_plane: s.v_plane(), pool: PhantomData }
     }
 
     /// What will be read next, from a key on: it is prefetched at the end of this partition.

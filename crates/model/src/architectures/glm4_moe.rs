@@ -28,23 +28,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         },
         ..read
     };
-    let normalise = config.flag_or("norm_topk_prob", true)?;
-    let keys = ("n_routed_experts", "moe_intermediate_size");
-    let read = MoeDescription::read_keys(config, keys, options.experts_per_token, normalise)?;
-    let (count, top) = (config.size_or("n_group", 1)?, config.size_or("topk_group", 1)?);
-    let router = RouterDescription {
-        scoring: RouterScoring::Sigmoid,
-        correction_bias: true,
-        groups: Some(ExpertGroups { count, top }).filter(|_| count > 1),
-        scale: config.float_or("routed_scaling_factor", 1.0, |x| x > 0.0, "a number above 0")? as f32,
-        ..read.router
-    };
-    let shared = config.count_or("n_shared_experts", 1)?;
-    let path = config.path().display();
-    ensure!(shared > 0, "{path}: `n_shared_experts` is 0, which is not supported");
-    config.product("`n_shared_experts` and `moe_intermediate_size`", &[shared, read.intermediate])?;
-    let shared = SharedExpertDescription { intermediate: shared * read.intermediate, gated: false };
-    let moe = Arc::new(MoeDescription { router, shared: Some(shared), ..read });
+    let moe = Arc::new(mixture(config, options, (1, 1), 1.0)?);
     let dense = config.count_or("first_k_dense_replace", 1)?;
     let layer = |i: usize| -> Result<LayerDescription> {
         let feed_forward = match i < dense {
@@ -58,5 +42,35 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let rotary = rope::rotary(config, attention.head_dim, Some(PARTIAL), context)?;
     let mlx = MlxLm::new(config, "", rotary_keys(config).into());
     let described = outline.with(config, "glm4_moe", false, rotary, layers, mlx)?;
-    Ok(Description { spelling: &[("mlp.shared_expert", "mlp.shared_experts")], ..described })
+    Ok(Description { spelling: SPELLING, ..described })
+}
+
+/// What DeepSeek's kin call parts of their mixtures.
+pub(super) const SPELLING: &[(&str, &str)] = &[("mlp.shared_expert", "mlp.shared_experts")];
+
+/// The mixture of DeepSeek-V3 and its kin: a sigmoid router with a bias for its choice, which may be limited to groups, and a shared expert. The defaults of `n_group`,
+/// `topk_group` and `routed_scaling_factor` differ.
+pub(super) fn mixture(
+    config: &Config,
+    options: &Options,
+    (groups, top): (usize, usize),
+    scale: f64,
+) -> Result<MoeDescription> {
+    let normalise = config.flag_or("norm_topk_prob", true)?;
+    let keys = ("n_routed_experts", "moe_intermediate_size");
+    let read = MoeDescription::read_keys(config, keys, options.experts_per_token, normalise)?;
+    let (count, top) = (config.size_or("n_group", groups)?, config.size_or("topk_group", top)?);
+    let router = RouterDescription {
+        scoring: RouterScoring::Sigmoid,
+        correction_bias: true,
+        groups: Some(ExpertGroups { count, top }).filter(|_| count > 1),
+        scale: config.float_or("routed_scaling_factor", scale, |x| x > 0.0, "a number above 0")? as f32,
+        ..read.router
+    };
+    let shared = config.count_or("n_shared_experts", 1)?;
+    let path = config.path().display();
+    ensure!(shared > 0, "{path}: `n_shared_experts` is 0, which is not supported");
+    config.product("`n_shared_experts` and `moe_intermediate_size`", &[shared, read.intermediate])?;
+    let shared = SharedExpertDescription { intermediate: shared * read.intermediate, gated: false };
+    Ok(MoeDescription { router, shared: Some(shared), ..read })
 }

@@ -53,7 +53,7 @@ pub(crate) fn attention(config: &Config) -> Result<AttentionDescription> {
     Ok(AttentionDescription { normed: false, biases: AttentionBiases::None, ..read })
 }
 
-fn query_growth(config: &Config) -> Result<QueryGrowth> {
+pub(super) fn query_growth(config: &Config) -> Result<QueryGrowth> {
     let path = config.path().display();
     let number = |key: &str| {
         let value = config.get("rope_parameters").and_then(|rope| rope.get(key)).and_then(Value::as_f64);

@@ -1,13 +1,16 @@
 //! The architectures: one file each, from `config.json` to a [`Description`], and a line in [`BUILT_IN`].
 
+mod deepseek;
 mod gemma3;
 mod glm4;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt_oss;
 mod granite;
 mod llama;
 mod minimax_m2;
 mod mistral;
+mod mistral4;
 mod mixtral;
 mod olmo;
 mod phi3;
@@ -57,7 +60,7 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "mistral", describe: mistral::describe },
     Architecture { model_type: "ministral", describe: mistral::describe },
     Architecture { model_type: "ministral3", describe: mistral::describe },
-    Architecture { model_type: "mistral3", describe: mistral::describe },
+    Architecture { model_type: "mistral3", describe: mistral4::describe_wrapped },
     Architecture { model_type: "mixtral", describe: mixtral::describe },
     Architecture { model_type: "phi3", describe: phi3::describe },
     Architecture { model_type: "granite", describe: granite::describe },
@@ -68,6 +71,12 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "minimax_m2", describe: minimax_m2::describe },
     Architecture { model_type: "glm4", describe: glm4::describe },
     Architecture { model_type: "glm4_moe", describe: glm4_moe::describe },
+    Architecture { model_type: "glm4_moe_lite", describe: glm4_moe_lite::describe },
+    Architecture { model_type: "deepseek_v2", describe: deepseek::describe_v2 },
+    Architecture { model_type: "deepseek_v3", describe: deepseek::describe },
+    Architecture { model_type: "kimi_k2", describe: deepseek::describe },
+    Architecture { model_type: "kimi_k25", describe: deepseek::describe },
+    Architecture { model_type: "mistral4", describe: mistral4::describe },
 ];
 
 /// Architectures that a program has added.

@@ -6,16 +6,16 @@ use sluice_backend::{AttentionMode, KvLayout, KvType};
 use crate::config::Config;
 
 /// How keys and values are made of a layer's input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AttentionVariant {
     /// Each key and value head is a projection of the input, and query heads share them (Ainslie et al. 2023).
     Grouped,
-    /// Keys and values are projections of a small vector, which is all that is cached (DeepSeek-V2).
+    /// Keys and values are projections of a small vector, which is cached in their place, beside one rotated key for all heads (DeepSeek-V2).
     Latent(LatentDescription),
 }
 
 /// The sizes of latent attention. Of a head's `head_dim` elements the last `rotary_dim` are rotated; their keys are one for all heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentDescription {
     /// Elements of the vector that queries are projections of; `None`: of the input itself.
     pub q_rank: Option<usize>,
@@ -23,7 +23,15 @@ pub struct LatentDescription {
     pub kv_rank: usize,
     /// Rotated elements of each query head, and of the one rotated key.
     pub rotary_dim: usize,
+    /// Added to the mean square in the norms of both vectors.
+    pub norm_eps: f64,
+    /// The projections of keys and of values are two stacks with a matrix for each head, that of keys transposed (MLX, newer GGUF files); otherwise they are rows of
+    /// one matrix, head after head.
+    pub split: bool,
 }
+
+/// What the references' norms of the small vectors add, whatever a config's `rms_norm_eps` is.
+const LATENT_EPS: f64 = 1e-6;
 
 /// Which projections of an attention layer may have a bias. A stored bias of another one is not the model's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +122,36 @@ impl AttentionDescription {
     /// A key that is missing or wrong.
     pub fn read_with_heads_of(config: &Config, head_dim: usize) -> Result<AttentionDescription> {
         AttentionDescription::read_with(config, false, head_dim)
+    }
+
+    /// Latent attention. `q_rank`: the default of `q_lora_rank`.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong.
+    pub fn read_latent(config: &Config, q_rank: usize) -> Result<AttentionDescription> {
+        let (plain, rotary_dim) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
+        let path = config.path().display();
+        ensure!(rotary_dim.is_multiple_of(2), "{path}: `qk_rope_head_dim` is {rotary_dim}, expected an even number");
+        let read = AttentionDescription::read_with(config, false, plain + rotary_dim)?;
+        let latent = LatentDescription {
+            q_rank: config.size_or_null("q_lora_rank", Some(q_rank))?,
+            kv_rank: config.size("kv_lora_rank")?,
+            rotary_dim,
+            norm_eps: LATENT_EPS,
+            split: false,
+        };
+        let v_dim = config.size("v_head_dim")?;
+        config.product("`num_attention_heads` and `v_head_dim`", &[read.heads, plain + v_dim])?;
+        config.product("`num_attention_heads` and `kv_lora_rank`", &[read.heads, latent.kv_rank])?;
+        Ok(AttentionDescription {
+            variant: AttentionVariant::Latent(latent),
+            // Each head has its own; what is cached is one for all.
+            kv_heads: read.heads,
+            v_dim,
+            normed: false,
+            adjacent_pairs: config.flag_or("rope_interleave", true)?,
+            ..read
+        })
     }
 
     fn read_with(config: &Config, gated: bool, head_dim: usize) -> Result<AttentionDescription> {

@@ -247,11 +247,30 @@ impl Description {
         })
     }
 
+    /// The layers of latent attention, in order.
+    pub(crate) fn latent_layers(&self) -> impl Iterator<Item = (&AttentionDescription, LatentDescription)> {
+        self.attention_layers().filter_map(|a| match a.variant {
+            AttentionVariant::Latent(latent) => Some((a, latent)),
+            AttentionVariant::Grouped => None,
+        })
+    }
+
     /// Says how the input projections of recurrent layers are stored, where that is not as the architecture has them.
     pub(crate) fn set_projections(&mut self, stored: ProjectionLayout) {
         for layer in &mut self.layers {
             if let MixerDescription::DeltaNet(delta) = &mut layer.mixer {
                 delta.layout = stored;
+            }
+        }
+    }
+
+    /// Says how the projections of latent attention are stored, where that is not in one matrix.
+    pub(crate) fn split_latents(&mut self) {
+        for layer in &mut self.layers {
+            if let MixerDescription::Attention(attention) = &mut layer.mixer
+                && let AttentionVariant::Latent(latent) = &mut attention.variant
+            {
+                latent.split = true;
             }
         }
     }

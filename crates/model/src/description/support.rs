@@ -17,6 +17,9 @@ impl Description {
             let unnormed = (!self.input_norms).then(|| "no norm of its input".to_owned());
             let unsupported = match &layer.mixer {
                 MixerDescription::Attention(_) if !self.input_norms && !self.output_norms => unnormed.clone(),
+                MixerDescription::Attention(a) if a.variant != AttentionVariant::Grouped && self.output_norms => {
+                    Some("latent attention with norms of outputs".to_owned())
+                }
                 MixerDescription::Attention(attention) => attention.unsupported(self.rotary_dim(attention)),
                 MixerDescription::DeltaNet(_) => unnormed.clone(),
             };
@@ -42,8 +45,20 @@ impl Description {
 
 impl AttentionDescription {
     fn unsupported(&self, rotary_dim: usize) -> Option<String> {
-        if let AttentionVariant::Latent(_) = self.variant {
-            return Some("latent attention".into());
+        if let AttentionVariant::Latent(latent) = self.variant {
+            let more = [
+                (self.gated, "gates"),
+                (self.normed, "norms of heads"),
+                (
+                    !self.rotated || latent.rotary_dim != rotary_dim,
+                    "other elements rotated than those that all heads share",
+                ),
+                (self.window.is_some(), "a window"),
+                (self.softcap.is_some(), "a soft cap"),
+                (self.sinks, "sinks"),
+            ];
+            let found = more.into_iter().find(|(is_there, _)| *is_there);
+            return found.map(|(_, what)| format!("latent attention with {what}"));
         }
         if self.gated && self.v_dim != self.head_dim {
             return Some("gated attention with values of another size than queries".into());

@@ -140,7 +140,7 @@ impl AttentionDescription {
                 projection("self_attn.k_proj", self.k_cols(), hidden, inputs),
                 projection("self_attn.v_proj", self.v_cols(), hidden, inputs),
             ],
-            AttentionVariant::Latent(latent) => self.latent_weights(&latent, hidden, norm),
+            AttentionVariant::Latent(latent) => self.latent_weights(&latent, hidden, norm, inputs),
         };
         all.push(projection("self_attn.o_proj", hidden, self.out_cols(), output));
         if self.normed {
@@ -155,23 +155,34 @@ impl AttentionDescription {
     }
 
     /// The input projections of latent attention: down to small vectors, and up again.
-    fn latent_weights(&self, latent: &LatentDescription, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
+    fn latent_weights(
+        &self,
+        latent: &LatentDescription,
+        hidden: usize,
+        norm: WeightKind,
+        biased: bool,
+    ) -> Vec<WeightDescription> {
         let projection = |part, rows, cols| matrix(part, WeightClass::Attention, rows, cols);
-        let LatentDescription { q_rank, kv_rank, rotary_dim } = *latent;
+        let LatentDescription { q_rank, kv_rank, rotary_dim, split, .. } = *latent;
         let mut all = match q_rank {
             None => vec![projection("self_attn.q_proj", self.q_cols(), hidden)],
             Some(rank) => vec![
-                projection("self_attn.q_a_proj", rank, hidden),
+                WeightDescription { biased, ..projection("self_attn.q_a_proj", rank, hidden) },
                 vector("self_attn.q_a_layernorm", norm, rank),
                 projection("self_attn.q_b_proj", self.q_cols(), rank),
             ],
         };
         let unrotated = self.head_dim.saturating_sub(rotary_dim);
         all.extend([
-            projection("self_attn.kv_a_proj_with_mqa", kv_rank + rotary_dim, hidden),
+            WeightDescription { biased, ..projection("self_attn.kv_a_proj_with_mqa", kv_rank + rotary_dim, hidden) },
             vector("self_attn.kv_a_layernorm", norm, kv_rank),
-            projection("self_attn.kv_b_proj", self.heads * (unrotated + self.v_dim), kv_rank),
         ]);
+        if split {
+            all.push(projection("self_attn.embed_q", self.heads * kv_rank, unrotated));
+            all.push(projection("self_attn.unembed_out", self.heads * self.v_dim, kv_rank));
+        } else {
+            all.push(projection("self_attn.kv_b_proj", self.heads * (unrotated + self.v_dim), kv_rank));
+        }
         all
     }
 }

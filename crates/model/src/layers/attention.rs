@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use sluice_backend::{AttentionLayer, Elementwise, Linear, Norm, Operations, Projection, RotaryId, RowFactors, Tensor};
 
-use crate::description::{AttentionDescription, Description};
+use crate::description::{AttentionDescription, AttentionVariant, Description};
 use crate::weights::{Weights, rows_of};
 
 /// Activations shared by all attention layers of a model: `[max_tokens, ..]` each.
@@ -20,7 +20,8 @@ impl AttentionScratch {
     /// As wide as the widest attention layer of the model.
     pub fn alloc(w: &mut Weights, d: &Description) -> Result<AttentionScratch> {
         let mut widest = |cols: fn(&AttentionDescription) -> usize| {
-            w.scratch(d.attention_layers().map(cols).max().unwrap_or_default())
+            let grouped = d.attention_layers().filter(|a| a.variant == AttentionVariant::Grouped);
+            w.scratch(grouped.map(cols).max().unwrap_or_default())
         };
         Ok(AttentionScratch {
             q: widest(AttentionDescription::q_cols)?,

@@ -3,7 +3,9 @@
 mod attention;
 mod delta_net;
 mod feed_forward;
+mod latent;
 
 pub use attention::{Attention, AttentionScratch};
 pub use delta_net::{DeltaNet, DeltaScratch};
 pub use feed_forward::{FeedForward, FeedForwardScratch};
+pub use latent::{LatentAttention, LatentScratch};

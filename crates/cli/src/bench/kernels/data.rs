@@ -47,6 +47,7 @@ pub(super) fn kv_shape((kv_type, mode): Kind, kv_heads: usize, dim: usize, block
         kv_heads,
         k_dim: dim,
         v_dim: dim,
+        values_in_keys: false,
         kv_type,
         mode,
     }

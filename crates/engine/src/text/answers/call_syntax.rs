@@ -58,7 +58,7 @@ impl ParameterSyntax {
                 end: "</invoke>",
                 lines: false,
             },
-            Calls::Json | Calls::Xml | Calls::Mistral | Calls::List | Calls::Harmony => ParameterSyntax {
+            _ => ParameterSyntax {
                 head: |text| tag(text, FUNCTION),
                 parameter: |text| tag(text, PARAMETER),
                 value_end: PARAMETER_END,

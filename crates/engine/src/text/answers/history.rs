@@ -4,6 +4,8 @@
 //! rendered text. So they come out the same whether a template prints strings as they are or as JSON. If they are compact, the client has rewritten them, and the
 //! template prints the object with the spaces that the model was trained with. The same holds for each parameter of a call in XML.
 
+use std::collections::HashMap;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
@@ -37,11 +39,14 @@ impl TemplateHistory {
         }
 
         let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
-        if style.calls == Some(Calls::Mistral) {
-            shorten_ids(&mut echo.messages);
-        }
+        name_calls(style, &mut echo.messages);
         each_arguments(&mut echo.messages, |arguments| match style.calls {
             Some(Calls::Xml | Calls::Keys | Calls::Invokes) => xml(arguments),
+            // Its templates join texts.
+            Some(Calls::DeepSeek) => match object(arguments) {
+                Value::Object(object) => dumps(&Value::Object(object)).into(),
+                other => other,
+            },
             _ => object(arguments),
         });
         echo
@@ -55,14 +60,13 @@ impl TemplateHistory {
             let history = TemplateHistory { messages, tools: tools.cloned(), written, whole_messages: true };
             return Some(history).filter(|history| !history.written.is_empty() && !is_ambiguous());
         }
-        let as_json = matches!(style.calls, Some(Calls::Json | Calls::Mistral | Calls::List));
+        let as_json =
+            matches!(style.calls, Some(Calls::Json | Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi));
         if !style.native || !as_json {
             return None;
         }
         let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
-        if style.calls == Some(Calls::Mistral) {
-            shorten_ids(&mut echo.messages);
-        }
+        name_calls(style, &mut echo.messages);
         let mut kept = Vec::new();
         each_arguments(&mut echo.messages, |arguments| match arguments {
             Value::String(json) if text::is_spaced(json) && text::fields(json).is_some() => {
@@ -108,6 +112,36 @@ fn each_arguments(messages: &mut [Value], mut replace: impl FnMut(&Value) -> Val
         let function = if call.get("function").is_some() { &mut call["function"] } else { call };
         if let Some(arguments) = function.get_mut("arguments") {
             *arguments = replace(arguments);
+        }
+    }
+}
+
+/// Ids of calls as the family's templates want them.
+fn name_calls(style: Style, messages: &mut [Value]) {
+    match style.calls {
+        Some(Calls::Mistral) => shorten_ids(messages),
+        Some(Calls::Kimi) => number_calls(messages),
+        _ => {}
+    }
+}
+
+/// Kimi's templates write a call's id in place of its name: `functions.NAME:0`, with the number of the call in the conversation.
+fn number_calls(messages: &mut [Value]) {
+    let mut known: HashMap<String, Value> = HashMap::new();
+    let mut count = 0;
+    for message in messages {
+        let own = message.get("tool_call_id").and_then(Value::as_str).and_then(|id| known.get(id)).cloned();
+        if let Some(id) = own {
+            message["tool_call_id"] = id;
+        }
+        for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            let function = call.get("function").unwrap_or(call);
+            let id = Value::from(format!("functions.{}:{count}", function["name"].as_str().unwrap_or_default()));
+            count += 1;
+            let Some(call) = call.as_object_mut() else { continue };
+            if let Some(Value::String(old)) = call.insert("id".to_owned(), id.clone()) {
+                known.insert(old, id);
+            }
         }
     }
 }
@@ -228,6 +262,21 @@ fn call(call: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kimis_calls_are_named_by_their_numbers() {
+        let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name, "arguments": "{}"}});
+        let mut messages = vec![
+            json!({"role": "assistant", "tool_calls": [call("call_a", "f"), call("call_b", "g")]}),
+            json!({"role": "tool", "tool_call_id": "call_b"}),
+            json!({"role": "assistant", "tool_calls": [call("call_c", "f")]}),
+            json!({"role": "tool", "tool_call_id": "another"}),
+        ];
+        number_calls(&mut messages);
+        let id = |m: usize, c: usize| messages[m]["tool_calls"][c]["id"].clone();
+        assert_eq!([id(0, 0), id(0, 1), id(2, 0)], ["functions.f:0", "functions.g:1", "functions.f:2"]);
+        assert_eq!([&messages[1]["tool_call_id"], &messages[3]["tool_call_id"]], ["functions.g:1", "another"]);
+    }
 
     #[test]
     fn arguments_of_a_call_that_was_cut_are_one_argument() {

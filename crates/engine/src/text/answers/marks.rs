@@ -25,3 +25,17 @@ pub(crate) const VALUED: &str = "</arg_value>";
 /// Around MiniMax's calls.
 pub(crate) const MINIMAX_CALL: &str = "<minimax:tool_call>";
 pub(crate) const MINIMAX_CALLED: &str = "</minimax:tool_call>";
+
+/// DeepSeek's: around all calls, around each, and before its arguments.
+pub(crate) const DEEPSEEK_CALLS: &str = "<｜tool▁calls▁begin｜>";
+pub(crate) const DEEPSEEK_CALLS_END: &str = "<｜tool▁calls▁end｜>";
+pub(crate) const DEEPSEEK_CALL: &str = "<｜tool▁call▁begin｜>";
+pub(crate) const DEEPSEEK_CALLED: &str = "<｜tool▁call▁end｜>";
+pub(crate) const DEEPSEEK_ARGUMENTS: &str = "<｜tool▁sep｜>";
+
+/// Kimi's.
+pub(crate) const KIMI_CALLS: &str = "<|tool_calls_section_begin|>";
+pub(crate) const KIMI_CALLS_END: &str = "<|tool_calls_section_end|>";
+pub(crate) const KIMI_CALL: &str = "<|tool_call_begin|>";
+pub(crate) const KIMI_CALLED: &str = "<|tool_call_end|>";
+pub(crate) const KIMI_ARGUMENTS: &str = "<|tool_call_argument_begin|>";

@@ -11,6 +11,7 @@ mod marks;
 mod parser;
 mod piece_list;
 mod reading;
+mod sections;
 mod stand_in;
 mod style;
 mod tools;

@@ -13,6 +13,7 @@ use super::harmony::HarmonyParser;
 use super::json::{self, Scan, Scanner};
 use super::marks::CALLED;
 use super::piece_list::PieceList;
+use super::sections::SectionSyntax;
 use super::style::{Calls, Opened, Style};
 use super::tools::{ParameterType, Tools};
 use crate::text::pieces::Piece;
@@ -29,6 +30,9 @@ pub struct AnswerParser {
     tools: Option<Arc<Tools>>,
     calls: Calls,
     syntax: ParameterSyntax,
+    /// How calls in a section of their own are written, and what ends the current one.
+    section: Option<SectionSyntax>,
+    ends: &'static [&'static str],
     /// What begins and ends thoughts.
     thoughts: [&'static str; 2],
     state: State,
@@ -104,6 +108,8 @@ impl AnswerParser {
             tools: tools.filter(|_| style.calls.is_some()),
             calls: style.calls.unwrap_or(Calls::Json),
             syntax: ParameterSyntax::of(style.calls.unwrap_or(Calls::Json)),
+            section: style.calls.and_then(SectionSyntax::of),
+            ends: &[],
             thoughts: style.thought_marks(),
             state,
             held: String::new(),
@@ -300,6 +306,9 @@ impl AnswerParser {
         let inside = self.held.trim_start();
         let space = self.held.len() - inside.len();
         let too_long = inside.len() > MAX_HEAD;
+        if let Some(section) = self.section {
+            return self.first_in_section(section, out, last);
+        }
         if inside.starts_with('[') && matches!(self.calls, Calls::Mistral | Calls::List) {
             self.drop_held(space + 1);
             return self.go(State::Item { first: true });
@@ -381,6 +390,7 @@ impl AnswerParser {
             (true, Calls::List) => self.go(State::Rest),
             (true, Calls::Mistral) if self.is_list => self.go(State::Rest),
             (true, Calls::Mistral) => self.end_call(),
+            (true, _) if self.section.is_some() => self.go(State::End(self.ends)),
             (true, _) => self.go(State::End(&["}", CALLED])),
         }
     }
@@ -401,7 +411,7 @@ impl AnswerParser {
         let rest = self.held.trim_start();
         let [mark, others @ ..] = marks else {
             self.has_text = false;
-            return self.go(State::Text);
+            return self.go(if self.section.is_some() { State::Next } else { State::Text });
         };
         if rest.starts_with(mark) {
             self.drop_held(self.held.len() - rest.len() + mark.len());

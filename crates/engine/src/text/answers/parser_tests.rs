@@ -279,3 +279,25 @@ fn a_name_that_is_too_long_is_none_however_the_text_is_cut() {
         assert_eq!(parse(style, Opened::No, &parts.iter().map(String::as_str).collect::<Vec<_>>()), whole);
     }
 }
+
+#[test]
+fn calls_in_sections_of_their_own() {
+    let style = |calls| Style { calls: Some(calls), ..JSON };
+    let of = |calls, text: &str| pieces(style(calls), text);
+    let deepseek = |inside: &str| format!("a<｜tool▁calls▁begin｜>{inside}<｜tool▁calls▁end｜>");
+    let one = |inside: &str| format!("<｜tool▁call▁begin｜>{inside}<｜tool▁call▁end｜>");
+    let two = one("read<｜tool▁sep｜>{\"n\": 1}") + &one("b<｜tool▁sep｜>{}");
+    let wanted = [vec![text("a")], call(0, "read", "{\"n\": 1}").to_vec(), call(1, "b", "{}").to_vec()].concat();
+    assert_eq!(of(Calls::DeepSeek, &deepseek(&two)), wanted);
+    // V3 and R1 write a type, and a fence around arguments.
+    let fenced = one("function<｜tool▁sep｜>read\n```json\n{\"n\": 1}\n```")
+        + "\n"
+        + &one("function<｜tool▁sep｜>b\n```json\n{}\n```");
+    assert_eq!(of(Calls::DeepSeek, &deepseek(&fenced)), wanted);
+    let kimi = "a<|tool_calls_section_begin|><|tool_call_begin|>functions.read:0<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|>\
+        <|tool_call_begin|>functions.b:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
+    assert_eq!(of(Calls::Kimi, kimi), wanted);
+    // What only begins like a call is text.
+    let none = deepseek("read");
+    assert_eq!(of(Calls::DeepSeek, &none), [text(&none)]);
+}

@@ -2,8 +2,9 @@
 
 use super::harmony::marks::{ALL, CHANNEL, MESSAGE};
 use super::marks::{
-    CALL, CALLED, KEY, KEYED, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS, MISTRAL_CALL, MISTRAL_ID,
-    MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
+    CALL, CALLED, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, KEY, KEYED,
+    KIMI_ARGUMENTS, KIMI_CALL, KIMI_CALLED, KIMI_CALLS, KIMI_CALLS_END, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED,
+    MISTRAL_ARGUMENTS, MISTRAL_CALL, MISTRAL_ID, MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
 };
 use crate::text::tokenizer::Tokenizer;
 
@@ -23,6 +24,10 @@ pub enum Calls {
     Mistral,
     /// `[{"name": .., "arguments": {..}}, ..]` after `<|tool_call|>`: Phi-4-mini, Granite 3.
     List,
+    /// In a section, each a name and an object between marks: DeepSeek-V3 and R1, whose objects are in a fence, and V3.1.
+    DeepSeek,
+    /// The same with Kimi's marks, and names such as `functions.NAME:0`: Kimi-K2.
+    Kimi,
     /// A message to the tool, in the harmony format: gpt-oss.
     Harmony,
 }
@@ -33,7 +38,7 @@ impl Calls {
         match self {
             Calls::Json | Calls::Keys | Calls::Invokes => 1,
             Calls::Xml => 2,
-            Calls::Mistral | Calls::List | Calls::Harmony => 0,
+            Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi | Calls::Harmony => 0,
         }
     }
 
@@ -44,6 +49,8 @@ impl Calls {
             Calls::Invokes => MINIMAX_CALL,
             Calls::Mistral => MISTRAL_CALL,
             Calls::List => LIST,
+            Calls::DeepSeek => DEEPSEEK_CALLS,
+            Calls::Kimi => KIMI_CALLS,
             Calls::Harmony => CHANNEL,
         }
     }
@@ -56,6 +63,10 @@ impl Calls {
             Calls::Invokes => &[MINIMAX_CALL, MINIMAX_CALLED],
             Calls::Mistral => &[MISTRAL_CALL, MISTRAL_ID, MISTRAL_ARGUMENTS],
             Calls::List => &[LIST, LISTED],
+            Calls::DeepSeek => {
+                &[DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_ARGUMENTS]
+            }
+            Calls::Kimi => &[KIMI_CALLS, KIMI_CALLS_END, KIMI_CALL, KIMI_CALLED, KIMI_ARGUMENTS],
             Calls::Harmony => &ALL,
         }
     }
@@ -103,7 +114,11 @@ impl Style {
         if has(CHANNEL) && has(MESSAGE) {
             return Style { thoughts: true, calls: Some(Calls::Harmony), native: true, preserves: false };
         }
-        let calls = if has(KEY) {
+        let calls = if has(DEEPSEEK_CALLS) {
+            Some(Calls::DeepSeek)
+        } else if has(KIMI_CALLS) {
+            Some(Calls::Kimi)
+        } else if has(KEY) {
             Some(Calls::Keys)
         } else if has(MINIMAX_CALL) {
             Some(Calls::Invokes)

@@ -71,7 +71,13 @@ fn describe(config: &Config, options: &Options) -> Result<Description> {
 fn changed_attention(config: &Config, options: &Options) -> Result<Description> {
     let mut described = describe(config, options)?;
     if let MixerDescription::Attention(attention) = &mut described.layers[1].mixer {
-        attention.variant = AttentionVariant::Latent(LatentDescription { q_rank: None, kv_rank: 8, rotary_dim: 4 });
+        attention.variant = AttentionVariant::Latent(LatentDescription {
+            q_rank: None,
+            kv_rank: 8,
+            rotary_dim: 4,
+            norm_eps: 1e-6,
+            split: false,
+        });
     }
     Ok(described)
 }

@@ -14,7 +14,7 @@ use sluice_store::{Dtype, TensorPlan, Writer};
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 18] = [
+pub const ARCHITECTURES: [&str; 19] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -32,6 +32,7 @@ pub const ARCHITECTURES: [&str; 18] = [
     "minimax_m2",
     "glm4",
     "glm4_moe",
+    "deepseek_v3",
     "gpt_oss",
 ];
 
@@ -57,6 +58,8 @@ pub struct Model {
     weights: Vec<Weight>,
     /// Types of matrices, which take turns.
     kinds: [u32; 3],
+    /// Keys and values of latent attention have a stack of matrices each.
+    splits: bool,
 }
 
 /// The random model of an architecture.
@@ -80,7 +83,7 @@ pub fn model(model_type: &str) -> Model {
         Weight { description: w, values, bias: has_bias.then(|| draw(w.count * w.rows, 0.0, 1.0)) }
     });
     let weights = weights.collect();
-    Model { config, description, weights, kinds: [F32, F16, BF16] }
+    Model { config, description, weights, kinds: [F32, F16, BF16], splits: false }
 }
 
 impl Model {
@@ -90,6 +93,11 @@ impl Model {
         self.weights.iter_mut().for_each(|w| w.bias = None);
         self.kinds = [F32; 3];
         self
+    }
+
+    /// The same as newer files have latent attention.
+    pub fn split(self) -> Model {
+        Model { splits: true, ..self }
     }
 
     fn model_type(&self) -> &str {
@@ -158,6 +166,7 @@ impl Model {
             "olmo3" => "olmo2",
             "minimax_m2" => "minimax-m2",
             "glm4_moe" => "glm4moe",
+            "deepseek_v3" => "deepseek2",
             "gpt_oss" => "gpt-oss",
             plain => plain,
         };
@@ -193,6 +202,10 @@ impl Model {
             file.u32(&key("attention.head_count_kv"), kv_heads);
         }
         families::keys(&self.config, &mut file, &key);
+        if self.splits {
+            file.u32(&key("attention.key_length_mla"), self.size("head_dim") as u32);
+            file.u32(&key("attention.value_length_mla"), self.size("v_head_dim") as u32);
+        }
         if self.config.get("num_experts").is_some() && self.weights.iter().any(|w| w.description.count > 1) {
             file.u32(&key("expert_count"), self.size("num_experts") as u32);
             file.u32(&key("expert_used_count"), self.size("num_experts_per_tok") as u32);
@@ -282,6 +295,12 @@ impl Model {
             "mlp.gate_up_proj" => "ffn_up",
             "mlp.gate.e_score_correction_bias" => "exp_probs_b.bias",
             "self_attn.q_norm" => "attn_q_norm",
+            "self_attn.q_a_proj" => "attn_q_a",
+            "self_attn.q_a_layernorm" => "attn_q_a_norm",
+            "self_attn.q_b_proj" => "attn_q_b",
+            "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
+            "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
+            "self_attn.kv_b_proj" => "attn_kv_b",
             "self_attn.k_norm" => "attn_k_norm",
             "mlp.gate_proj" => "ffn_gate",
             "mlp.up_proj" => "ffn_up",
@@ -344,6 +363,7 @@ impl Model {
                 file.floats(&format!("{name}.weight"), &[w.cols], kind, &values);
             }
             (WeightKind::Matrix, "linear_attn.in_proj_qkvz") => self.add_qkvz(file, weight, kind),
+            (WeightKind::Matrix, "self_attn.kv_b_proj") if self.splits => self.add_split(file, weight, kind),
             (WeightKind::Matrix, part) => {
                 let dim = if is_tiled { self.size("linear_value_head_dim") } else { 0 };
                 let values = match part {
@@ -383,6 +403,19 @@ impl Model {
         let layer = w.layer.unwrap();
         file.floats(&format!("blk.{layer}.attn_qkv.weight"), &[heads * (2 * k + v), w.cols], kind, &qkv);
         file.floats(&format!("blk.{layer}.attn_gate.weight"), &[heads * v, w.cols], kind, &of(2 * k + v, v));
+    }
+
+    /// The projection of keys and values of latent attention: that of keys transposed, that of values as it is, of each head.
+    fn add_split(&self, file: &mut Gguf, weight: &Weight, kind: u32) {
+        let (w, heads, plain) = (&weight.description, self.size("num_attention_heads"), self.size("qk_nope_head_dim"));
+        let (v, rank, layer) = (self.size("v_head_dim"), w.cols, w.layer.unwrap());
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for head in weight.values.chunks_exact((plain + v) * rank) {
+            keys.extend((0..rank * plain).map(|i| head[i % plain * rank + i / plain]));
+            values.extend_from_slice(&head[plain * rank..]);
+        }
+        file.floats(&format!("blk.{layer}.attn_k_b.weight"), &[heads, rank, plain], kind, &keys);
+        file.floats(&format!("blk.{layer}.attn_v_b.weight"), &[heads, v, rank], kind, &values);
     }
 
     fn add_experts(&self, file: &mut Gguf, weight: &Weight, name: &str, kind: u32, experts: Experts) {

@@ -58,6 +58,16 @@ pub fn config(model_type: &str) -> Value {
             "moe_intermediate_size": 20, "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "use_qk_norm": true,
             "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": true,
         }),
+        // Its file's sizes are those of heads, as in files from before latents were cached.
+        "deepseek_v3" => json!({
+            "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4,
+            "v_head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+            "n_shared_experts": 1, "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+            "norm_topk_prob": true, "rope_scaling": {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        }),
         _ => json!({
             "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": true,
             "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
@@ -137,6 +147,28 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
             file.u32(&key("expert_feed_forward_length"), size("moe_intermediate_size"));
             file.u32(&key("expert_shared_count"), size("n_shared_experts"));
             file.u32(&key("leading_dense_block_count"), size("first_k_dense_replace"));
+            file.u32(&key("expert_gating_func"), 2);
+            file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
+            file.flag(&key("expert_weights_norm"), true);
+        }
+        "deepseek_v3" => {
+            file.u32(&key("rope.dimension_count"), size("qk_rope_head_dim"));
+            file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
+            file.u32(&key("rope.scaling.original_context_length"), 16);
+            file.f32(&key("rope.scaling.yarn_log_multiplier"), 0.1);
+            for (name, ours) in [
+                ("attention.q_lora_rank", "q_lora_rank"),
+                ("attention.kv_lora_rank", "kv_lora_rank"),
+                ("expert_count", "n_routed_experts"),
+                ("expert_used_count", "num_experts_per_tok"),
+                ("expert_feed_forward_length", "moe_intermediate_size"),
+                ("expert_shared_count", "n_shared_experts"),
+                ("expert_group_count", "n_group"),
+                ("expert_group_used_count", "topk_group"),
+                ("leading_dense_block_count", "first_k_dense_replace"),
+            ] {
+                file.u32(&key(name), size(ours));
+            }
             file.u32(&key("expert_gating_func"), 2);
             file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
             file.flag(&key("expert_weights_norm"), true);

@@ -94,9 +94,17 @@ fn every_architecture_gives_the_logits_of_its_folder() {
 }
 
 #[test]
+fn latents_may_have_a_stack_of_matrices_for_keys_and_one_for_values() {
+    // Sums run over columns then, instead of rows.
+    let model = model("deepseek_v3").split();
+    compare("deepseek_v3, split", &written(&model, |_| {}), false);
+}
+
+#[test]
 fn chunks_and_threads_change_no_bit() {
-    for name in ["llama", "gemma3_text", "qwen3_5_moe_text", "gpt_oss"] {
-        let dir = written(&model(name), |_| {});
+    let models = ["llama", "gemma3_text", "qwen3_5_moe_text", "gpt_oss", "deepseek_v3"].map(|name| (name, model(name)));
+    for (name, model) in models.into_iter().chain([("deepseek_v3, split", model("deepseek_v3").split())]) {
+        let dir = written(&model, |_| {});
         let path = dir.path().join("model.gguf");
         for activations in [Activations::F32, Activations::Int8] {
             let (whole, _) = logits(&path, activations);

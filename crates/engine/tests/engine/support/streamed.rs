@@ -5,9 +5,10 @@ use sluice_engine::{Engine, MemoryClass, Options, Placement};
 use crate::support::folder;
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
-pub const FOLDERS: [&str; 11] = [
+pub const FOLDERS: [&str; 12] = [
     "mixtral",
     "glm4_moe",
+    "deepseek_v3",
     "minimax_m2",
     "qwen3_moe",
     "qwen3_moe_stacked",

@@ -181,7 +181,7 @@ unsafe fn columns_of<V: Bytes, const R: usize, const P: usize, const C: usize>(
     r: usize,
     c: usize,
 ) {
-    let (v_dim, v_stride) = (at.v_dim, padded_v(at.v_dim));
+    let (v_dim, v_plane, v_stride) = (at.v_dim, at.v_plane, padded_v(at.v_dim));
     // SAFETY: as the caller vouches; a prefetch may have any address.
     unsafe {
         let p = batch.bytes.as_ptr().add(r * P * PARTITION);
@@ -193,7 +193,7 @@ unsafe fn columns_of<V: Bytes, const R: usize, const P: usize, const C: usize>(
                 if r == 0 && c.is_multiple_of(64) {
                     let ahead = at.values.get_unchecked(4 * quad + i + AHEAD).wrapping_add(c);
                     for plane in 0..P {
-                        V::prefetch(ahead.wrapping_add(plane * v_dim));
+                        V::prefetch(ahead.wrapping_add(plane * v_plane));
                     }
                 }
             }
@@ -212,7 +212,7 @@ unsafe fn columns_of<V: Bytes, const R: usize, const P: usize, const C: usize>(
                 }
             }
             if P == 2 {
-                let v_low = some_columns::<V, C>(rows.map(|row| row.add(v_dim)), v_dim - c);
+                let v_low = some_columns::<V, C>(rows.map(|row| row.add(v_plane)), v_dim - c);
                 for i in 0..R {
                     for j in 0..C {
                         low[i][j] = V::multiply_signed(low[i][j], v_low[j], weights[i]);

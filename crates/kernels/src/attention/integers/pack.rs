@@ -125,7 +125,7 @@ unsafe fn pack_lanes<'a, V: Bytes>(from: &'a Paged, room: &'a mut [f32]) -> Pack
                 }
             }
             for plane in 0..planes {
-                let (rows, values) = (rows.map(|row| row.add(plane * v_dim)), values.add(plane * v_plane));
+                let (rows, values) = (rows.map(|row| row.add(plane * from.v_plane)), values.add(plane * v_plane));
                 let mut c = 0;
                 while c < v_stride {
                     let to = values.add((c / PANEL * (PARTITION / 4) + quad) * QUADS + c % PANEL * 4);

@@ -65,6 +65,7 @@ fn cache((kv_type, mode): Kind, positions: usize, block_tokens: usize, k_dim: us
         kv_heads: KV_HEADS,
         k_dim,
         v_dim,
+        values_in_keys: false,
         kv_type,
         mode,
     };
@@ -100,6 +101,61 @@ impl Cache {
             sinks: None,
         }
     }
+}
+
+/// Values that are the ends of their keys give what values of the same numbers give that are stored beside them.
+#[test]
+fn values_within_keys_are_like_values_beside_them() {
+    let (k_dim, v_dim, block_tokens, positions) = (40, 29, 48, 300usize);
+    for (kv_type, mode) in KINDS {
+        let (mut random, rows) = (fastrand::Rng::with_seed(3), block_tokens);
+        let (k_bytes, v_bytes) = (kv_type.bytes(rows, k_dim), kv_type.bytes(rows, v_dim));
+        let shape = |values_in_keys, block_bytes| KvShape {
+            block_bytes,
+            k_offset: 0,
+            v_offset: k_bytes,
+            block_tokens,
+            kv_heads: 1,
+            k_dim,
+            v_dim,
+            values_in_keys,
+            kv_type,
+            mode,
+        };
+        let (within, beside) = (shape(true, k_bytes), shape(false, k_bytes + v_bytes));
+        let table: Vec<u32> = (0..positions.div_ceil(block_tokens) as u32).collect();
+        let mut bytes = [within, beside].map(|s: KvShape| vec![0; table.len() * s.block_bytes]);
+        for slot in 0..positions {
+            let key: Vec<f32> = (0..k_dim).map(|_| 4.0 * random.f32() - 2.0).collect();
+            let (mut row, mut scale) = (vec![0; k_dim * kv_type.size()], vec![0; kv_type.scale_size()]);
+            store_row(Isa::GENERIC, kv_type, &key, &mut row, &mut scale);
+            for (shape, bytes) in [within, beside].iter().zip(&mut bytes) {
+                bytes[shape.k_at(slot, 0)].copy_from_slice(&row);
+                bytes[shape.k_scale_at(slot, 0)].copy_from_slice(&scale);
+            }
+            // The same integers, scaled alike.
+            let planes = if kv_type == KvType::Int16 { 2 } else { 1 };
+            let end: Vec<u8> =
+                row.chunks(row.len() / planes).flat_map(|p| &p[p.len() / k_dim * (k_dim - v_dim)..]).copied().collect();
+            bytes[1][beside.v_at(slot, 0)].copy_from_slice(&end);
+            bytes[1][beside.v_scale_at(slot, 0)].copy_from_slice(&scale);
+        }
+        for (group, chunk) in [(1, 1), (3, 1), (20, 1), (3, 40)] {
+            let q = random_queries(&mut random, 60 * group * k_dim);
+            for isa in Isa::supported() {
+                let [got, wanted] = [(&bytes[0], within), (&bytes[1], beside)].map(|(bytes, shape)| {
+                    let kv = KvView { bytes, shape };
+                    let head = Head { kv, kv_head: 0, group, scale: 0.2, window: None, softcap: None, sinks: None };
+                    in_chunks(isa, &head, &table, &q, 240..300, chunk)
+                });
+                assert_eq!(bits(&got), bits(&wanted), "{kv_type:?} {mode:?}, {group} heads, {isa}");
+            }
+        }
+    }
+}
+
+fn random_queries(random: &mut fastrand::Rng, n: usize) -> Vec<f32> {
+    (0..n).map(|_| 4.0 * random.f32() - 2.0).collect()
 }
 
 /// Queries of the tokens `range`, in chunks; they lie in wider rows, as do the outputs.
@@ -207,8 +263,18 @@ fn shared(random: &mut fastrand::Rng, (kv_type, mode): Kind, dims: (usize, usize
     let rows = KV_HEADS * block_tokens;
     let v_offset = kv_type.bytes(rows, k_dim);
     let block_bytes = v_offset + kv_type.bytes(rows, v_dim);
-    let shape =
-        KvShape { block_bytes, k_offset: 0, v_offset, block_tokens, kv_heads: KV_HEADS, k_dim, v_dim, kv_type, mode };
+    let shape = KvShape {
+        block_bytes,
+        k_offset: 0,
+        v_offset,
+        block_tokens,
+        kv_heads: KV_HEADS,
+        k_dim,
+        v_dim,
+        values_in_keys: false,
+        kv_type,
+        mode,
+    };
     let (mut blocks, mut sequences) = (0, Vec::<(Vec<u32>, Range<usize>)>::new());
     for _ in 0..random.usize(2..7) {
         let start = random.usize(0..700);

@@ -30,15 +30,16 @@ pub enum Architecture {
     MiniMaxM2,
     Glm4,
     Glm4Moe,
+    DeepSeek2,
 }
 
 use Architecture::{
-    Gemma3, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next,
-    Qwen35, Qwen35Moe, SmolLm3,
+    DeepSeek2, Gemma3, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe,
+    Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 17] = [
+const ALL: [(Architecture, &str, &str); 18] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -56,6 +57,8 @@ const ALL: [(Architecture, &str, &str); 17] = [
     (MiniMaxM2, "minimax-m2", "minimax_m2"),
     (Glm4, "glm4", "glm4"),
     (Glm4Moe, "glm4moe", "glm4_moe"),
+    // And Kimi-K2, and GLM-4.7-Flash.
+    (DeepSeek2, "deepseek2", "deepseek_v3"),
 ];
 
 const ARCHITECTURE: &str = "general.architecture";
@@ -143,7 +146,8 @@ pub fn json(
         Some(length) => length,
         None => hidden.checked_div(heads).ok_or_else(|| keys.wrong("attention.head_count", "is 0"))?,
     };
-    if keys.size_if("attention.value_length")?.is_some_and(|length| length != head_dim) {
+    let is_latent = architecture == DeepSeek2;
+    if !is_latent && keys.size_if("attention.value_length")?.is_some_and(|length| length != head_dim) {
         return Err(keys.wrong("attention.value_length", "differs from that of keys, which is not supported"));
     }
     let nextn = keys.size_if("nextn_predict_layers")?.unwrap_or(0);
@@ -180,7 +184,9 @@ pub fn json(
     set("rope_theta", json!(theta));
     let mut rope = scaling(&keys, factors)?;
     let rotated = keys.size_if("rope.dimension_count")?.unwrap_or(head_dim);
-    if architecture.may_rotate_parts() {
+    if is_latent {
+        // A size of its own; see below.
+    } else if architecture.may_rotate_parts() {
         let part = rotated as f64 / head_dim.max(1) as f64;
         set("partial_rotary_factor", json!(part));
         if let Some(rope) = &mut rope {
@@ -225,6 +231,7 @@ pub fn json(
             ensure!(metadata.get(&sections).is_none(), metadata.wrong(&sections, "is there: that of images"));
         }
         Glm4Moe => family::glm4_moe(&keys, &mut more)?,
+        DeepSeek2 => family::deepseek(&keys, (heads, rotated), config.get_mut("rope_scaling"), &mut more)?,
         Qwen3Moe => mixture(&keys, &mut more)?,
         Qwen3Next | Qwen35Moe => {
             mixture(&keys, &mut more)?;

@@ -1,10 +1,11 @@
-//! Several calls between one pair of marks: lists in JSON (Mistral, Phi-4-mini, Granite 3), and MiniMax's.
+//! Several calls between one pair of marks: lists in JSON (Mistral, Phi-4-mini, Granite 3), sections (DeepSeek, Kimi), and MiniMax's.
 
 use super::{AnswerParser, MAX_HEAD, State};
 use crate::text::answers::call_syntax::{Match, call_head, rest_of_object, whole_call};
 use crate::text::answers::json::{Scan, Scanner};
 use crate::text::answers::marks::{LISTED, MINIMAX_CALLED};
 use crate::text::answers::piece_list::PieceList;
+use crate::text::answers::sections::SectionSyntax;
 use crate::text::answers::style::Calls;
 
 impl AnswerParser {
@@ -81,7 +82,63 @@ impl AnswerParser {
         self.end_call()
     }
 
+    /// At the beginning of a section.
+    pub(super) fn first_in_section(&mut self, section: SectionSyntax, out: &mut PieceList, last: bool) -> bool {
+        let inside = self.held.trim_start();
+        let space = self.held.len() - inside.len();
+        match section.head(inside) {
+            Match::Yes(head) if head.len <= MAX_HEAD => {
+                let (name, len, ends) = (head.name.to_owned(), head.len, head.ends);
+                self.begin_in_section(&name, space + len, ends, out)
+            }
+            Match::Partial if !last && inside.len() <= MAX_HEAD => self.wait(State::Call),
+            Match::Partial if self.is_cut => self.discard(),
+            _ => self.no_call(out),
+        }
+    }
+
+    /// A call in a section begins, after so many bytes.
+    fn begin_in_section(
+        &mut self,
+        name: &str,
+        bytes: usize,
+        ends: &'static [&'static str],
+        out: &mut PieceList,
+    ) -> bool {
+        self.begin_call(name, out);
+        self.drop_held(bytes);
+        self.ends = ends;
+        self.go(State::Arguments(Scanner::new()))
+    }
+
+    /// After a call in a section.
+    fn next_in_section(&mut self, section: SectionSyntax, out: &mut PieceList, last: bool) -> bool {
+        let inside = self.held.trim_start();
+        let space = self.held.len() - inside.len();
+        if inside.starts_with(section.end) {
+            self.drop_held(space + section.end.len());
+            return self.end_call();
+        }
+        let may_end = section.end.starts_with(inside);
+        match section.head(inside) {
+            Match::Yes(head) if head.len <= MAX_HEAD => {
+                let (name, len, ends) = (head.name.to_owned(), head.len, head.ends);
+                self.begin_in_section(&name, space + len, ends, out)
+            }
+            // An answer that ends here is complete.
+            _ if inside.is_empty() && last => self.discard(),
+            Match::Partial if !last && inside.len() <= MAX_HEAD => self.wait(State::Next),
+            Match::No if may_end && !last => self.wait(State::Next),
+            Match::No if may_end => self.discard(),
+            Match::Partial if self.is_cut => self.discard(),
+            _ => self.end_malformed(),
+        }
+    }
+
     pub(super) fn next(&mut self, out: &mut PieceList, last: bool) -> bool {
+        if let Some(section) = self.section {
+            return self.next_in_section(section, out, last);
+        }
         let inside = self.held.trim_start();
         let space = self.held.len() - inside.len();
         if inside.starts_with(MINIMAX_CALLED) {

@@ -1,0 +1,135 @@
+//! Attention over small vectors that keys and values are projections of (DeepSeek-V2): those vectors are cached, and queries come to them.
+
+use anyhow::Result;
+use sluice_backend::{
+    Elementwise, HeadRows, LatentKeys, LatentLayer, Linear, Norm, Operations, Projection, RotaryId, RowFactors, Tensor,
+};
+
+use super::attention::add_branch;
+use crate::description::{AttentionDescription, Description, LatentDescription};
+use crate::weights::Weights;
+
+/// Activations shared by all latent layers of a model: `[max_tokens, ..]` each.
+#[derive(Clone, Copy)]
+pub struct LatentScratch {
+    q: Tensor,
+    /// What queries are projections of.
+    q_a: Option<Tensor>,
+    kv: Tensor,
+    /// Before the output projection: `[max_tokens, heads * v_dim]`.
+    mixed: Tensor,
+}
+
+impl LatentScratch {
+    /// As wide as the widest latent layer of the model; `None` if there is none.
+    pub fn alloc(w: &mut Weights, d: &Description) -> Result<Option<LatentScratch>> {
+        if d.latent_layers().next().is_none() {
+            return Ok(None);
+        }
+        w.backend().check_latent_attention()?;
+        let widest = |cols: fn(&AttentionDescription, LatentDescription) -> usize| {
+            d.latent_layers().map(|(a, latent)| cols(a, latent)).max().unwrap_or_default()
+        };
+        let q_a = widest(|_, latent| latent.q_rank.unwrap_or(0));
+        Ok(Some(LatentScratch {
+            q: w.scratch(widest(|a, _| a.q_cols()))?,
+            q_a: if q_a > 0 { Some(w.scratch(q_a)?) } else { None },
+            kv: w.scratch(widest(|_, latent| latent.kv_rank + latent.rotary_dim))?,
+            mixed: w.scratch(widest(|a, _| a.out_cols()))?,
+        }))
+    }
+}
+
+/// One layer of latent attention.
+pub struct LatentAttention {
+    /// Of its input.
+    norm: Norm,
+    /// Of the input: the vector of keys and values, and queries or what they are projections of.
+    down: Vec<Projection>,
+    /// Queries, where they are projections of a small vector: that and its norm.
+    up: Option<(Tensor, Norm, Projection)>,
+    /// What queries are multiplied by.
+    growth: Option<RowFactors>,
+    inner: LatentLayer,
+    out: Linear,
+}
+
+impl LatentAttention {
+    /// Layer `at` of the model, which is number `layer` of cache group `group`.
+    pub fn load(
+        w: &mut Weights,
+        (d, latent): (&AttentionDescription, LatentDescription),
+        s: &LatentScratch,
+        rotary: RotaryId,
+        at: usize,
+        (group, layer): (usize, usize),
+    ) -> Result<LatentAttention> {
+        let LatentDescription { q_rank, kv_rank, rotary_dim, norm_eps, split } = latent;
+        let (q, kv) = (s.q.columns(0..d.q_cols()), s.kv.columns(0..kv_rank + rotary_dim));
+        let norm = w.norm(at, "input_layernorm")?;
+        let mut of = |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
+        // 1. down to the vectors
+        let small = q_rank.zip(s.q_a).map(|(rank, all)| all.columns(0..rank));
+        let queries = match small {
+            Some(q_a) => of("self_attn.q_a_proj", q_a)?,
+            None => of("self_attn.q_proj", q)?,
+        };
+        let down = vec![queries, of("self_attn.kv_a_proj_with_mqa", kv)?];
+        // 2. up again
+        let up = match small {
+            None => None,
+            Some(q_a) => {
+                let norm = Norm { eps: norm_eps as f32, ..w.norm(at, "self_attn.q_a_layernorm")? };
+                Some((q_a, norm, Projection { linear: w.linear(at, "self_attn.q_b_proj")?, out: q }))
+            }
+        };
+        let (heads, plain, v_dim) = (d.heads, d.head_dim - rotary_dim, d.v_dim);
+        let (keys, values) = if split {
+            let keys = w.head_matrices(at, "self_attn.embed_q", heads)?;
+            let values = w.head_matrices(at, "self_attn.unembed_out", heads)?;
+            let of = |matrix, rows| HeadRows { matrix, stride: rows, offset: 0, rows };
+            (LatentKeys::Columns(of(keys, kv_rank)), of(values, v_dim))
+        } else {
+            let matrix = w.matrix(at, "self_attn.kv_b_proj")?;
+            let of = |offset, rows| HeadRows { matrix, stride: plain + v_dim, offset, rows };
+            (LatentKeys::Rows(of(0, plain)), of(plain, v_dim))
+        };
+        // 3. the rest
+        let inner = LatentLayer {
+            q,
+            kv,
+            norm: Norm { eps: norm_eps as f32, ..w.norm(at, "self_attn.kv_a_layernorm")? },
+            out: s.mixed.columns(0..d.out_cols()),
+            heads,
+            rank: kv_rank,
+            keys,
+            values,
+            rotary,
+            adjacent_pairs: d.adjacent_pairs,
+            group,
+            layer,
+            scale: d.score_scale(),
+        };
+        let growth = match d.query_growth {
+            Some(growth) => Some(w.row_factors(&growth)?),
+            None => None,
+        };
+        Ok(LatentAttention { norm, down, up, growth, inner, out: w.linear(at, "self_attn.o_proj")? })
+    }
+
+    /// `x += attention(norm(x))`
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+        // 1. queries, and what will be cached
+        backend.project(x, Some(self.norm), &self.down);
+        if let Some((q_a, norm, projection)) = &self.up {
+            backend.project(q_a.first_rows(x.rows), Some(*norm), std::slice::from_ref(projection));
+        }
+        if let Some(factors) = self.growth {
+            backend.elementwise(&Elementwise::ScaleRows { x: self.inner.q.first_rows(x.rows), factors });
+        }
+        // 2. norm, rotation, cache, softmax(q k) v in the space of what is cached, values of each head
+        backend.latent_attention(&self.inner);
+        // 3. back to the residual stream
+        add_branch(backend, self.inner.out.first_rows(x.rows), &self.out, None, x);
+    }
+}
