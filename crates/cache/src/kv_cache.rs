@@ -194,6 +194,12 @@ impl KvCache {
         state && groups.all(|(table, (g, pool))| table.missing(tokens, g.block_tokens) <= pool.free() + pool.idle())
     }
 
+    /// Whether there are blocks for `tokens` positions that hold nothing, so that [`KvCache::grow`] evicts nothing.
+    pub fn has_free(&self, held: &SequenceBlocks, tokens: usize) -> bool {
+        let mut groups = held.tables.iter().zip(&self.groups);
+        groups.all(|(table, (g, pool))| table.missing(tokens, g.block_tokens) <= pool.free())
+    }
+
     /// Gives a sequence blocks for `tokens` positions, and a zeroed state.
     ///
     /// # Errors
