@@ -238,6 +238,15 @@ impl KvCache {
         }
     }
 
+    /// Sets a sequence's state to that in row `from` of the backend's pool of states.
+    ///
+    /// # Panics
+    /// When it has none.
+    pub fn set_state(&mut self, held: &SequenceBlocks, from: u32) {
+        let to = held.state.expect("a sequence with a state");
+        self.pending_ops.push(BlockOp::CopyState { from, to });
+    }
+
     /// Gives back all blocks and the state.
     pub fn release(&mut self, held: &mut SequenceBlocks) {
         self.cut(held, 0);

@@ -240,6 +240,10 @@ impl Operations for Cpu {
 }
 
 impl Backend for Cpu {
+    fn keeps_states(&self) -> bool {
+        true
+    }
+
     fn begin(&mut self, inputs: &StepInputs) {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);

@@ -20,6 +20,9 @@ pub use stats::{DraftCounts, DraftStats};
 /// Drafted tokens of a step at most, of all sequences together. Scratch memory is set aside for their logits.
 pub(crate) const MAX_STEP_DRAFTS: usize = 32;
 
+/// Bytes of recurrent states within drafts that are kept during a step, at most: one for each drafted token.
+pub(crate) const MAX_STATE_BYTES: usize = 256 << 20;
+
 /// What a sequence has of drafts.
 pub(crate) struct SequenceDrafts {
     pub drafter: Box<dyn Drafter>,

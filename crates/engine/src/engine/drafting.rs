@@ -1,14 +1,16 @@
 //! Drafts between steps: what sequences have proposed, how much of it is computed, and what is left of it after the step.
 
+use std::ops::Range;
 use std::time::Duration;
 
+use sluice_backend::Backend;
 use sluice_cache::KvCache;
-use sluice_model::Description;
 
 use super::Engine;
 use super::sequence_table::SequenceTable;
 use crate::draft::{
-    Acceptance, Candidate, DraftCounts, DraftOptions, DraftStats, Governor, MAX_STEP_DRAFTS, Ngram, SequenceDrafts,
+    Acceptance, Candidate, DraftCounts, DraftOptions, DraftStats, Governor, MAX_STATE_BYTES, MAX_STEP_DRAFTS, Ngram,
+    SequenceDrafts,
 };
 use crate::options::Options;
 use crate::schedule::plan::{Plan, ScheduledSequence};
@@ -26,25 +28,34 @@ pub(super) struct Drafting {
     max_tokens: usize,
     /// Drafted tokens of a step at most.
     most: usize,
+    /// For a model with recurrent layers: the first of `most` rows of the pool of states that are there for drafts.
+    states: Option<u32>,
     /// Kept between steps, so that a step allocates nothing.
     candidates: Vec<Candidate>,
 }
 
 impl Drafting {
-    /// `None` if nothing is drafted. `max_tokens`: of a step.
-    pub fn new(options: &Options, model: &Description, max_tokens: usize) -> Option<Drafting> {
+    /// `None` if nothing is drafted. `max_tokens`: of a step. `states`: see [`Drafting::state_rows`].
+    pub fn new(options: &Options, max_tokens: usize, states: Option<Range<u32>>) -> Option<Drafting> {
         let (sequences, options) = (options.max_sequences, options.drafts);
-        let most = options.rows(sequences);
-        // A recurrent state cannot be cut.
-        (most > 0 && model.state_len() == 0).then(|| Drafting {
+        let most = states.as_ref().map_or(usize::MAX, |rows| rows.len()).min(options.rows(sequences));
+        (most > 0).then(|| Drafting {
             options,
             governor: Governor::default(),
             acceptance: Acceptance::default(),
             counts: vec![DraftStats { drafter: Ngram::NAME, counts: DraftCounts::default() }],
             max_tokens,
             most,
+            states: states.map(|rows| rows.start),
             candidates: Vec::with_capacity(options.tokens.min(MAX_STEP_DRAFTS) * sequences),
         })
+    }
+
+    /// How many rows of the pool of states drafts need, for states of `len` numbers: a state cannot be cut, so those after each drafted token are kept during the
+    /// step. Where the backend cannot do that, nothing is drafted.
+    pub fn state_rows(options: &Options, len: usize, backend: &dyn Backend) -> usize {
+        let fit = MAX_STATE_BYTES / (len * size_of::<f32>()).max(1);
+        if backend.keeps_states() { options.drafts.rows(options.max_sequences).min(fit) } else { 0 }
     }
 
     /// Drafts of a sequence with this prompt, which may grow to `most` tokens. `prediction`: what its answer may be.
@@ -84,24 +95,30 @@ impl Drafting {
         for candidate in &self.candidates[..chosen] {
             plan.scheduled[candidate.scheduled].drafts += 1;
         }
-        // 3. Blocks for them
+        // 3. Blocks for them, and rows for states
+        let mut states = self.states;
         for scheduled in plan.scheduled.iter_mut().filter(|scheduled| scheduled.drafts > 0) {
             let s = &mut sequences[scheduled.sequence];
             let total = s.computed + scheduled.tokens + scheduled.drafts;
             if !cache.has_free(&s.held, total) || cache.grow(&mut s.held, total).is_err() {
                 scheduled.drafts = 0;
             }
+            scheduled.kept_states = states;
+            states = states.map(|first| first + scheduled.drafts as u32);
         }
     }
 
     fn propose(&self, s: &mut Sequence, max_context: usize) {
+        // A copy of the state is left at such a point, where the step ends.
+        let to_snapshot = s.next_snapshot_point().map_or(usize::MAX, |point| point - s.tokens.len());
         let (Some(running), Some(drafts)) = (&s.running, &mut s.drafts) else { return };
         let SequenceDrafts { drafter, draft, .. } = &mut **drafts;
         draft.clear();
         // The last token that a generation may have needs no row of its own.
         let left = running.generation.max_tokens.saturating_sub(running.generated + 1);
-        let most = self.options.tokens.min(MAX_STEP_DRAFTS).min(left);
-        drafter.propose(&s.tokens, most.min(max_context.saturating_sub(s.tokens.len() + 1)), draft);
+        let room = max_context.saturating_sub(s.tokens.len() + 1);
+        let most = self.options.tokens.min(MAX_STEP_DRAFTS).min(left).min(room).min(to_snapshot);
+        drafter.propose(&s.tokens, most, draft);
     }
 
     /// Learns from a step, before anything is settled. `tokens`: what it gave.
@@ -145,8 +162,14 @@ pub(super) fn settle(
     drafts.draft.clear();
     s.computed += kept;
     cache.shrink(&mut s.held, s.computed);
+    if let Some(first) = scheduled.kept_states.filter(|_| kept < scheduled.drafts) {
+        cache.set_state(&s.held, first + kept as u32);
+    }
     if s.shares {
         cache.publish(&mut s.held, s.root, &s.tokens, s.computed);
+    }
+    if kept > 0 && s.snapshot_points.binary_search(&s.computed).is_ok() {
+        cache.snapshot(&mut s.held, s.root, &s.tokens, s.computed);
     }
     cache.drop_before_window(&mut s.held, s.computed);
 }

@@ -191,8 +191,10 @@ impl Engine {
             0 => 0,
             len => options.max_sequences + snapshots(&options, own.map(|own| own.free), len),
         };
+        // Behind the rows that the caches know.
+        let draft_rows = if states > 0 { Drafting::state_rows(&options, model.state_len(), &*backend) } else { 0 };
         if states > 0 {
-            backend.alloc_states(states, model.state_len())?;
+            backend.alloc_states(states + draft_rows, model.state_len())?;
         }
         // 1. What the model needs: of the host's memory, and of a device's own
         let computes_in = own.map_or(Device::Host, |own| own.device);
@@ -347,7 +349,9 @@ impl Engine {
         let capacity =
             Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
         let host = spills.then(|| HostTier::new(shape, options.kv_spill));
-        let drafting = Drafting::new(&options, &model, chunk);
+        let first = states as u32;
+        let draft_states = (model.state_len() > 0).then_some(first..first + draft_rows as u32);
+        let drafting = Drafting::new(&options, chunk, draft_states);
         let sampler = BatchSampler::new(options.isa, backend.threads(), model.vocabulary, max_sequences);
         Ok(Engine {
             runner: Runner::new(backend, decoder, kv, capacity),

@@ -9,6 +9,8 @@ pub(crate) struct ScheduledSequence {
     pub tokens: usize,
     /// How many drafted tokens are computed behind them, each with a row of logits.
     pub drafts: usize,
+    /// Rows of the pool of states from this one on keep the states after each token but the last, if the model has recurrent layers.
+    pub kept_states: Option<u32>,
     /// After the step: how many of the drafted tokens could be computed.
     pub computed_drafts: usize,
 }

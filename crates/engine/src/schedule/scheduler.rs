@@ -142,7 +142,7 @@ fn schedule(
     }
     let s = &mut sequences[i];
     cache.grow(&mut s.held, total).expect("room was found");
-    plan.scheduled.push(ScheduledSequence { sequence: i, tokens, drafts: 0, computed_drafts: 0 });
+    plan.scheduled.push(ScheduledSequence { sequence: i, tokens, drafts: 0, kept_states: None, computed_drafts: 0 });
     true
 }
 

@@ -66,6 +66,9 @@ impl Runner {
                 tables: &s.held.tables,
                 wanted,
             });
+            if let Some(first) = scheduled.kept_states.filter(|_| scheduled.drafts > 0) {
+                self.inputs.keep_states(first..first + scheduled.drafts as u32);
+            }
         }
         // 2. The model
         self.backend.begin(&self.inputs);

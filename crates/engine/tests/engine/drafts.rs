@@ -26,6 +26,7 @@ fn options() -> Options {
         max_sequences: 3,
         block_tokens: 8,
         chunk: Some(24),
+        snapshots: 6,
         ..Options::for_this_machine().unwrap()
     }
 }
@@ -99,6 +100,7 @@ fn generation(random: &mut Rng, vocabulary: u32) -> Generation {
         max_tokens: random.usize(1..60),
         stop_ids: if random.bool() { Vec::new() } else { (0..vocabulary / 40).collect() },
         logprobs: [None, Some(0), Some(3)][random.usize(..3)],
+        snapshot_points: (0..random.usize(..3)).map(|_| random.usize(1..120)).collect(),
         ..Generation::default()
     }
 }
@@ -155,9 +157,11 @@ fn compare(model: &str, options: &Options, seeds: std::ops::Range<u64>) -> u64 {
 
 #[test]
 fn drafts_change_nothing_that_a_caller_sees() {
-    for model in ["qwen3", "qwen3_window", "qwen3_moe", "gpt_oss_mxfp4", "gemma3"] {
+    for model in
+        ["qwen3", "qwen3_window", "qwen3_moe", "gpt_oss_mxfp4", "gemma3", "qwen3_5", "qwen3_next", "qwen3_5_moe"]
+    {
         let accepted = compare(model, &options(), 0..cases(40));
-        assert!(accepted > 100, "{model}: only {accepted} tokens were drafted rightly");
+        assert!(accepted > 50, "{model}: only {accepted} tokens were drafted rightly");
     }
 }
 
@@ -166,15 +170,6 @@ fn drafts_change_nothing_where_experts_are_streamed() {
     let options = Options { experts: Placement::Slots, expert_budget: Some(400_000), ..options() };
     let accepted = compare("qwen3_moe", &options, 0..cases(30));
     assert!(accepted > 100, "only {accepted} tokens were drafted rightly");
-}
-
-#[test]
-fn models_whose_state_cannot_be_cut_draft_nothing() {
-    let mut engine = Engine::open(&folder("qwen3_next"), Options { drafts: always(4), ..options() }).unwrap();
-    let generation = Generation { max_tokens: 20, ..Generation::default() };
-    let seen = answers(&mut engine, &[(vec![1, 2, 3, 1, 2, 3, 1, 2], generation)]);
-    assert_eq!(seen[0].tokens.len(), 20);
-    assert_eq!(engine.draft_stats(), []);
 }
 
 #[test]

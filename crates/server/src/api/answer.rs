@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use sluice_engine::{DraftCounts, Finish};
 use sluice_engine::sampling::Logprobs;
 use sluice_engine::text::{AnswerParser, Detokenizer, Piece, Reading, StopStrings, Tokenizer};
+use sluice_engine::{DraftCounts, Finish};
 
 use crate::models::runtime::commands::Update;
 
