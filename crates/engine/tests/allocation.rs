@@ -6,7 +6,7 @@ mod counting;
 use std::path::Path;
 
 use counting::allocations;
-use sluice_engine::{Activations, Engine, Generation, Options, Placement, sampling::SamplingParams};
+use sluice_engine::{Activations, DraftOptions, DrafterChoice, Engine, Generation, Options, Placement, sampling::SamplingParams};
 
 #[test]
 fn a_step_allocates_nothing() {
@@ -15,7 +15,12 @@ fn a_step_allocates_nothing() {
         let streamed = [Placement::Mapped, Placement::Slots, Placement::PageCache].map(|p| (Activations::Int8, p));
         let mapped = [Activations::F32, Activations::Bf16].map(|a| (a, Placement::Mapped));
         let mut engines = Vec::new();
-        for (activations, experts) in mapped.into_iter().chain(streamed) {
+        // Drafts that are computed whatever comes of them.
+        let drafting = DraftOptions { drafter: DrafterChoice::Ngram, tokens: 3, governed: false };
+        let without = mapped.into_iter().chain(streamed).map(|(activations, experts)| (activations, experts, None));
+        for (activations, experts, drafts) in
+            without.chain([(Activations::Int8, Placement::Mapped, Some(drafting))])
+        {
             if experts != Placement::Mapped && !(folder.contains("moe") || folder.contains("next")) {
                 continue;
             }
@@ -23,6 +28,7 @@ fn a_step_allocates_nothing() {
                 activations,
                 experts,
                 threads: 2,
+                drafts: drafts.unwrap_or_default(),
                 chunk: Some(32),
                 max_context: Some(400),
                 ..Options::for_this_machine().unwrap()
@@ -38,6 +44,8 @@ fn a_step_allocates_nothing() {
             for _ in 0..12 {
                 engine.step().unwrap();
             }
+            let drafted: u64 = engine.draft_stats().iter().map(|d| d.counts.drafted).sum();
+            assert!(drafts.is_none() || drafted > 0, "{folder}: nothing was drafted");
             engines.push((engine, activations, experts));
         }
         // Threads that the system starts late allocate as they start.

@@ -58,9 +58,10 @@ mod tests {
     #[test]
     fn what_came_true_lately_outweighs_a_guess() {
         let mut acceptance = Acceptance::default();
-        assert_eq!(acceptance.chance(0), GUESSES[0]);
+        let is_guess = |acceptance: &Acceptance, class: u8| (acceptance.chance(class) - GUESSES[usize::from(class)]).abs() < 1e-9;
+        assert!(is_guess(&acceptance, 0));
         (0..100).for_each(|_| acceptance.learn(0, true));
-        assert!(acceptance.chance(0) > 0.9 && acceptance.chance(1) == GUESSES[1]);
+        assert!(acceptance.chance(0) > 0.9 && is_guess(&acceptance, 1));
         (0..100).for_each(|_| acceptance.learn(0, false));
         assert!(acceptance.chance(0) < 0.1, "{}", acceptance.chance(0));
         let next = acceptance.as_guesses();

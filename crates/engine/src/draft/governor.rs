@@ -95,7 +95,7 @@ impl Governor {
         for (i, candidate) in candidates.iter().take(most.min(MAX_ROWS.saturating_sub(generating))).enumerate() {
             let rows = generating + i + 1;
             let seconds = self.seconds(generating, usual, rows);
-            if seconds - usual > self.account * token {
+            if self.worst_seconds(generating, usual, rows) - usual > self.account * token {
                 break;
             }
             expected += candidate.chance;
@@ -115,17 +115,35 @@ impl Governor {
 
     /// Seconds of a step of `rows` rows: measured, or between measured ones, or beyond them by the mean of what a row adds.
     fn seconds(&self, generating: usize, usual: f64, rows: usize) -> f64 {
-        let at = |rows: usize| self.steps[rows].get().map(|seconds| (rows, seconds.max(usual)));
-        let (low, below) = (generating..=rows).rev().find_map(at).unwrap_or((generating, usual));
+        let (low, below) = self.measured_up_to(generating, usual, rows);
         if low == rows {
             return below;
         }
-        let row = match (rows + 1..=MAX_ROWS).find_map(at) {
+        let known = |rows: usize| self.steps[rows].get().map(|seconds| (rows, seconds.max(usual)));
+        let row = match (rows + 1..=MAX_ROWS).find_map(known) {
             Some((high, above)) => ((above - below) / (high - low) as f64).max(0.0),
             None if low == generating => GUESSED_ROW * usual / generating as f64,
             None => (below - usual) / (low - generating) as f64,
         };
         below + row * (rows - low) as f64
+    }
+
+    /// Seconds that a step of `rows` rows takes at most: where it was not measured, rows may cost twice what others did, or if none was measured a whole step each.
+    fn worst_seconds(&self, generating: usize, usual: f64, rows: usize) -> f64 {
+        let seconds = self.seconds(generating, usual, rows);
+        let (low, below) = self.measured_up_to(generating, usual, rows);
+        if low == rows || self.steps[rows..].iter().any(|measured| measured.times > 0) {
+            return seconds;
+        }
+        let most = usual / generating as f64;
+        let row = if low == generating { most } else { 2.0 * (below - usual) / (low - generating) as f64 };
+        below + row.min(most) * (rows - low) as f64
+    }
+
+    /// The most rows up to `rows` whose step was measured, and its seconds.
+    fn measured_up_to(&self, generating: usize, usual: f64, rows: usize) -> (usize, f64) {
+        let known = |rows: usize| self.steps[rows].get().map(|seconds| (rows, seconds.max(usual)));
+        (generating..=rows).rev().find_map(known).unwrap_or((generating, usual))
     }
 
     /// Notes a step that only generated. `rows`: with drafts. `tokens`: what it gave. `step`, `sampling`: what the model took, and choosing the tokens.

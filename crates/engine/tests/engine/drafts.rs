@@ -8,7 +8,7 @@ use serde_json::json;
 use sluice_engine::sampling::SamplingParams;
 use sluice_engine::text::{ModelText, Opened};
 use sluice_engine::{
-    Constraint, ConstraintSpec, DraftOptions, DrafterChoice, Engine, Event, Finish, Generation, GrammarFormat, Options,
+    Constraint, ConstraintSpec, DraftOptions, DrafterChoice, Engine, Event, Finish, Generation, GrammarFormat, Isa, Options,
     Placement, PromptCacheOptions, SequenceId, ToolCallRules,
 };
 
@@ -134,9 +134,11 @@ fn compare(model: &str, options: &Options, seeds: std::ops::Range<u64>) -> u64 {
     let mut known = Vec::new();
     for seed in seeds {
         let mut random = Rng::with_seed(seed);
-        if seed % 40 == 0 || drafting.is_none() {
-            let drafts = always([1, 2, 5, 8, 16][random.usize(..5)]);
-            drafting = Some(Engine::open(&folder(model), Options { drafts, ..options.clone() }).unwrap());
+        if seed % 10 == 0 || drafting.is_none() {
+            // What it runs on changes nothing either.
+            let (drafts, isas) = (always([1, 2, 5, 8, 16][random.usize(..5)]), Isa::supported());
+            let (isa, threads) = (isas[random.usize(..isas.len())], random.usize(1..=3));
+            drafting = Some(Engine::open(&folder(model), Options { drafts, isa, threads, ..options.clone() }).unwrap());
             plain = Engine::open(&folder(model), options.clone()).unwrap();
         }
         let drafting = drafting.as_mut().unwrap();
