@@ -18,8 +18,8 @@ fn chat(more: &Value) -> Value {
 
 #[test]
 fn a_prediction_makes_no_difference_but_in_counts() {
-    let Some(plain) = Server::start(&["--port", "0", "--max-context", "1024"]) else { return };
-    let drafting = Server::start(&["--port", "0", "--max-context", "1024", "--draft", "auto"]).unwrap();
+    let Some(plain) = Server::start(&["--max-context", "1024"]) else { return };
+    let drafting = Server::start(&["--max-context", "1024", "--draft", "auto"]).unwrap();
     let (status, wanted) = plain.post("/v1/chat/completions", &chat(&json!({})));
     assert_eq!(status, 200, "{wanted}");
     let text = wanted["choices"][0]["message"]["content"].as_str().unwrap();
@@ -29,7 +29,8 @@ fn a_prediction_makes_no_difference_but_in_counts() {
     assert_eq!((status, &found["choices"]), (200, &wanted["choices"]));
     assert_eq!(found["usage"]["completion_tokens"], wanted["usage"]["completion_tokens"]);
     let counts = &found["usage"]["completion_tokens_details"];
-    let [accepted, rejected] = ["accepted_prediction_tokens", "rejected_prediction_tokens"].map(|name| counts[name].as_u64().unwrap());
+    let [accepted, rejected] =
+        ["accepted_prediction_tokens", "rejected_prediction_tokens"].map(|name| counts[name].as_u64().unwrap());
     assert!(wanted["usage"].get("completion_tokens_details").is_none(), "{wanted}");
     // 2. The metrics say the same
     let metric = |name: &str| drafting.metric(&format!("vllm:spec_decode_num_{name}_total")) as u64;
@@ -40,7 +41,9 @@ fn a_prediction_makes_no_difference_but_in_counts() {
     // 3. Without drafts the field has no effect, and is named; what it may not be is refused
     let (status, headers, _) = plain.post_with("/v1/chat/completions", &[], &chat(&prediction));
     assert_eq!((status, headers["sluice-ignored"].to_str().unwrap()), (200, "prediction"));
-    for wrong in [json!({"type": "image"}), json!({"type": "content"}), json!({"content": [{"type": "text"}]}), json!(3)] {
+    for wrong in
+        [json!({"type": "image"}), json!({"type": "content"}), json!({"content": [{"type": "text"}]}), json!(3)]
+    {
         let (status, answer) = plain.post("/v1/chat/completions", &chat(&json!({"prediction": wrong})));
         assert!(status == 400 && answer["error"]["param"] == "prediction", "{wrong}: {status} {answer}");
     }

@@ -58,7 +58,8 @@ mod tests {
     #[test]
     fn what_came_true_lately_outweighs_a_guess() {
         let mut acceptance = Acceptance::default();
-        let is_guess = |acceptance: &Acceptance, class: u8| (acceptance.chance(class) - GUESSES[usize::from(class)]).abs() < 1e-9;
+        let is_guess =
+            |acceptance: &Acceptance, class: u8| (acceptance.chance(class) - GUESSES[usize::from(class)]).abs() < 1e-9;
         assert!(is_guess(&acceptance, 0));
         (0..100).for_each(|_| acceptance.learn(0, true));
         assert!(acceptance.chance(0) > 0.9 && is_guess(&acceptance, 1));

@@ -12,13 +12,15 @@ use std::time::Duration;
 const MAX_ROWS: usize = 96;
 /// Steps without drafts that are measured before the first draft.
 const FIRST_STEPS: u32 = 3;
-/// What a row adds to a step before any step with drafts was measured, in steps without drafts.
+/// Weight of a new measurement once there are many, and what one step may differ from what is known: others may have held it up.
+const NEWEST: f64 = 0.05;
+const HELD_UP: f64 = 3.0;
+/// How much of the difference between what was expected of a step with drafts and what it took is the whole machine's, which has become slower or faster.
+const COMMON: f64 = 0.03;
+/// Measurements of a number of rows that count as much as what all numbers together say of it.
+const ENOUGH: f64 = 6.0;
+/// What a drafted row adds before any was measured, in times of a step without drafts.
 const GUESSED_ROW: f64 = 0.15;
-/// Weight of a new measurement: for its own number of rows, and for all, since machines as a whole become slower and faster.
-const NEWEST: f64 = 0.15;
-const COMMON: f64 = 0.1;
-/// A step that took longer than so many times what it usually takes was held up by others.
-const HELD_UP: f64 = 1.5;
 /// Drafts are worth it only if they promise so many times the tokens in a second.
 const WORTH: f64 = 1.03;
 /// The account, in tokens' times: at first, at most, and what each token adds. In 200 tokens no more than four can be lost: 2 %.
@@ -26,31 +28,56 @@ const ACCOUNT: f64 = 1.5;
 const FULL_ACCOUNT: f64 = 2.5;
 const REFILL: f64 = 0.0075;
 
-/// A measured time in seconds.
+/// A measured mean.
 #[derive(Clone, Copy, Debug, Default)]
 struct Measured {
-    seconds: f64,
+    mean: f64,
     times: u32,
 }
 
 impl Measured {
-    /// Mixes a measurement in, by its logarithm, so that what was held up counts little.
-    fn learn(&mut self, seconds: f64) {
+    fn learn(&mut self, value: f64) {
         self.times = self.times.saturating_add(1);
-        let newest = NEWEST.max(1.0 / f64::from(self.times));
-        self.seconds = match self.times {
-            1 => seconds,
-            _ => self.seconds * ratio(seconds, self.seconds).powf(newest),
-        };
+        let value = if self.times > FIRST_STEPS { value.min(HELD_UP * self.mean) } else { value };
+        self.mean += (value - self.mean) * NEWEST.max(1.0 / f64::from(self.times));
     }
 
     fn get(&self) -> Option<f64> {
-        (self.times > 0).then_some(self.seconds)
+        (self.times > 0).then_some(self.mean)
     }
 }
 
-fn ratio(new: f64, known: f64) -> f64 {
-    (new / known.max(1e-9)).clamp(0.5, 2.0)
+/// What drafted rows add to a step, in times of a step without drafts: a line through all that was measured.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    /// Sums of weights, of rows and shares, and of their products.
+    w: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+}
+
+impl Line {
+    /// What older measurements count for when another comes.
+    const KEPT: f64 = 0.98;
+
+    fn add(&mut self, x: f64, y: f64) {
+        let Line { w, x: sx, y: sy, xx, xy } = self;
+        for (sum, value) in [(w, 1.0), (sx, x), (sy, y), (xx, x * x), (xy, x * y)] {
+            *sum = *sum * Line::KEPT + value;
+        }
+    }
+
+    /// What `x` rows add, once something was measured.
+    fn at(&self, x: f64) -> f64 {
+        let spread = self.w * self.xx - self.x * self.x;
+        // Of one number of rows alone it goes through nothing.
+        let slope =
+            if spread > 0.01 * self.w { (self.w * self.xy - self.x * self.y) / spread } else { self.y / self.x };
+        let slope = slope.clamp(0.0, 1.0);
+        ((self.y - slope * self.x) / self.w).max(0.0) + slope * x
+    }
 }
 
 /// A drafted token that may be computed.
@@ -66,8 +93,13 @@ pub(crate) struct Candidate {
 
 /// See the module.
 pub(crate) struct Governor {
-    /// Of steps with this many rows that only generate.
-    steps: [Measured; MAX_ROWS + 1],
+    /// Seconds of steps with so many sequences, without drafts.
+    plain: [Measured; MAX_ROWS + 1],
+    /// By drafted rows: what they add to a step, in times of it.
+    added: [Measured; MAX_ROWS + 1],
+    line: Line,
+    /// The most drafted rows that were measured.
+    widest: usize,
     /// Of sampling a token, in steps without drafts and with drafts.
     sampling: [Measured; 2],
     /// What drafts may cost, in tokens' times.
@@ -76,7 +108,14 @@ pub(crate) struct Governor {
 
 impl Default for Governor {
     fn default() -> Governor {
-        Governor { steps: [Measured::default(); MAX_ROWS + 1], sampling: Default::default(), account: ACCOUNT }
+        Governor {
+            plain: [Measured::default(); MAX_ROWS + 1],
+            added: [Measured::default(); MAX_ROWS + 1],
+            line: Line::default(),
+            widest: 0,
+            sampling: Default::default(),
+            account: ACCOUNT,
+        }
     }
 }
 
@@ -86,22 +125,21 @@ impl Governor {
     pub fn choose(&self, generating: usize, most: usize, candidates: &mut [Candidate]) -> usize {
         candidates.sort_unstable_by(|a, b| b.chance.total_cmp(&a.chance).then(a.depth.cmp(&b.depth)));
         let Some(usual) = self.usual(generating) else { return 0 };
-        let token = usual / generating as f64;
+        let sequences = generating as f64;
         let [plain, drafting] = self.sampling.map(|s| s.get());
         let plain = plain.unwrap_or(0.0);
         let drafting = drafting.unwrap_or(plain);
-        let mut expected = generating as f64;
+        let mut expected = sequences;
         let (mut best, mut chosen) = (WORTH * expected / (usual + plain * expected), 0);
-        for (i, candidate) in candidates.iter().take(most.min(MAX_ROWS.saturating_sub(generating))).enumerate() {
-            let rows = generating + i + 1;
-            let seconds = self.seconds(generating, usual, rows);
-            if self.worst_seconds(generating, usual, rows) - usual > self.account * token {
+        for (i, candidate) in candidates.iter().take(most.min(MAX_ROWS)).enumerate() {
+            let drafts = i + 1;
+            if self.worst(drafts) * sequences > self.account {
                 break;
             }
             expected += candidate.chance;
-            let speed = expected / (seconds + drafting * expected);
+            let speed = expected / (usual * (1.0 + self.adds(drafts)) + drafting * expected);
             if speed > best {
-                (best, chosen) = (speed, i + 1);
+                (best, chosen) = (speed, drafts);
             }
         }
         chosen
@@ -109,41 +147,34 @@ impl Governor {
 
     /// Seconds of a step without drafts, once there are enough measurements.
     fn usual(&self, generating: usize) -> Option<f64> {
-        let measured = self.steps.get(generating)?;
+        let measured = self.plain.get(generating)?;
         measured.get().filter(|_| generating > 0 && measured.times >= FIRST_STEPS)
     }
 
-    /// Seconds of a step of `rows` rows: measured, or between measured ones, or beyond them by the mean of what a row adds.
-    fn seconds(&self, generating: usize, usual: f64, rows: usize) -> f64 {
-        let (low, below) = self.measured_up_to(generating, usual, rows);
-        if low == rows {
-            return below;
-        }
-        let known = |rows: usize| self.steps[rows].get().map(|seconds| (rows, seconds.max(usual)));
-        let row = match (rows + 1..=MAX_ROWS).find_map(known) {
-            Some((high, above)) => ((above - below) / (high - low) as f64).max(0.0),
-            None if low == generating => GUESSED_ROW * usual / generating as f64,
-            None => (below - usual) / (low - generating) as f64,
+    /// What so many drafted rows add to a step, in times of it: measured, or between what was. Beyond that each adds half of what others did, so that it is tried.
+    fn adds(&self, drafts: usize) -> f64 {
+        let known = |drafts: usize| {
+            let Measured { mean, times } = self.added[drafts];
+            let share = f64::from(times) / (f64::from(times) + ENOUGH);
+            (times > 0).then(|| (drafts as f64, share * mean + (1.0 - share) * self.line.at(drafts as f64)))
         };
-        below + row * (rows - low) as f64
+        let Some((low, below)) = (1..=drafts).rev().find_map(known).or((self.widest > 0).then_some((0.0, 0.0))) else {
+            return GUESSED_ROW * drafts as f64;
+        };
+        let row = match (drafts..=self.widest).find_map(known) {
+            Some((high, above)) if high > low => ((above - below) / (high - low)).max(0.0),
+            _ => below / low / 2.0,
+        };
+        below + row * (drafts as f64 - low)
     }
 
-    /// Seconds that a step of `rows` rows takes at most: where it was not measured, rows may cost twice what others did, or if none was measured a whole step each.
-    fn worst_seconds(&self, generating: usize, usual: f64, rows: usize) -> f64 {
-        let seconds = self.seconds(generating, usual, rows);
-        let (low, below) = self.measured_up_to(generating, usual, rows);
-        if low == rows || self.steps[rows..].iter().any(|measured| measured.times > 0) {
-            return seconds;
+    /// The same at worst: beyond what was measured, each row may add as much as those that were did on the average, or at first a whole step.
+    fn worst(&self, drafts: usize) -> f64 {
+        match self.widest {
+            0 => drafts as f64,
+            widest if drafts <= widest => self.adds(drafts),
+            widest => self.adds(widest) * drafts as f64 / widest as f64,
         }
-        let most = usual / generating as f64;
-        let row = if low == generating { most } else { 2.0 * (below - usual) / (low - generating) as f64 };
-        below + row.min(most) * (rows - low) as f64
-    }
-
-    /// The most rows up to `rows` whose step was measured, and its seconds.
-    fn measured_up_to(&self, generating: usize, usual: f64, rows: usize) -> (usize, f64) {
-        let known = |rows: usize| self.steps[rows].get().map(|seconds| (rows, seconds.max(usual)));
-        (generating..=rows).rev().find_map(known).unwrap_or((generating, usual))
     }
 
     /// Notes a step that only generated. `rows`: with drafts. `tokens`: what it gave. `step`, `sampling`: what the model took, and choosing the tokens.
@@ -152,25 +183,28 @@ impl Governor {
             return;
         }
         let (seconds, sampling) = (step.as_secs_f64().max(1e-9), sampling.as_secs_f64());
-        let drafts = rows > generating;
-        // 1. The account
-        if !drafts {
+        let drafts = rows - generating;
+        self.sampling[usize::from(drafts > 0)].learn(sampling / tokens as f64);
+        if drafts == 0 {
             self.account = (self.account + REFILL * tokens as f64).min(FULL_ACCOUNT);
-        } else if let Some(usual) = self.usual(generating) {
-            let plain = self.sampling[0].get().unwrap_or(0.0);
-            let token = usual / generating as f64 + plain;
-            let expected = self.steps[rows].get().unwrap_or(seconds);
-            let took = seconds.min(HELD_UP * expected) + sampling;
-            self.account = (self.account + tokens as f64 * (1.0 + REFILL) - took / token).min(FULL_ACCOUNT);
+            return self.plain[generating].learn(seconds);
         }
-        // 2. Times
-        let known = self.steps[rows];
-        if known.times > FIRST_STEPS {
-            let common = ratio(seconds, known.seconds).powf(COMMON);
-            self.steps.iter_mut().for_each(|measured| measured.seconds *= common);
+        let Some(usual) = self.usual(generating) else { return };
+        // 1. The account. What others have held up is not the drafts' fault
+        let token = usual / generating as f64 + self.sampling[0].get().unwrap_or(0.0);
+        let most = if self.widest >= drafts { HELD_UP / 2.0 * (1.0 + self.adds(drafts)) } else { 1.0 + drafts as f64 };
+        let took = seconds.min(most * usual) + sampling;
+        self.account = (self.account + tokens as f64 * (1.0 + REFILL) - took / token).min(FULL_ACCOUNT);
+        // 2. What rows add, where a row is less than a step
+        let share = seconds / usual;
+        let added = (share - 1.0).clamp(0.0, drafts as f64 + 0.5);
+        let surprise = share / (1.0 + self.adds(drafts));
+        if self.added[drafts].times > FIRST_STEPS {
+            self.plain[generating].mean *= 1.0 + COMMON * (surprise.clamp(0.5, 2.0) - 1.0);
         }
-        self.steps[rows].learn(seconds);
-        self.sampling[usize::from(drafts)].learn((sampling / tokens as f64).max(1e-9));
+        self.added[drafts].learn(added);
+        self.line.add(drafts as f64, added);
+        self.widest = self.widest.max(drafts);
     }
 }
 
@@ -250,11 +284,10 @@ mod tests {
         assert_eq!(governor.choose(1, 8, &mut chances(0.99)), 0, "nothing is measured");
         let ms = Duration::from_millis;
         for _ in 0..100 {
+            // Up to three drafted rows are cheap.
             governor.learn(1, 1, 1, ms(100), ms(0));
-            // Up to four rows are cheap.
-            governor.learn(1, 4, 4, ms(120), ms(0));
-            governor.learn(1, 5, 5, ms(300), ms(0));
-            governor.learn(1, 9, 9, ms(500), ms(0));
+            (1..=3).for_each(|drafts| governor.learn(1, 1 + drafts, 1 + drafts, ms(120), ms(0)));
+            (4..=8).for_each(|drafts| governor.learn(1, 1 + drafts, 1 + drafts, ms(100 + 50 * drafts as u64), ms(0)));
         }
         assert_eq!(governor.choose(1, 8, &mut chances(0.9)), 3);
         assert_eq!(governor.choose(1, 2, &mut chances(0.9)), 2, "no more than there may be");
@@ -265,7 +298,7 @@ mod tests {
             (0..4).map(move |depth| Candidate { chance: f64::powi(*p, depth as i32 + 1), scheduled, depth })
         });
         let mut both: Vec<Candidate> = both.by_ref().collect();
-        assert_eq!(governor.choose(2, 8, &mut both), 2);
-        assert!(both[..2].iter().all(|c| (c.scheduled, c.depth) == (0, 0) || c.depth < 2));
+        assert_eq!(governor.choose(2, 8, &mut both), 3);
+        assert_eq!(both[..3].iter().map(|c| (c.scheduled, c.depth)).collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0)]);
     }
 }

@@ -136,8 +136,9 @@ impl Drafter for Ngram {
         if let Some((end, equal)) = found {
             self.last = (end, self.text.len());
             self.copy(end, most, |i| class_of(equal + i), draft);
-        } else if self.predicted > 0 && tokens.len() == self.prompt {
-            self.copy(0, most, |i| PREDICTED.max(class_of(i)), draft);
+        } else if self.text.starts_with(tokens.get(self.prompt..).unwrap_or(&[])) && self.predicted > 0 {
+            // The beginning of an answer is too short to be looked up.
+            self.copy(tokens.len() - self.prompt, most, |i| PREDICTED.max(class_of(i)), draft);
         }
     }
 }
@@ -195,6 +196,8 @@ mod tests {
         let mut tokens = vec![1, 2, 3];
         let mut ngram = Ngram::new(&tokens, &[10, 11, 12, 13], 20);
         assert_eq!(proposed(&mut ngram, &tokens, 8), [10, 11, 12, 13]);
+        tokens.push(10);
+        assert_eq!(proposed(&mut ngram, &tokens, 2), [11, 12]);
         // It was not so; where it is again, the prediction goes on. Nothing is drafted across its end.
         tokens.extend([9, 11, 12]);
         assert_eq!(proposed(&mut ngram, &tokens, 8), [13]);

@@ -8,8 +8,8 @@ use serde_json::json;
 use sluice_engine::sampling::SamplingParams;
 use sluice_engine::text::{ModelText, Opened};
 use sluice_engine::{
-    Constraint, ConstraintSpec, DraftOptions, DrafterChoice, Engine, Event, Finish, Generation, GrammarFormat, Isa, Options,
-    Placement, PromptCacheOptions, SequenceId, ToolCallRules,
+    Constraint, ConstraintSpec, DraftOptions, DrafterChoice, Engine, Event, Finish, Generation, GrammarFormat, Isa,
+    Options, Placement, PromptCacheOptions, SequenceId, ToolCallRules,
 };
 
 use super::support::folder;
