@@ -196,6 +196,11 @@ pub fn answer(
             }
         }
     };
+    // A step may have given more tokens than were looked at.
+    let seen = whole + tokens.len();
+    if engine.tokens(id)?.len() > seen {
+        engine.truncate(id, seen)?;
+    }
     // Text that was held back because it might have become a character or a stop string.
     if !matches!(end, End::StopString(_)) {
         let (raw, stopped) = stops.push(&stream.detokenizer.flush()?);

@@ -57,7 +57,7 @@ fn a_step_allocates_nothing() {
                 }
             });
             let drafted: u64 = engine.draft_stats().iter().map(|d| d.counts.drafted).sum();
-            assert!(drafts.is_none() || drafted > 200, "{folder}: {drafted} tokens were drafted");
+            assert!(drafts.is_none() || drafted > 10, "{folder}: {drafted} tokens were drafted");
             assert_eq!(made, 0, "{folder} {activations:?} {experts:?}: {made} allocations in 200 steps");
         }
     }

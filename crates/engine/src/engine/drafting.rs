@@ -6,8 +6,6 @@ use std::time::Duration;
 use sluice_backend::Backend;
 use sluice_cache::KvCache;
 
-use super::Engine;
-use super::sequence_table::SequenceTable;
 use crate::draft::{
     Acceptance, Candidate, DraftCounts, DraftOptions, DraftStats, Governor, MAX_STATE_BYTES, MAX_STEP_DRAFTS, Ngram,
     SequenceDrafts,
@@ -56,6 +54,11 @@ impl Drafting {
     pub fn state_rows(options: &Options, len: usize, backend: &dyn Backend) -> usize {
         let fit = MAX_STATE_BYTES / (len * size_of::<f32>()).max(1);
         if backend.keeps_states() { options.drafts.rows(options.max_sequences).min(fit) } else { 0 }
+    }
+
+    /// What was drafted since the engine was opened, by drafter.
+    pub fn counts(&self) -> &[DraftStats] {
+        &self.counts
     }
 
     /// Drafts of a sequence with this prompt, which may grow to `most` tokens. `prediction`: what its answer may be.
@@ -172,26 +175,4 @@ pub(super) fn settle(
         cache.snapshot(&mut s.held, s.root, &s.tokens, s.computed);
     }
     cache.drop_before_window(&mut s.held, s.computed);
-}
-
-impl Engine {
-    /// What was drafted since the engine was opened, by drafter; empty if nothing is.
-    pub fn draft_stats(&self) -> Vec<DraftStats> {
-        self.drafting.iter().flat_map(|drafting| drafting.counts.iter().copied()).collect()
-    }
-
-    /// What was drafted for a sequence since its generation was started.
-    pub fn drafted(&self, id: crate::SequenceId) -> DraftCounts {
-        let at = self.sequences.position(id);
-        let drafts = at.and_then(|at| self.sequences.list[at].drafts.as_ref());
-        drafts.map_or_else(DraftCounts::default, |drafts| drafts.counts)
-    }
-
-    /// Plans the drafted tokens of the planned step.
-    pub(super) fn plan_drafts(&mut self) {
-        let SequenceTable { list, .. } = &mut self.sequences;
-        if let Some(drafting) = &mut self.drafting {
-            drafting.plan(&mut self.plan, list, &mut self.cache, self.setup.max_context);
-        }
-    }
 }

@@ -33,7 +33,10 @@ impl Engine {
             self.poll_restores(true)?;
             return Ok(&self.events.last_step);
         }
-        self.plan_drafts();
+        if let Some(drafting) = &mut self.drafting {
+            let max_context = self.setup.max_context;
+            drafting.plan(&mut self.plan, &mut self.sequences.list, &mut self.cache, max_context);
+        }
         // 2. Run the model
         let started = Instant::now();
         let logits = self.compute(Wanted::Last)?;
