@@ -43,21 +43,23 @@ fn a_step_allocates_nothing() {
             let prompt: Vec<u32> = (0..150).map(|i| i * 31 % vocabulary).collect();
             engine.start(id, &prompt, generation).unwrap();
             // A whole chunk, the rest of the prompt, single tokens.
-            for _ in 0..if drafts.is_some() { 80 } else { 12 } {
+            let drafted = |engine: &Engine| -> u64 { engine.draft_stats().iter().map(|d| d.counts.drafted).sum() };
+            let (mut steps, least) = (0, if drafts.is_some() { 12 } else { 0 });
+            while steps < 12 || (drafted(&engine) < least && steps < 1000) {
                 engine.step().unwrap();
+                steps += 1;
             }
-            engines.push((engine, activations, experts, drafts));
+            assert!(drafted(&engine) >= least, "{folder}: too little was drafted");
+            engines.push((engine, activations, experts));
         }
         // Threads that the system starts late allocate as they start.
         std::thread::sleep(std::time::Duration::from_millis(200));
-        for (mut engine, activations, experts, drafts) in engines {
+        for (mut engine, activations, experts) in engines {
             let made = allocations(|| {
                 for _ in 0..200 {
                     engine.step().unwrap();
                 }
             });
-            let drafted: u64 = engine.draft_stats().iter().map(|d| d.counts.drafted).sum();
-            assert!(drafts.is_none() || drafted > 10, "{folder}: {drafted} tokens were drafted");
             assert_eq!(made, 0, "{folder} {activations:?} {experts:?}: {made} allocations in 200 steps");
         }
     }
