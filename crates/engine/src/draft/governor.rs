@@ -48,7 +48,7 @@ impl Measured {
 }
 
 /// What drafted rows add to a step, in times of a step without drafts: a line through all that was measured.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Line {
     /// Sums of weights, of rows and shares, and of their products.
     w: f64,
@@ -56,6 +56,14 @@ struct Line {
     y: f64,
     xx: f64,
     xy: f64,
+}
+
+impl Default for Line {
+    /// A guess, so that a first step that was held up does not decide alone.
+    fn default() -> Line {
+        let (w, y) = (4.0, 0.2);
+        Line { w, x: w, y: w * y, xx: w, xy: w * y }
+    }
 }
 
 impl Line {
@@ -190,12 +198,7 @@ impl Governor {
             return self.plain[generating].learn(seconds);
         }
         let Some(usual) = self.usual(generating) else { return };
-        // 1. The account. What others have held up is not the drafts' fault
-        let token = usual / generating as f64 + self.sampling[0].get().unwrap_or(0.0);
-        let most = if self.widest >= drafts { HELD_UP / 2.0 * (1.0 + self.adds(drafts)) } else { 1.0 + drafts as f64 };
-        let took = seconds.min(most * usual) + sampling;
-        self.account = (self.account + tokens as f64 * (1.0 + REFILL) - took / token).min(FULL_ACCOUNT);
-        // 2. What rows add, where a row is less than a step
+        // 1. What rows add, where a row is less than a step
         let share = seconds / usual;
         let added = (share - 1.0).clamp(0.0, drafts as f64 + 0.5);
         let surprise = share / (1.0 + self.adds(drafts));
@@ -205,6 +208,10 @@ impl Governor {
         self.added[drafts].learn(added);
         self.line.add(drafts as f64, added);
         self.widest = self.widest.max(drafts);
+        // 2. The account. What others have held up is not the drafts' fault, so it pays what such a step takes as far as is known
+        let token = usual / generating as f64 + self.sampling[0].get().unwrap_or(0.0);
+        let took = usual * (1.0 + self.adds(drafts)) + sampling;
+        self.account = (self.account + tokens as f64 * (1.0 + REFILL) - took / token).min(FULL_ACCOUNT);
     }
 }
 
