@@ -11,6 +11,10 @@ use crate::{
 pub trait Backend: Operations + Resources + Caches + Send {
     // 1. A step
 
+    /// Whether steps can keep recurrent states between tokens: see [`StepInputs::keep_states`].
+    fn keeps_states(&self) -> bool {
+        false
+    }
     /// Begins a step with these tokens.
     fn begin(&mut self, inputs: &StepInputs);
     /// Ends the step: everything that was enqueued is done.

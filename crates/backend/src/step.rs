@@ -24,6 +24,8 @@ pub struct StepInputs {
     starts: Vec<u32>,
     /// `[sequences]`: rows of the pool of recurrent states.
     states: Vec<u32>,
+    /// `[tokens]`: the row of that pool that keeps the state after each token, or [`NOT_KEPT`].
+    kept: Vec<u32>,
     /// `[groups, capacity.blocks]`: the block tables of all sequences, one after the other, in ascending position.
     tables: Vec<u32>,
     /// `[groups, capacity.sequences + 1]`: the start of each sequence's table in `tables`.
@@ -31,6 +33,9 @@ pub struct StepInputs {
     /// Rows whose logits are wanted, ascending.
     wanted: Vec<u32>,
 }
+
+/// Stands for the row of a state that is not kept.
+const NOT_KEPT: u32 = u32::MAX;
 
 /// The capacity of [`StepInputs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +91,7 @@ impl Clone for StepInputs {
             slots,
             starts,
             states,
+            kept,
             tables,
             table_starts,
             wanted,
@@ -97,6 +103,7 @@ impl Clone for StepInputs {
         self.slots.clone_from(slots);
         self.starts.clone_from(starts);
         self.states.clone_from(states);
+        self.kept.clone_from(kept);
         self.tables.clone_from(tables);
         self.table_starts.clone_from(table_starts);
         self.wanted.clone_from(wanted);
@@ -114,6 +121,7 @@ impl StepInputs {
             slots: vec![0; groups * capacity.tokens],
             starts: Vec::with_capacity(capacity.sequences + 1),
             states: Vec::with_capacity(capacity.sequences),
+            kept: Vec::with_capacity(capacity.tokens),
             tables: vec![0; groups * capacity.blocks],
             table_starts: vec![0; groups * (capacity.sequences + 1)],
             wanted: Vec::with_capacity(capacity.tokens),
@@ -125,9 +133,8 @@ impl StepInputs {
 
     /// Removes all sequences.
     pub fn clear(&mut self) {
-        for list in [&mut self.tokens, &mut self.positions, &mut self.states, &mut self.wanted, &mut self.starts] {
-            list.clear();
-        }
+        let StepInputs { tokens, positions, states, kept, wanted, starts, .. } = self;
+        [tokens, positions, states, kept, wanted, starts].into_iter().for_each(Vec::clear);
         self.starts.push(0);
     }
 
@@ -156,11 +163,38 @@ impl StepInputs {
         }
         self.starts.push(to as u32);
         self.states.push(state);
+        self.kept.resize(to, NOT_KEPT);
         match wanted {
             Wanted::Last if to > from => self.wanted.push(to as u32 - 1),
             Wanted::All => self.wanted.extend(from as u32..to as u32),
             Wanted::Last | Wanted::None => {}
         }
+    }
+
+    /// The states after each of the first tokens of the sequence that was added last are kept in these rows of the pool of states, besides the one after its last token
+    /// in its own row. Only for a backend that can: see [`crate::Backend::keeps_states`].
+    ///
+    /// # Panics
+    /// When there are as many rows as the sequence has tokens, or more.
+    pub fn keep_states(&mut self, rows: Range<u32>) {
+        let sequence = self.rows(self.sequences() - 1);
+        assert!(rows.len() < sequence.len(), "the state after the last token is the sequence's own");
+        for (kept, row) in self.kept[sequence].iter_mut().zip(rows) {
+            *kept = row;
+        }
+    }
+
+    /// The rows of a sequence in pieces, each with the row of the pool of states that keeps the state after it, if one does.
+    pub fn pieces(&self, sequence: usize) -> impl Iterator<Item = (Range<usize>, Option<usize>)> {
+        let rows = self.rows(sequence);
+        let mut from = rows.start;
+        std::iter::from_fn(move || {
+            let kept = (from..rows.end).find(|row| self.kept[*row] != NOT_KEPT);
+            let to = kept.map_or(rows.end, |row| row + 1);
+            let piece = (from..to, kept.map(|row| self.kept[row] as usize));
+            from = to;
+            (!piece.0.is_empty()).then_some(piece)
+        })
     }
 
     /// What there is room for.
@@ -289,6 +323,9 @@ mod tests {
             assert_eq!((inputs.position(0), inputs.position(1), inputs.state(0), inputs.state(1)), (15, 0, 3, 1));
             assert_eq!((inputs.table(0, 0), inputs.table(1, 1)), (&[7, 9][..], &[8][..]));
             assert_eq!((inputs.wanted(), inputs.reach()), (&[2, 3, 4][..], 18));
+            inputs.keep_states(7..8);
+            assert_eq!(Vec::from_iter(inputs.pieces(0)), [(0..3, None)]);
+            assert_eq!(Vec::from_iter(inputs.pieces(1)), [(3..4, Some(7)), (4..5, None)]);
         }
     }
 }

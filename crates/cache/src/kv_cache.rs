@@ -194,6 +194,12 @@ impl KvCache {
         state && groups.all(|(table, (g, pool))| table.missing(tokens, g.block_tokens) <= pool.free() + pool.idle())
     }
 
+    /// Whether there are blocks for `tokens` positions that hold nothing, so that [`KvCache::grow`] evicts nothing.
+    pub fn has_free(&self, held: &SequenceBlocks, tokens: usize) -> bool {
+        let mut groups = held.tables.iter().zip(&self.groups);
+        groups.all(|(table, (g, pool))| table.missing(tokens, g.block_tokens) <= pool.free())
+    }
+
     /// Gives a sequence blocks for `tokens` positions, and a zeroed state.
     ///
     /// # Errors
@@ -230,6 +236,15 @@ impl KvCache {
         for (table, (g, pool)) in held.tables.iter_mut().zip(&mut self.groups) {
             table.shrink(pool, tokens, g.block_tokens);
         }
+    }
+
+    /// Sets a sequence's state to that in row `from` of the backend's pool of states.
+    ///
+    /// # Panics
+    /// When it has none.
+    pub fn set_state(&mut self, held: &SequenceBlocks, from: u32) {
+        let to = held.state.expect("a sequence with a state");
+        self.pending_ops.push(BlockOp::CopyState { from, to });
     }
 
     /// Gives back all blocks and the state.

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum, value_parser};
 use sluice_cpu::default_threads;
 use sluice_engine::{
-    Activations, AttentionMode, ExpertOptions, HotExperts, KvType, LoadMode, LoadOptions, Lookahead, Numa, Options,
-    Placement, Policy,
+    Activations, AttentionMode, DraftOptions, DrafterChoice, ExpertOptions, HotExperts, KvType, LoadMode, LoadOptions,
+    Lookahead, Numa, Options, Placement, Policy,
 };
 use sluice_store::{MAX_SETTINGS, read_small};
 
@@ -96,6 +96,13 @@ pub struct EngineArgs {
     /// Reads of experts in flight at once
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     expert_depth: Option<u32>,
+    /// Guess the next tokens and compute several in one step, where measured times say that it pays. ngram: by looking up in the prompt and the answer what came before; auto: the best
+    /// that there is for the model. Never changes the result
+    #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
+    draft: DraftArg,
+    /// Tokens to guess at a time, at most
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = value_parser!(u32).range(1..=32), hide_short_help = true)]
+    draft_tokens: u32,
     /// Report how each weight file is read, and why
     #[arg(short, long)]
     verbose: bool,
@@ -145,6 +152,13 @@ enum LookaheadArg {
     On,
     Off,
     Auto,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum DraftArg {
+    Off,
+    Auto,
+    Ngram,
 }
 
 fn policy_arg(name: &str) -> Result<Policy, String> {
@@ -284,6 +298,15 @@ impl EngineArgs {
                 LookaheadArg::On => Lookahead::On,
                 LookaheadArg::Off => Lookahead::Off,
                 LookaheadArg::Auto => Lookahead::Auto,
+            },
+            drafts: DraftOptions {
+                drafter: match self.draft {
+                    DraftArg::Off => DrafterChoice::Off,
+                    DraftArg::Auto => DrafterChoice::Auto,
+                    DraftArg::Ngram => DrafterChoice::Ngram,
+                },
+                tokens: size(self.draft_tokens),
+                ..defaults.drafts
             },
             ..defaults
         })

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use sluice_engine::text::{AnswerParser, Detokenizer, ModelText, Piece as Part, Reading, StopStrings, Tokenizer};
-use sluice_engine::{Engine, Event, Finish, Generation, Profile, SequenceId, Streamed};
+use sluice_engine::{DraftStats, Engine, Event, Finish, Generation, Profile, SequenceId, Streamed};
 
 /// Progress of an answer.
 pub enum Piece<'a> {
@@ -58,6 +58,8 @@ pub struct Answer {
     pub profiles: [Profile; 2],
     /// Statistics of streamed experts; `None` without any.
     pub streamed: Option<Streamed>,
+    /// What was drafted for it, by drafter; empty if nothing was to be.
+    pub drafted: Vec<DraftStats>,
 }
 
 /// How an answer's tokens become text.
@@ -149,6 +151,7 @@ pub fn answer(
     let mut profiles = [Profile::default(), Profile::default()];
     engine.take_profile();
     engine.take_streamed();
+    let drafts_before = engine.draft_stats();
     let begun = Instant::now();
     engine.start(id, prompt, generation)?;
     let whole = engine.tokens(id)?.len();
@@ -193,6 +196,11 @@ pub fn answer(
             }
         }
     };
+    // A step may have given more tokens than were looked at.
+    let seen = whole + tokens.len();
+    if engine.tokens(id)?.len() > seen {
+        engine.truncate(id, seen)?;
+    }
     // Text that was held back because it might have become a character or a stop string.
     if !matches!(end, End::StopString(_)) {
         let (raw, stopped) = stops.push(&stream.detokenizer.flush()?);
@@ -212,6 +220,9 @@ pub fn answer(
     let reading = first_token.map_or_else(|| begun.elapsed(), |t| t - begun);
     let generating = last_token.zip(first_token).map_or(Duration::ZERO, |(last, first)| last - first);
     let streamed = engine.take_streamed();
+    let before = |now: &DraftStats| drafts_before.iter().find(|before| before.drafter == now.drafter).map(|d| d.counts);
+    let since = |now: DraftStats| DraftStats { counts: now.counts.since(before(&now).unwrap_or_default()), ..now };
+    let drafted = engine.draft_stats().into_iter().map(since).collect();
     let content = stream.content;
     Ok(Answer {
         text,
@@ -226,6 +237,7 @@ pub fn answer(
         first_token,
         profiles,
         streamed,
+        drafted,
     })
 }
 

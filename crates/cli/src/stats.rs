@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluice_backend::NUMERICS_VERSION;
-use sluice_engine::{Engine, FileReport, MemoryClass, Phase, Profile};
+use sluice_engine::{DraftCounts, DraftStats, Engine, FileReport, MemoryClass, Phase, Profile};
 
 use crate::engine_args::{activations_name, attention_name, kv_type_name};
 use crate::generate::Answer;
@@ -63,6 +63,7 @@ pub fn to_json(engine: &mut Engine, answer: &Answer, m: &RunMeasurements) -> Val
             // The first token belongs to the prompt's time.
             "tokens_per_second": per_second(answer.tokens.len().saturating_sub(1), answer.generating),
         },
+        "drafts": drafts_json(&answer.drafted),
         "context": {"tokens": m.context, "max": engine.max_context()},
         "memory": memory,
         "device": device,
@@ -198,6 +199,7 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &RunMeasurements) -> Str
                 speed(generated.saturating_sub(1), answer.generating)
             ),
         ),
+        ("drafts", drafts_text(&answer.drafted)),
         ("context", format!("{} of {} tokens", m.context, engine.max_context())),
         ("spilled", spilled_text(engine)),
         ("prompt cache", prompt_cache_text(engine)),
@@ -229,6 +231,25 @@ pub fn to_text(engine: &mut Engine, answer: &Answer, m: &RunMeasurements) -> Str
     ];
     let lines = lines.iter().map(|(name, value)| format!("{name:<12}{value}"));
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// What was drafted for an answer, by drafter; null without drafts.
+fn drafts_json(drafted: &[DraftStats]) -> Option<Value> {
+    let one = |d: &DraftStats| {
+        let DraftCounts { drafts, drafted, accepted } = d.counts;
+        let counts = json!({"drafts": drafts, "draft_tokens": drafted, "accepted_tokens": accepted});
+        (d.drafter.to_owned(), counts)
+    };
+    (!drafted.is_empty()).then(|| Value::Object(drafted.iter().map(one).collect()))
+}
+
+/// The same as a line of text.
+fn drafts_text(drafted: &[DraftStats]) -> String {
+    let one = |d: &DraftStats| {
+        let DraftCounts { drafts, drafted, accepted } = d.counts;
+        format!("{}: {drafted} tokens in {drafts} drafts, {accepted} of them right", d.drafter)
+    };
+    if drafted.is_empty() { "off".to_owned() } else { drafted.iter().map(one).collect::<Vec<_>>().join("; ") }
 }
 
 /// How each file was read and why, and when everything that a step needs was loaded.

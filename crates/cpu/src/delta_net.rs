@@ -57,14 +57,20 @@ impl DeltaWork {
             let s = task / blocks;
             let from = task % blocks * CHANNELS;
             let cols = from..(from + CHANNELS).min(channels);
-            let window = states.fold(inputs.state(s), state_from + heads * matrix, shape.taps - 1, channels);
-            // SAFETY: this task alone uses these channels of this sequence; weights are never written.
-            unsafe {
-                let x = input.part(inputs.rows(s), cols.clone()).as_rows();
-                let weight = weight.part(0..shape.taps, cols.clone()).as_rows();
-                let mut window = window.part(0..shape.taps - 1, cols.clone()).as_rows_mut();
-                let mut out = qkv.part(inputs.rows(s), cols).as_rows_mut();
-                delta::conv_step(isa, x, weight, None, &mut window, &mut out);
+            let window_of = |row: usize| {
+                let all = states.fold(row, state_from + heads * matrix, shape.taps - 1, channels);
+                all.part(0..shape.taps - 1, cols.clone())
+            };
+            let window = window_of(inputs.state(s));
+            for (rows, kept) in inputs.pieces(s) {
+                // SAFETY: this task alone uses these channels of this sequence, and of the rows that keep its states; weights are never written.
+                unsafe {
+                    let x = input.part(rows.clone(), cols.clone()).as_rows();
+                    let weight = weight.part(0..shape.taps, cols.clone()).as_rows();
+                    let mut out = qkv.part(rows, cols.clone()).as_rows_mut();
+                    delta::conv_step(isa, x, weight, None, &mut window.as_rows_mut(), &mut out);
+                    kept.into_iter().for_each(|row| window_of(row).copy_from(window));
+                }
             }
         });
         // 2. norms of q and k, gates
@@ -88,26 +94,30 @@ impl DeltaWork {
             let s = task / (heads * blocks);
             let (head, block) = (task / blocks % heads, task % blocks);
             let cols = block * COLUMNS..((block + 1) * COLUMNS).min(value_dim);
-            let rows = inputs.rows(s);
-            let state = states.fold(inputs.state(s), state_from + head * matrix, shape.key_dim, value_dim);
-            let key = |from: usize| {
-                let from = from + shape.key_head(head) * shape.key_dim;
-                qkv.part(rows.clone(), from..from + shape.key_dim)
+            let state_of = |row: usize| {
+                let all = states.fold(row, state_from + head * matrix, shape.key_dim, value_dim);
+                all.part(0..shape.key_dim, cols.clone())
             };
-            let at = head * value_dim;
-            let v = qkv.part(rows.clone(), 2 * keys + at + cols.start..2 * keys + at + cols.end);
-            let out = out.part(rows.clone(), at + cols.start..at + cols.end);
-            // SAFETY: this task alone uses these columns of this head's state and output; the rest is only read.
-            unsafe {
-                let run = delta::HeadInputs {
-                    q: key(0).as_rows(),
-                    k: key(keys).as_rows(),
-                    v: v.as_rows(),
-                    g: g.part(rows.clone(), head..head + 1).as_rows(),
-                    beta: beta.part(rows.clone(), head..head + 1).as_rows(),
+            let (state, at) = (state_of(inputs.state(s)), head * value_dim);
+            for (rows, kept) in inputs.pieces(s) {
+                let key = |from: usize| {
+                    let from = from + shape.key_head(head) * shape.key_dim;
+                    qkv.part(rows.clone(), from..from + shape.key_dim)
                 };
-                let mut state = state.part(0..shape.key_dim, cols).as_rows_mut();
-                delta::recurrence(isa, &mut state, &run, &mut out.as_rows_mut());
+                let v = qkv.part(rows.clone(), 2 * keys + at + cols.start..2 * keys + at + cols.end);
+                let out = out.part(rows.clone(), at + cols.start..at + cols.end);
+                // SAFETY: this task alone uses these columns of this head's state and output, and of the rows that keep its states; the rest is only read.
+                unsafe {
+                    let run = delta::HeadInputs {
+                        q: key(0).as_rows(),
+                        k: key(keys).as_rows(),
+                        v: v.as_rows(),
+                        g: g.part(rows.clone(), head..head + 1).as_rows(),
+                        beta: beta.part(rows.clone(), head..head + 1).as_rows(),
+                    };
+                    delta::recurrence(isa, &mut state.as_rows_mut(), &run, &mut out.as_rows_mut());
+                    kept.into_iter().for_each(|row| state_of(row).copy_from(state));
+                }
             }
         });
         // 4. norm of each head, gated by z

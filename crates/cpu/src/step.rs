@@ -266,6 +266,10 @@ impl Operations for Cpu {
 }
 
 impl Backend for Cpu {
+    fn keeps_states(&self) -> bool {
+        true
+    }
+
     fn begin(&mut self, inputs: &StepInputs) {
         // Reuses what earlier steps allocated.
         self.inputs.clone_from(inputs);
@@ -282,7 +286,8 @@ impl Backend for Cpu {
 
     fn end(&mut self) -> Outcome {
         let (failed, routed, synchronisations) = self.mixture.end();
-        if self.is_short() {
+        // Steps with drafts take longer, by the number of these.
+        if self.is_short() && self.inputs.tokens().len() == self.inputs.sequences() {
             let (pool, waits) = (&self.pool, &mut self.waits);
             self.tuner.step(self.began.elapsed(), |threads| waits.read(pool, threads));
         }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod constraint;
+mod draft;
 mod engine;
 mod hot_experts;
 mod options;
@@ -17,6 +18,7 @@ pub mod text;
 mod tiers;
 
 pub use constraint::{Constraint, ConstraintSpec, GrammarFormat, ToolCallRules, unknown_formats};
+pub use draft::{DraftCounts, DraftOptions, DraftStats, DrafterChoice};
 pub use engine::Engine;
 pub use engine::open::{MakeBackend, cpu};
 pub use hot_experts::HotExperts;

@@ -5,6 +5,7 @@ use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Loo
 use sluice_cpu::{Numa, Processors, default_threads};
 use sluice_store::LoadOptions;
 
+use crate::draft::DraftOptions;
 use crate::setup::budget::AdmittedMemory;
 use crate::tiers::disk::options::PromptCacheOptions;
 
@@ -60,6 +61,8 @@ pub struct Options {
     pub block_tokens: usize,
     /// Experts that each token uses; `None`: as many as the model says. Changes the output: see `sluice_model::Options`.
     pub experts_per_token: Option<usize>,
+    /// Whether and how tokens are drafted.
+    pub drafts: DraftOptions,
     /// Measures time and work by phase from the start: see [`crate::Engine::profile`].
     pub profile: bool,
     /// How the weights come into memory.
@@ -109,6 +112,7 @@ impl Options {
             kv_spill: 0,
             block_tokens: 32,
             experts_per_token: None,
+            drafts: DraftOptions::default(),
             profile: false,
             load: LoadOptions::default(),
             kv_reserve: None,

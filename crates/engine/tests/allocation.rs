@@ -6,7 +6,9 @@ mod counting;
 use std::path::Path;
 
 use counting::allocations;
-use sluice_engine::{Activations, Engine, Generation, Options, Placement, sampling::SamplingParams};
+use sluice_engine::{
+    Activations, DraftOptions, DrafterChoice, Engine, Generation, Options, Placement, sampling::SamplingParams,
+};
 
 #[test]
 fn a_step_allocates_nothing() {
@@ -15,7 +17,10 @@ fn a_step_allocates_nothing() {
         let streamed = [Placement::Mapped, Placement::Slots, Placement::PageCache].map(|p| (Activations::Int8, p));
         let mapped = [Activations::F32, Activations::Bf16].map(|a| (a, Placement::Mapped));
         let mut engines = Vec::new();
-        for (activations, experts) in mapped.into_iter().chain(streamed) {
+        // Drafts that are computed whatever comes of them.
+        let drafting = DraftOptions { drafter: DrafterChoice::Ngram, tokens: 3, governed: false };
+        let without = mapped.into_iter().chain(streamed).map(|(activations, experts)| (activations, experts, None));
+        for (activations, experts, drafts) in without.chain([(Activations::Int8, Placement::Mapped, Some(drafting))]) {
             if experts != Placement::Mapped && !(folder.contains("moe") || folder.contains("next")) {
                 continue;
             }
@@ -23,21 +28,28 @@ fn a_step_allocates_nothing() {
                 activations,
                 experts,
                 threads: 2,
+                drafts: drafts.unwrap_or_default(),
                 chunk: Some(32),
-                max_context: Some(400),
+                max_context: Some(if drafts.is_some() { 2000 } else { 400 }),
                 ..Options::for_this_machine().unwrap()
             };
             let mut engine = Engine::open(&golden.join(folder), options).unwrap();
             let vocabulary = engine.model().vocabulary as u32;
-            let sampling = SamplingParams { temperature: 0.8, top_k: 20, top_p: 0.9, ..SamplingParams::default() };
-            let generation = Generation { sampling, max_tokens: 1000, ..Generation::default() };
+            // At temperature 0 a small model soon repeats itself, so that there is something to draft.
+            let temperature = if drafts.is_some() { 0.0 } else { 0.8 };
+            let sampling = SamplingParams { temperature, top_k: 20, top_p: 0.9, ..SamplingParams::default() };
+            let generation = Generation { sampling, max_tokens: 2000, ..Generation::default() };
             let id = engine.add_sequence();
             let prompt: Vec<u32> = (0..150).map(|i| i * 31 % vocabulary).collect();
             engine.start(id, &prompt, generation).unwrap();
             // A whole chunk, the rest of the prompt, single tokens.
-            for _ in 0..12 {
+            let drafted = |engine: &Engine| -> u64 { engine.draft_stats().iter().map(|d| d.counts.drafted).sum() };
+            let (mut steps, least) = (0, if drafts.is_some() { 12 } else { 0 });
+            while steps < 12 || (drafted(&engine) < least && steps < 1000) {
                 engine.step().unwrap();
+                steps += 1;
             }
+            assert!(drafted(&engine) >= least, "{folder}: too little was drafted");
             engines.push((engine, activations, experts));
         }
         // Threads that the system starts late allocate as they start.

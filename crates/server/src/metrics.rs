@@ -53,6 +53,9 @@ pub struct Metrics {
     prefix_bytes: Gauge<i64, AtomicI64>,
     evicted_blocks: Counter,
     evicted_snapshots: Counter,
+    drafts: Counter,
+    draft_tokens: Counter,
+    draft_accepted: Counter,
     refused: Counter,
     connections: Gauge<i64, AtomicI64>,
     experts_wanted: Counter,
@@ -127,6 +130,9 @@ impl Metrics {
             prefix_bytes: Gauge::default(),
             evicted_blocks: Counter::default(),
             evicted_snapshots: Counter::default(),
+            drafts: Counter::default(),
+            draft_tokens: Counter::default(),
+            draft_accepted: Counter::default(),
             refused: Counter::default(),
             connections: Gauge::default(),
             experts_wanted: Counter::default(),
@@ -173,6 +179,10 @@ impl Metrics {
             "Recurrent states evicted from the prefix cache",
             m.evicted_snapshots.clone(),
         );
+        r.register("vllm:spec_decode_num_drafts", "Drafts that were computed", m.drafts.clone());
+        r.register("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were computed", m.draft_tokens.clone());
+        let accepted = "Drafted tokens that were drawn as drafted";
+        r.register("vllm:spec_decode_num_accepted_tokens", accepted, m.draft_accepted.clone());
         r.register("sluice:requests_refused", "Requests refused because the queue was full", m.refused.clone());
         r.register("sluice:connections", "Open connections", m.connections.clone());
         // Experts read from disk; zero if all are in memory.
@@ -267,6 +277,14 @@ impl Metrics {
         let evicted = engine.evicted();
         self.evicted_blocks.inner().store(evicted.blocks, Ordering::Relaxed);
         self.evicted_snapshots.inner().store(evicted.snapshots, Ordering::Relaxed);
+        let drafted = engine.draft_stats();
+        for (counter, count) in [
+            (&self.drafts, drafted.iter().map(|d| d.counts.drafts).sum()),
+            (&self.draft_tokens, drafted.iter().map(|d| d.counts.drafted).sum()),
+            (&self.draft_accepted, drafted.iter().map(|d| d.counts.accepted).sum()),
+        ] {
+            counter.inner().store(count, Ordering::Relaxed);
+        }
         if let Some(s) = engine.prompt_cache() {
             let broken = u64::from(s.broken.is_some());
             let unsummed = s.summing.map_or(0, |(summed, all)| all - summed);

@@ -37,6 +37,7 @@ mod serve_clients;
 mod serve_crowd;
 mod serve_cuda;
 mod serve_dialects;
+mod serve_drafts;
 mod serve_embeddings;
 mod serve_models;
 mod serve_ollama;

@@ -119,6 +119,10 @@ impl Checker {
 }
 
 impl Backend for Checker {
+    fn keeps_states(&self) -> bool {
+        self.inner.keeps_states()
+    }
+
     fn begin(&mut self, inputs: &StepInputs) {
         self.outside("begin");
         let Capacity { tokens, sequences, .. } = inputs.capacity();

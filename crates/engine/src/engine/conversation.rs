@@ -78,6 +78,11 @@ impl Engine {
         });
         let guide = generation.constraint.as_ref().map(|constraint| Guide::new(constraint, &mut self.sampling.masks));
         let pooled = generation.pooling.map(|pooling| Pooled::new(pooling, s.tokens.len(), self.model.hidden));
+        let generates = generation.pooling.is_none() && generation.max_tokens > 1;
+        let drafts = self.drafting.as_ref().filter(|_| generates).map(|drafting| {
+            let prediction: &[u32] = &std::mem::take(&mut generation.prediction);
+            Box::new(drafting.of_sequence(&s.tokens, prediction, s.tokens.len() + room))
+        });
         // 3. What it shares
         s.shares = self.options.prefix_cache;
         s.embedding = None;
@@ -86,6 +91,8 @@ impl Engine {
             s.shares = false;
             s.root = self.cache.root(format!("embedding {}", s.id.0).as_bytes());
         }
+        s.logprobs.clear();
+        s.drafts = drafts;
         (s.reused, s.restored) = (0, 0);
         if s.held.is_empty() {
             s.restore = Restore::NotStarted;
@@ -202,10 +209,10 @@ impl Engine {
         Ok(self.sequences.list[self.sequences.index(id)?].restored)
     }
 
-    /// Takes the log-probabilities of the last token, if [`Generation::logprobs`] asked for them.
+    /// Takes the log-probabilities of a token, if [`Generation::logprobs`] asked for them: to be called once for each [`Event::Token`] of the last step.
     pub fn take_logprobs(&mut self, id: SequenceId) -> Option<Logprobs> {
         let at = self.sequences.position(id)?;
-        self.sequences.list[at].logprobs.take()
+        self.sequences.list[at].logprobs.pop_front().flatten()
     }
 
     /// Takes the embedding that [`Generation::pooling`] asked for, `[hidden]`, once the generation has finished.

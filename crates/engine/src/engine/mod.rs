@@ -3,11 +3,13 @@
 //! - [`open`]: opening a checkpoint within the memory that there is
 //! - [`conversation`]: starting, cancelling and truncating sequences
 //! - [`stepping`]: [`Engine::step`], which takes running sequences forward together
+//! - [`drafting`]: tokens that are computed before it is known whether they come
 //! - [`feeding`]: computing given tokens, for their logits
 //! - [`status`]: memory, settings and measurements
 //! - [`lower_tiers`]: the prompt cache on disk and the tier in host memory
 
 mod conversation;
+mod drafting;
 mod feeding;
 mod lower_tiers;
 pub(crate) mod open;
@@ -30,6 +32,7 @@ use crate::setup::device_share::DeviceUse;
 use crate::setup::placement::PlacementChoice;
 use crate::step::runner::Runner;
 use crate::tiers::Tiers;
+use drafting::Drafting;
 use sequence_table::SequenceTable;
 
 /// A model with its caches and sequences.
@@ -74,6 +77,8 @@ pub struct Engine {
     scheduler: Scheduler,
     plan: Plan,
     sampling: StepSampling,
+    /// Drafts, if there are any.
+    drafting: Option<Drafting>,
     sequences: SequenceTable,
     events: EventQueue,
     /// Steps so far.

@@ -15,9 +15,11 @@ use sluice_model::{CacheKind, ModelSource, ModelTensors};
 use sluice_store::load::ReadAhead;
 use sluice_store::{LoadOptions, Loading};
 
+use super::drafting::Drafting;
 use super::sequence_table::SequenceTable;
 use super::{Engine, EventQueue, Setup, StepSampling};
 use crate::constraint::Masks;
+use crate::draft::BYTES_PER_TOKEN;
 use crate::options::{Options, Placement};
 use crate::sampling::batch::BatchSampler;
 use crate::schedule::plan::Plan;
@@ -189,8 +191,10 @@ impl Engine {
             0 => 0,
             len => options.max_sequences + snapshots(&options, own.map(|own| own.free), len),
         };
+        // Behind the rows that the caches know.
+        let draft_rows = if states > 0 { Drafting::state_rows(&options, model.state_len(), &*backend) } else { 0 };
         if states > 0 {
-            backend.alloc_states(states, model.state_len())?;
+            backend.alloc_states(states + draft_rows, model.state_len())?;
         }
         // 1. What the model needs: of the host's memory, and of a device's own
         let computes_in = own.map_or(Device::Host, |own| own.device);
@@ -198,7 +202,7 @@ impl Engine {
         let (mut scratch, mut per_block) = (Vec::with_capacity(chunks.len()), 0);
         let mut device_scratch = Vec::new();
         for &chunk in &chunks {
-            let need = step_scratch(&*backend, &decoder, &layouts, chunk, options.max_sequences, streamed);
+            let need = step_scratch(&*backend, &decoder, &layouts, chunk, &options, streamed);
             let sampling = options.threads * model.vocabulary * SAMPLING_BYTES;
             // A device keeps its tensors at full length, however short steps are.
             if own.is_some() {
@@ -218,6 +222,7 @@ impl Engine {
         };
         let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
         let in_cache = block + per_block;
+        let per_token = TOKEN_BYTES + if options.drafts.rows(1) > 0 { 2 * BYTES_PER_TOKEN } else { 0 };
         // By now a backend of several devices has split the layers among them, by what the step above needs.
         let own = backend.device_memory();
         let mut need = Need {
@@ -225,7 +230,7 @@ impl Engine {
             copied,
             state: held(&mut *backend, MemoryClass::State) as u64,
             scratch,
-            block: (if own.is_some() { 0 } else { in_cache } + block_tokens * TOKEN_BYTES) as u64,
+            block: (if own.is_some() { 0 } else { in_cache } + block_tokens * per_token) as u64,
             sequences: options.max_sequences,
             block_tokens,
             reserved: options.kv_reserve.map_or(0, |tokens| tokens.min(max_context)),
@@ -344,6 +349,9 @@ impl Engine {
         let capacity =
             Capacity { tokens: chunk, sequences: options.max_sequences, blocks: per_sequence * options.max_sequences };
         let host = spills.then(|| HostTier::new(shape, options.kv_spill));
+        let first = states as u32;
+        let draft_states = (model.state_len() > 0).then_some(first..first + draft_rows as u32);
+        let drafting = Drafting::new(&options, chunk, draft_states);
         let sampler = BatchSampler::new(options.isa, backend.threads(), model.vocabulary, max_sequences);
         Ok(Engine {
             runner: Runner::new(backend, decoder, kv, capacity),
@@ -370,6 +378,7 @@ impl Engine {
                 draws: Vec::new(),
                 ended: Vec::with_capacity(max_sequences),
             },
+            drafting,
             sequences: SequenceTable::default(),
             events: EventQueue::default(),
             steps: 0,

@@ -6,7 +6,9 @@ use sluice_model::Description;
 use sluice_store::Loading;
 
 use super::Engine;
+use crate::draft::{DraftCounts, DraftStats};
 use crate::options::Options;
+use crate::schedule::sequence::SequenceId;
 use crate::setup::budget;
 use crate::setup::device_share::DeviceUse;
 use crate::setup::placement::PlacementChoice;
@@ -156,6 +158,17 @@ impl Engine {
     /// Time and work by phase since the last call; empty while profiling is off.
     pub fn take_profile(&mut self) -> Profile {
         self.runner.backend.take_profile()
+    }
+
+    /// What was drafted since the engine was opened, by drafter; empty if nothing is to be.
+    pub fn draft_stats(&self) -> Vec<DraftStats> {
+        self.drafting.iter().flat_map(|drafting| drafting.counts().iter().copied()).collect()
+    }
+
+    /// What was drafted for a sequence since its generation was started.
+    pub fn drafted(&self, id: SequenceId) -> DraftCounts {
+        let sequence = self.sequences.position(id).map(|at| &self.sequences.list[at]);
+        sequence.and_then(|s| s.drafts.as_ref()).map_or_else(DraftCounts::default, |drafts| drafts.counts)
     }
 
     /// Starts to record the choices of routers.

@@ -5,9 +5,11 @@ use std::time::Instant;
 use anyhow::Result;
 use sluice_backend::{Failed, Logits, Outcome, Wanted};
 
+use super::drafting::settle;
 use super::sequence_table::SequenceTable;
 use super::{Engine, StepSampling};
 use crate::constraint::{Guide, Masks};
+use crate::sampling::Logprobs;
 use crate::sampling::batch::{Draw, Drawn};
 use crate::schedule::plan::ScheduledSequence;
 use crate::schedule::sequence::{Event, Finish, Sequence};
@@ -31,6 +33,10 @@ impl Engine {
             self.poll_restores(true)?;
             return Ok(&self.events.last_step);
         }
+        if let Some(drafting) = &mut self.drafting {
+            let max_context = self.setup.max_context;
+            drafting.plan(&mut self.plan, &mut self.sequences.list, &mut self.cache, max_context);
+        }
         // 2. Run the model
         let started = Instant::now();
         let logits = self.compute(Wanted::Last)?;
@@ -38,10 +44,17 @@ impl Engine {
         let prompts = &self.plan.scheduled[self.plan.generating..];
         let prompt_tokens: usize = prompts.iter().map(|p| p.tokens).sum();
         let furthest = prompts.iter().map(|p| self.sequences.list[p.sequence].computed).max().unwrap_or(0);
-        self.scheduler.chunk_budget.learn(self.plan.generating, prompt_tokens, furthest, took);
+        if !self.plan.has_drafts() {
+            self.scheduler.chunk_budget.learn(self.plan.generating, prompt_tokens, furthest, took);
+        }
         // 3. Choose the next tokens
+        let (started, before) = (Instant::now(), self.events.last_step.len());
         self.collect_draws();
         self.sample(logits);
+        let tokens = self.events.last_step[before..].iter().filter(|e| matches!(e, Event::Token { .. })).count();
+        if let Some(drafting) = &mut self.drafting {
+            drafting.learn_times(&self.plan, tokens, took, started.elapsed());
+        }
         // 4. Copy some blocks to the tiers
         let prompts_only = (self.plan.generating == 0).then_some(prompt_tokens);
         self.tiers.after_step(prompts_only, took, &mut self.cache, &mut self.runner.blocks())?;
@@ -75,17 +88,26 @@ impl Engine {
 
     /// Marks the tokens of a scheduled sequence as computed, and publishes its blocks.
     fn advance_sequence(&mut self, at: usize, failed: &[Failed]) {
-        let ScheduledSequence { sequence, tokens } = self.plan.scheduled[at];
+        let ScheduledSequence { sequence, tokens, drafts, .. } = self.plan.scheduled[at];
         let s = &mut self.sequences.list[sequence];
         s.computed += tokens;
         s.last_used = self.steps;
         self.plan.ends.push(s.uncomputed() == 0 && !s.embeds());
         let before = s.computed - tokens;
-        if let Some(failed) = failed.iter().find(|f| f.rows.iter().any(|row| self.runner.owns_row(*row, at))) {
-            let id = s.id;
-            self.roll_back(sequence, before);
-            self.sequences.add_failure(id, anyhow::anyhow!("{:#}", failed.why));
-            return;
+        let rows_of = |f: &Failed| f.rows.iter().filter_map(|row| self.runner.place_of_row(*row, at)).min();
+        let first_failed = failed.iter().filter_map(|f| Some((rows_of(f)?, f))).min_by_key(|(row, _)| *row);
+        let s = &mut self.sequences.list[sequence];
+        self.plan.scheduled[at].computed_drafts = drafts;
+        match first_failed {
+            Some((row, failed)) if row < tokens => {
+                let id = s.id;
+                self.roll_back(sequence, before);
+                self.sequences.add_failure(id, anyhow::anyhow!("{:#}", failed.why));
+                return;
+            }
+            // Without drafts, nobody would have wanted them yet.
+            Some((row, _)) => self.plan.scheduled[at].computed_drafts = row - tokens,
+            None => {}
         }
         if let Some(pooled) = s.running.as_mut().and_then(|running| running.pooled.as_mut())
             && (before..s.computed).contains(&pooled.next())
@@ -107,7 +129,8 @@ impl Engine {
         self.sampling.draws.clear();
         let mut row = 0;
         for at in 0..self.plan.scheduled.len() {
-            let (i, ends) = (self.plan.scheduled[at].sequence, self.plan.ends[at]);
+            let (ScheduledSequence { sequence: i, drafts, .. }, ends) = (self.plan.scheduled[at], self.plan.ends[at]);
+            self.sequences.list[i].logprobs.clear();
             let s = &self.sequences.list[i];
             if self.sequences.has_failed(s.id) {
                 self.finish(i, Finish::Failed);
@@ -122,52 +145,74 @@ impl Engine {
                     self.sequences.list[i].embedding = Some(value);
                     self.finish(i, Finish::Stop);
                 } else if ends {
-                    self.sampling.draws.push(Draw { sequence: i, row });
+                    self.sampling.draws.push(Draw { sequence: i, row, first_row: row, scheduled: at });
                 }
             }
-            row += usize::from(ends);
+            row += if ends { 1 + drafts } else { 0 };
         }
     }
 
-    /// Chooses the tokens of [`Engine::collect_draws`].
+    /// Chooses the tokens of [`Engine::collect_draws`]. A sequence with drafts goes on to its next row as long as its tokens are the drafted ones.
     fn sample(&mut self, logits: Logits) {
+        while !self.sampling.draws.is_empty() {
+            self.sample_row(logits);
+        }
+        let mut ended = std::mem::take(&mut self.sampling.ended);
+        ended.drain(..).for_each(|at| self.release(at));
+        self.sampling.ended = ended;
+    }
+
+    /// Chooses a token for each draw. Those that go on are left in the list, with their next rows.
+    fn sample_row(&mut self, logits: Logits) {
         let StepSampling { sampler, masks, draws, ended } = &mut self.sampling;
         let (sequences, events) = (&mut self.sequences, &mut self.events.last_step);
-        if draws.is_empty() {
-            return;
-        }
+        let (plan, drafting, cache) = (&self.plan, &mut self.drafting, &mut self.cache);
+        let mut settled = |s: &mut Sequence, draw: &Draw| {
+            settle(s, plan.scheduled[draw.scheduled], draw.row - draw.first_row, drafting, cache);
+        };
         // 1. Wait for the masks of constraints, which were made while the model ran
         draws.retain(|draw| {
             let running = sequences.list[draw.sequence].running.as_mut();
             let guide = running.and_then(|running| running.guide.as_mut());
             let Some(Err(why)) = guide.map(Guide::finish_mask) else { return true };
             fail(sequences, draw.sequence, why, events);
+            settled(&mut sequences.list[draw.sequence], draw);
             ended.push(draw.sequence);
             false
         });
         // 2. Choose tokens, and add those that a constraint forces after them
         let drawn = sampler.draw(&mut *self.runner.backend, logits, &sequences.list, draws);
-        for (draw, Drawn { token, logprobs }) in draws.iter().zip(drawn) {
+        let mut going_on = 0;
+        for (at, Drawn { token, logprobs }) in drawn.iter_mut().enumerate() {
+            let mut draw = draws[at];
             let s = &mut sequences.list[draw.sequence];
-            s.logprobs = logprobs.take();
             let reason = match token {
-                Ok(token) => accept(s, *token, self.setup.max_context, masks, events),
+                Ok(token) => accept(s, *token, logprobs.take(), self.setup.max_context, masks, events),
                 Err(e) => Err((*e).into()),
             };
             match reason {
-                Ok(None) => continue,
+                Ok(None) => match next_row(s, plan.scheduled[draw.scheduled]) {
+                    Some(row) => {
+                        draw.row = draw.first_row + row;
+                        draws[going_on] = draw;
+                        going_on += 1;
+                        continue;
+                    }
+                    None => {
+                        settled(s, &draw);
+                        continue;
+                    }
+                },
                 Ok(Some(reason)) => {
                     s.running = None;
                     events.push(Event::Finished { id: s.id, reason });
                 }
                 Err(why) => fail(sequences, draw.sequence, why, events),
             }
+            settled(&mut sequences.list[draw.sequence], &draw);
             ended.push(draw.sequence);
         }
-        // 3. Release those that ended
-        let mut ended = std::mem::take(ended);
-        ended.drain(..).for_each(|at| self.release(at));
-        self.sampling.ended = ended;
+        draws.truncate(going_on);
     }
 
     /// Ends a generation.
@@ -188,33 +233,50 @@ fn fail(sequences: &mut SequenceTable, at: usize, why: anyhow::Error, events: &m
     events.push(Event::Finished { id, reason: Finish::Failed });
 }
 
+/// The row of drafted tokens, counted from the sequence's first, that has the logits for its next token: if all its new tokens are drafted ones.
+fn next_row(s: &Sequence, scheduled: ScheduledSequence) -> Option<usize> {
+    let new = &s.tokens[s.computed..];
+    let drafts = s.drafts.as_ref().filter(|_| new.len() <= scheduled.computed_drafts)?;
+    (drafts.agreed(new) == new.len()).then_some(new.len())
+}
+
 /// Adds a chosen token to a sequence, and those that its constraint forces after it. Returns why the generation ends, if it does.
 fn accept(
     s: &mut Sequence,
     token: u32,
+    logprobs: Option<Logprobs>,
     max_context: usize,
     masks: &mut Masks,
     events: &mut Vec<Event>,
 ) -> Result<Option<Finish>> {
-    let reason = add_token(s, token, max_context, events);
+    let reason = add_token(s, token, logprobs, max_context, events);
     let Some(running) = s.running.as_mut().filter(|_| reason.is_none()) else { return Ok(reason) };
     let Some(mut guide) = running.guide.take() else { return Ok(None) };
     // With log-probabilities each token needs logits of its own.
     let forces = running.generation.logprobs.is_none();
     let next = guide.push(token, masks, forces)?;
     running.guide = Some(guide);
-    let reason = next.forced.iter().find_map(|token| add_token(s, *token, max_context, events));
+    let reason = next.forced.iter().find_map(|token| add_token(s, *token, None, max_context, events));
     Ok(reason.or(next.is_over.then_some(Finish::Stop)))
 }
 
 /// Adds a generated token to a sequence. Returns why the generation ends, if it does.
-fn add_token(s: &mut Sequence, token: u32, max_context: usize, events: &mut Vec<Event>) -> Option<Finish> {
+fn add_token(
+    s: &mut Sequence,
+    token: u32,
+    logprobs: Option<Logprobs>,
+    max_context: usize,
+    events: &mut Vec<Event>,
+) -> Option<Finish> {
     let running = s.running.as_mut()?;
     running.generated += 1;
     if running.generation.stop_ids.contains(&token) {
         return Some(Finish::Stop);
     }
     s.tokens.push(token);
+    if running.generation.logprobs.is_some() {
+        s.logprobs.push_back(logprobs);
+    }
     if let Some(history) = &mut running.history {
         history.add_generated(token);
     }

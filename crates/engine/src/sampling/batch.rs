@@ -19,6 +19,10 @@ pub(crate) struct Draw {
     pub sequence: usize,
     /// Its row of the logits.
     pub row: usize,
+    /// The first row that it has in this step. Those behind it are of drafted tokens.
+    pub first_row: usize,
+    /// Its place in the plan.
+    pub scheduled: usize,
 }
 
 /// The result of a draw.

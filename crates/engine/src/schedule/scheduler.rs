@@ -90,6 +90,7 @@ impl Scheduler {
                 plan.stuck.push(first);
             }
         }
+        plan.waiting = queue.len() - plan.scheduled.len();
         self.queue = queue;
     }
 
@@ -141,7 +142,7 @@ fn schedule(
     }
     let s = &mut sequences[i];
     cache.grow(&mut s.held, total).expect("room was found");
-    plan.scheduled.push(ScheduledSequence { sequence: i, tokens });
+    plan.scheduled.push(ScheduledSequence { sequence: i, tokens, drafts: 0, kept_states: None, computed_drafts: 0 });
     true
 }
 

@@ -1,10 +1,12 @@
 //! A sequence: the tokens of a conversation or request, how many of them are computed, and the blocks it holds.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sluice_cache::{BlockHash, KvCache, SequenceBlocks};
 
 use crate::constraint::{Constraint, Guide};
+use crate::draft::SequenceDrafts;
 use crate::sampling::{History, Logprobs, SamplingParams};
 use crate::step::pooling::{Pooled, Pooling};
 use crate::tiers::restore::Restore;
@@ -28,6 +30,8 @@ pub struct Generation {
     pub logprobs: Option<usize>,
     /// What the answer must match.
     pub constraint: Option<Arc<Constraint>>,
+    /// Tokens that the answer may have. Drafts are taken from them; they change nothing else.
+    pub prediction: Vec<u32>,
     /// Generates no tokens, but makes a vector of the prompt's hidden states: see [`crate::Engine::take_embedding`].
     pub pooling: Option<Pooling>,
 }
@@ -134,8 +138,10 @@ pub(crate) struct Sequence {
     pub restored: usize,
     /// How far it is with what the tiers have of its prompt.
     pub restore: Restore,
-    /// Log-probabilities of the last token, until they are taken.
-    pub logprobs: Option<Logprobs>,
+    /// Log-probabilities of the last step's tokens, until they are taken; `None` for a token that was not drawn. Empty if nobody asks for them.
+    pub logprobs: VecDeque<Option<Logprobs>>,
+    /// Drafts of the last generation, if there are any.
+    pub drafts: Option<Box<SequenceDrafts>>,
     /// The embedding of its prompt, until it is taken.
     pub embedding: Option<Vec<f32>>,
     pub running: Option<Running>,
@@ -157,7 +163,8 @@ impl Sequence {
             reused: 0,
             restored: 0,
             restore: Restore::NotStarted,
-            logprobs: None,
+            logprobs: VecDeque::new(),
+            drafts: None,
             embedding: None,
             running: None,
             last_used: 0,

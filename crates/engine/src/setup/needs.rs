@@ -59,17 +59,38 @@ pub(crate) fn step_scratch(
     decoder: &Decoder,
     layouts: &[KvLayout],
     chunk: usize,
-    max_sequences: usize,
+    options: &Options,
     streamed: bool,
 ) -> StepScratch {
     // All sequences take part. The first has all remaining tokens.
-    let sequences = max_sequences.min(chunk);
-    let capacity = Capacity { tokens: chunk, sequences, blocks: 0 };
+    let sequences = options.max_sequences.min(chunk);
+    let mut need = scratch_of(backend, decoder, layouts, chunk + 1 - sequences, sequences, Wanted::Last, streamed);
+    // Or none has a prompt, and the first has all drafts.
+    let drafts = options.drafts.rows(options.max_sequences).min(chunk - sequences);
+    if drafts > 0 {
+        let drafting = scratch_of(backend, decoder, layouts, 1 + drafts, sequences, Wanted::All, streamed);
+        need.fixed = need.fixed.max(drafting.fixed);
+        need.per_128_positions = need.per_128_positions.max(drafting.per_128_positions);
+    }
+    need
+}
+
+/// Scratch memory of a step where the first of `sequences` sequences has `first` tokens, and the others one each.
+fn scratch_of(
+    backend: &dyn Backend,
+    decoder: &Decoder,
+    layouts: &[KvLayout],
+    first: usize,
+    sequences: usize,
+    wanted: Wanted,
+    streamed: bool,
+) -> StepScratch {
+    let capacity = Capacity { tokens: first + sequences - 1, sequences, blocks: 0 };
     let mut inputs = StepInputs::new(&[], capacity);
     for i in 0..sequences {
-        let tokens = vec![0; if i == 0 { chunk + 1 - sequences } else { 1 }];
+        let tokens = vec![0; if i == 0 { first } else { 1 }];
         let tables: &[Vec<u32>] = &[];
-        inputs.push(&SequenceInput { tokens: &tokens, position: 0, state: 0, tables, wanted: Wanted::Last });
+        inputs.push(&SequenceInput { tokens: &tokens, position: 0, state: 0, tables, wanted });
     }
     backend.step_scratch(layouts, &inputs, streamed, &mut |sizing| decoder.step(sizing, &inputs))
 }

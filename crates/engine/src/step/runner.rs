@@ -17,6 +17,8 @@ pub(crate) struct Runner {
     /// Blocks of keys and values: `[groups]`.
     pools: Vec<KvPool>,
     inputs: StepInputs,
+    /// Tokens of a sequence with its drafted ones.
+    tokens: Vec<u32>,
     /// Hidden states on the host: `[STATES, hidden]` at most.
     states: Vec<f32>,
 }
@@ -24,7 +26,14 @@ pub(crate) struct Runner {
 impl Runner {
     pub fn new(backend: Box<dyn Backend>, decoder: Decoder, pools: Vec<KvPool>, capacity: Capacity) -> Runner {
         let block_tokens: Vec<usize> = pools.iter().map(|pool| pool.layout.block_tokens).collect();
-        Runner { backend, decoder, pools, inputs: StepInputs::new(&block_tokens, capacity), states: Vec::new() }
+        Runner {
+            backend,
+            decoder,
+            pools,
+            inputs: StepInputs::new(&block_tokens, capacity),
+            tokens: Vec::new(),
+            states: Vec::new(),
+        }
     }
 
     /// The blocks that steps work on.
@@ -33,7 +42,7 @@ impl Runner {
     }
 
     /// Takes the next tokens of the scheduled sequences through the model. All queued block operations are applied. `wanted`: logits of all positions,
-    /// or of the last token of sequences that reach the end of their tokens.
+    /// or of the last token of sequences that reach the end of their tokens, and of each drafted one behind it.
     pub fn step(&mut self, plan: &Plan, sequences: &[Sequence], wanted: Wanted) -> Outcome {
         // 1. Inputs
         self.inputs.clear();
@@ -41,14 +50,25 @@ impl Runner {
             let s = &sequences[scheduled.sequence];
             let to = s.computed + scheduled.tokens;
             let has_logits = wanted == Wanted::All || (to == s.tokens.len() && !s.embeds());
-            let wanted = if has_logits { wanted } else { Wanted::None };
+            let mut wanted = if has_logits { wanted } else { Wanted::None };
+            let mut tokens = &s.tokens[s.computed..to];
+            if let Some(drafts) = s.drafts.as_ref().filter(|_| scheduled.drafts > 0) {
+                debug_assert!(tokens.len() == 1 && has_logits, "drafts follow the only token left");
+                self.tokens.clear();
+                self.tokens.extend_from_slice(tokens);
+                self.tokens.extend_from_slice(&drafts.draft.tokens[..scheduled.drafts]);
+                (tokens, wanted) = (&self.tokens, Wanted::All);
+            }
             self.inputs.push(&SequenceInput {
-                tokens: &s.tokens[s.computed..to],
+                tokens,
                 position: s.computed,
                 state: s.held.state.unwrap_or(0),
                 tables: &s.held.tables,
                 wanted,
             });
+            if let Some(first) = scheduled.kept_states.filter(|_| scheduled.drafts > 0) {
+                self.inputs.keep_states(first..first + scheduled.drafts as u32);
+            }
         }
         // 2. The model
         self.backend.begin(&self.inputs);
@@ -69,8 +89,9 @@ impl Runner {
         }
     }
 
-    /// Whether a row of the last step belongs to the sequence with this index in the plan.
-    pub fn owns_row(&self, row: u32, scheduled: usize) -> bool {
-        self.inputs.rows(scheduled).contains(&(row as usize))
+    /// The place of a row of the last step among those of the sequence with this index in the plan, if it is one of them.
+    pub fn place_of_row(&self, row: u32, scheduled: usize) -> Option<usize> {
+        let rows = self.inputs.rows(scheduled);
+        rows.contains(&(row as usize)).then(|| row as usize - rows.start)
     }
 }

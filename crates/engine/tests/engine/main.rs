@@ -8,6 +8,7 @@ mod constraints;
 mod conversation;
 mod crowd;
 mod demo;
+mod drafts;
 mod embeddings;
 mod exactness;
 mod faults;

@@ -295,7 +295,7 @@ mod tests {
         MessageEncoder { id: "msg_1".into(), ..MessageEncoder::new("demo".into(), true) }
     }
 
-    const USAGE: Usage = Usage { prompt: 10, cached: 4, written: 5, generated: 7 };
+    const USAGE: Usage = Usage { prompt: 10, cached: 4, written: 5, generated: 7, predicted: None };
 
     /// Names and data of a stream's events.
     fn parsed(stream: &str) -> Vec<(String, Value)> {

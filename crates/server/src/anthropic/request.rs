@@ -223,7 +223,7 @@ impl MessagesRequest {
             OutputSpec::new(tools, &tool_choice, !one_call, format, budget)?.with_strict_tools(strict, !one_call);
         output.unlisted = unlisted;
         let extra = self.chat_template_kwargs;
-        Ok(ChatRequest { messages, output, thinking, extra, effort, logprobs: None, sampling })
+        Ok(ChatRequest { messages, output, thinking, extra, effort, sampling, ..ChatRequest::default() })
     }
 
     /// The model that it names.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use sluice_engine::Finish;
 use sluice_engine::sampling::Logprobs;
 use sluice_engine::text::{AnswerParser, Detokenizer, Piece, Reading, StopStrings, Tokenizer};
+use sluice_engine::{DraftCounts, Finish};
 
 use crate::models::runtime::commands::Update;
 
@@ -40,6 +40,10 @@ pub struct Answer {
     pub cached: usize,
     /// Tokens generated so far, of all choices.
     pub generated: usize,
+    /// Whether the request said what the answer may be.
+    pub is_predicted: bool,
+    /// What was drafted for complete choices.
+    pub drafted: DraftCounts,
     /// The prompt's embedding, if it was requested: `[hidden]`.
     pub embedding: Option<Vec<f32>>,
 }
@@ -53,7 +57,14 @@ impl Answer {
             parser: None,
             over: false,
         };
-        Answer { choices: (0..choices).map(choice).collect(), cached: 0, generated: 0, embedding: None }
+        Answer {
+            choices: (0..choices).map(choice).collect(),
+            cached: 0,
+            generated: 0,
+            is_predicted: false,
+            drafted: DraftCounts::default(),
+            embedding: None,
+        }
     }
 
     /// Parses the answer to a conversation: from here on, thoughts and calls are told apart from text.
@@ -105,7 +116,8 @@ impl Answer {
                 let pieces = choice.pieces(&text, stopped.then_some(true));
                 Ok(Some(Delta { choice: number, text, pieces, tokens: vec![(token, logprobs)], finish, stopped }))
             }
-            Update::Finished { choice: number, reason } => {
+            Update::Finished { choice: number, reason, drafted } => {
+                self.drafted = self.drafted.plus(drafted);
                 let choice = &mut self.choices[number];
                 if choice.over {
                     return Ok(None);

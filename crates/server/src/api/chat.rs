@@ -46,6 +46,8 @@ pub struct ChatRequest {
     pub effort: Option<(&'static str, String)>,
     /// Set if log-probabilities are wanted: how many of the most likely tokens to list beside each token.
     pub logprobs: Option<usize>,
+    /// What the answer may be.
+    pub prediction: Option<String>,
     /// Sampling, stop strings, length, streaming.
     pub sampling: SamplingFields,
 }
@@ -105,16 +107,29 @@ impl ChatRequest {
         let Rendered { tokens, marks, .. } = self.render(model).await?;
         let calls = model.text.template.as_ref().and_then(|template| template.style().calls);
         self.output.drop_strictness_unless(calls.is_some() && model.text.tokenizer.is_byte_level());
+        if self.prediction.is_some() && !model.drafts {
+            note_ignored("prediction");
+        }
+        let predicted = self.prediction.take().filter(|_| model.drafts);
+        let is_predicted = predicted.is_some();
         let (own, output) = (Arc::clone(model), self.output);
-        let prepared = tokio::task::spawn_blocking(move || prepare(&own.text, &output, tokens)).await;
-        let (tokens, reading, constraint) = prepared.map_err(|e| ApiError::internal(e.to_string()))??;
+        let prepared = tokio::task::spawn_blocking(move || {
+            let (tokens, reading, constraint) = prepare(&own.text, &output, tokens)?;
+            let prediction = predicted.map_or(Ok(Vec::new()), |text| own.text.tokenizer.encode_plain(&text));
+            let prediction = prediction.map_err(|e| ApiError::invalid("prediction", format!("prediction: {e:#}")))?;
+            Ok::<_, ApiError>((tokens, reading, constraint, prediction))
+        });
+        let prepared = prepared.await;
+        let (tokens, reading, constraint, prediction) = prepared.map_err(|e| ApiError::internal(e.to_string()))??;
         // 2. Submit it
         let mut generation = self.sampling.generation(&model.text, tokens.len(), model.context)?;
         generation.logprobs = self.logprobs;
         generation.snapshot_points = marks;
+        generation.prediction = prediction;
         generation.constraint = constraint.map(Arc::new);
         let mut pending = Pending::submit(model, tokens, generation, &self.sampling)?;
         pending.answer.parse_with(&reading, &model.text.tokenizer);
+        pending.answer.is_predicted = is_predicted;
         Ok(pending)
     }
 }

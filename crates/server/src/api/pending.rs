@@ -53,6 +53,8 @@ pub struct Usage {
     pub written: usize,
     /// Generated tokens of all choices.
     pub generated: usize,
+    /// Drafted tokens that came true, and that did not, if the request said what its answer may be.
+    pub predicted: Option<(u64, u64)>,
 }
 
 /// What happens next to a request.
@@ -108,11 +110,15 @@ impl Pending {
     pub fn usage(&self) -> Usage {
         let (prompt, cached, generated) = (self.prompt_tokens, self.answer.cached, self.answer.generated);
         let written = if self.model.keeps_prefixes { prompt.saturating_sub(cached + 1) } else { 0 };
-        self.siblings.iter().map(Pending::usage).fold(Usage { prompt, cached, written, generated }, |a, b| Usage {
+        let drafted = self.answer.drafted;
+        let predicted = self.answer.is_predicted.then_some((drafted.accepted, drafted.drafted - drafted.accepted));
+        let own = Usage { prompt, cached, written, generated, predicted };
+        self.siblings.iter().map(Pending::usage).fold(own, |a, b| Usage {
             prompt: a.prompt + b.prompt,
             cached: a.cached + b.cached,
             written: a.written + b.written,
             generated: a.generated + b.generated,
+            predicted: a.predicted,
         })
     }
 

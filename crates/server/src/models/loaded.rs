@@ -28,6 +28,8 @@ pub struct LoadedModel {
     pub hidden: usize,
     /// Whether the model has recurrent layers.
     pub has_states: bool,
+    /// Whether tokens are drafted.
+    pub drafts: bool,
     /// Whether prefixes of prompts are kept for later requests.
     pub keeps_prefixes: bool,
     /// When it was loaded, in seconds since 1970.
@@ -80,6 +82,7 @@ impl LoadedModel {
             vocabulary: engine.model().vocabulary,
             hidden: engine.model().hidden,
             has_states: engine.model().state_len() > 0,
+            drafts: !engine.draft_stats().is_empty(),
             keeps_prefixes: engine.has_prefix_cache(),
             created: now(),
             sessions: engine.sessions(),

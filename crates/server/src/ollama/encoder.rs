@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use crate::api::blocks::tests::rich;
 
-    const USAGE: Usage = Usage { prompt: 20, cached: 8, written: 0, generated: 9 };
+    const USAGE: Usage = Usage { prompt: 20, cached: 8, written: 0, generated: 9, predicted: None };
 
     fn new_encoder(kind: ReplyKind) -> OllamaEncoder {
         OllamaEncoder::new(kind, "demo:latest".into(), Instant::now())

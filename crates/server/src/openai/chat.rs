@@ -42,6 +42,9 @@ pub struct ChatCompletionRequest {
     /// How long to think, for templates that say so (gpt-oss's: `low`, `medium`, `high`); `none` turns thinking off.
     #[serde(default, deserialize_with = "fields::string")]
     reasoning_effort: Option<String>,
+    /// What the answer may be. Where it comes true, tokens are computed several at a time (see `--draft`); the answer is the same without it.
+    #[serde(default, deserialize_with = "fields::nested")]
+    prediction: Option<Prediction>,
     /// More variables for the chat template.
     #[serde(default, deserialize_with = "fields::object")]
     #[schema(value_type = Option<Object>)]
@@ -50,6 +53,36 @@ pub struct ChatCompletionRequest {
     output: OutputFields,
     #[serde(flatten)]
     sampling: SamplingFields,
+}
+
+/// A predicted answer.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = ChatPrediction)]
+pub struct Prediction {
+    /// `content`.
+    #[serde(default, rename = "type", deserialize_with = "fields::string")]
+    kind: Option<String>,
+    /// A string, or a list of parts with a `text` each.
+    #[serde(default)]
+    #[schema(value_type = Option<Value>)]
+    content: Value,
+}
+
+impl Prediction {
+    fn text(self) -> Result<String, ApiError> {
+        let invalid = |what: &str| ApiError::invalid("prediction", format!("prediction.{what}"));
+        if let Some(other) = self.kind.filter(|kind| kind != "content") {
+            return Err(invalid(&format!("type must be content, found {other:?}")));
+        }
+        match self.content {
+            Value::String(text) => Ok(text),
+            Value::Array(parts) => parts
+                .iter()
+                .map(|part| part["text"].as_str().ok_or_else(|| invalid("content: each part must have a text")))
+                .collect(),
+            _ => Err(invalid("content must be a string or a list of parts")),
+        }
+    }
 }
 
 impl ChatCompletionRequest {
@@ -75,6 +108,7 @@ impl ChatCompletionRequest {
             extra: self.chat_template_kwargs,
             effort,
             logprobs: self.logprobs.then_some(top),
+            prediction: self.prediction.map(Prediction::text).transpose()?,
             sampling: self.sampling,
         })
     }

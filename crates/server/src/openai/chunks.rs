@@ -50,16 +50,30 @@ json_schema! {
                     "cache_write_tokens": {"type": "integer", "description": "Prompt tokens that are cached from now on."},
                 },
             },
+            "completion_tokens_details": {
+                "type": "object",
+                "required": ["accepted_prediction_tokens", "rejected_prediction_tokens"],
+                "properties": {
+                    "accepted_prediction_tokens": {"type": "integer", "description": "Tokens that were drafted, from the prediction and elsewhere, and came true."},
+                    "rejected_prediction_tokens": {"type": "integer", "description": "Tokens that were drafted and did not."},
+                },
+                "description": "Only for a request with a prediction.",
+            },
         },
     }
 }
 
 fn usage_json(usage: Usage) -> Value {
-    let Usage { prompt, cached, written, generated } = usage;
-    json!({
+    let Usage { prompt, cached, written, generated, predicted } = usage;
+    let mut counts = json!({
         "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
-    })
+    });
+    if let Some((accepted, rejected)) = predicted {
+        counts["completion_tokens_details"] =
+            json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected});
+    }
+    counts
 }
 
 impl<E: ChunkEncoder> StreamEncoder for ChunkStream<E> {

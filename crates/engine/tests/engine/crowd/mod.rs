@@ -134,6 +134,14 @@ impl Crowd {
         let live = &self.live[&id];
         let mut generation = self.requests[live.request].turns[live.turn].1.clone();
         generation.max_tokens -= live.generated;
+        // Drafts are right as often as wrong.
+        generation.prediction = self.wanted(live).to_vec();
+        let vocabulary = self.engine.model().vocabulary as u32;
+        for token in &mut generation.prediction {
+            if self.random.u8(..8) == 0 {
+                *token = self.random.u32(..vocabulary);
+            }
+        }
         self.engine.start(id, prompt, generation).unwrap();
         let (own, number, since) = (events(live), self.starts, self.step);
         self.starts += 1;

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastrand::Rng;
 use sluice_engine::sampling::SamplingParams;
-use sluice_engine::{Activations, Engine, Generation, KvType, Options, Placement, ReadFaults};
+use sluice_engine::{
+    Activations, DraftOptions, DrafterChoice, Engine, Generation, KvType, Options, Placement, ReadFaults,
+};
 
 pub fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
@@ -46,6 +48,11 @@ pub fn options(kind: Kind, random: &mut Rng) -> Options {
         prefix_cache: random.u8(..4) > 0,
         snapshots: [0, 1, 3, 12][random.usize(..4)],
         experts: if kind.disk { Placement::Slots } else { Placement::Mapped },
+        drafts: DraftOptions {
+            drafter: [DrafterChoice::Off, DrafterChoice::Ngram][random.usize(..2)],
+            tokens: [1, 3, 8][random.usize(..3)],
+            governed: random.bool(),
+        },
         ..Options::for_this_machine().unwrap()
     }
 }
@@ -92,6 +99,7 @@ pub fn requests(kind: Kind, random: &mut Rng) -> Vec<Request> {
         kv_tokens: own,
         experts: Placement::Mapped,
         prefix_cache: false,
+        drafts: DraftOptions::default(),
         ..options(kind, &mut random.clone())
     };
     let mut engine = Engine::open(&folder(kind.model), alone).unwrap();

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use sluice_engine::sampling::Logprobs;
-use sluice_engine::{Finish, Generation, ReadAhead, Saved};
+use sluice_engine::{DraftCounts, Finish, Generation, ReadAhead, Saved};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A prompt, and how to answer it.
@@ -49,6 +49,8 @@ pub enum Update {
         choice: usize,
         /// Why it ended.
         reason: Finish,
+        /// What was drafted for it.
+        drafted: DraftCounts,
     },
     /// The request could not be computed, for this reason.
     Failed(String),

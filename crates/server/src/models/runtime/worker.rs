@@ -263,13 +263,14 @@ impl Worker {
 
     /// Ends a choice. `result`: why it finished, or why it failed.
     fn finish_choice(&mut self, sequence: SequenceId, result: Result<Finish, String>) {
+        let drafted = self.engine.drafted(sequence);
         self.engine.remove_sequence(sequence);
         let Some((id, choice)) = self.owners.remove(&sequence) else { return };
         let Some(request) = self.requests.get_mut(&id) else { return };
         let update = match result {
             Ok(reason) => {
                 self.metrics.finished(reason);
-                Update::Finished { choice, reason }
+                Update::Finished { choice, reason, drafted }
             }
             Err(why) => Update::Failed(why),
         };

@@ -67,7 +67,7 @@ impl ResponseEncoder {
     }
 
     fn usage(&self, usage: Usage) -> Value {
-        let Usage { prompt, cached, written, generated } = usage;
+        let Usage { prompt, cached, written, generated, .. } = usage;
         json!({
             "input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
             "output_tokens": generated, "output_tokens_details": {"reasoning_tokens": self.blocks.thought_tokens},
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
     use crate::api::blocks::tests::{finished, rich};
 
-    const USAGE: Usage = Usage { prompt: 10, cached: 4, written: 5, generated: 7 };
+    const USAGE: Usage = Usage { prompt: 10, cached: 4, written: 5, generated: 7, predicted: None };
 
     fn answer(options: ResponseOptions) -> ResponseEncoder {
         ResponseEncoder { id: "1".into(), ..ResponseEncoder::new("demo".into(), options) }

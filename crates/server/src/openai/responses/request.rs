@@ -279,7 +279,8 @@ impl ResponsesRequest {
             ));
         }
         let logprobs = options.with_logprobs.then_some(top);
-        Ok((ChatRequest { messages, output, thinking, extra, effort: None, logprobs, sampling }, options))
+        let chat = ChatRequest { messages, output, thinking, extra, logprobs, sampling, ..ChatRequest::default() };
+        Ok((chat, options))
     }
 
     /// The model that it names.

@@ -1,0 +1,117 @@
+"""Drafts: answers with and without them, of the real models that `scripts/real-models` fetches. Text and tokens must be equal, an edit of a file must be much faster, and prose no slower.
+The goals are those that the project set itself."""
+
+import json
+import os
+import subprocess
+
+import real_models
+from chart import Chart
+from findings import Pick, bars, goals, having, said
+from peers import SLUICE
+from results import compare
+from scratch import ROOT, Failed, say
+
+TITLE = "Drafts that cannot change the text"
+SUITE = "drafts"
+THREADS = len(os.sched_getaffinity(0))
+# The file that is edited: about 2,000 tokens.
+EDITED = ROOT / "crates" / "engine" / "src" / "text" / "stop.rs"
+OFF = "without drafts"
+# An edit with drafts over one without; prose, whatever is drafted.
+FASTER, NO_SLOWER = 2.5, 0.98
+CODER, PROSE = "qwen2_5_coder", ("smollm2", "gemma3", "qwen2_5_coder")
+STORY = "Write a long story about a lighthouse keeper who finds a message in a bottle. Describe the sea, the people and what the message says."
+CODE = "Write a Python program that reads a CSV file of sales and prints totals by month and by product. Explain nothing."
+
+
+def edit():
+    return f"Rename the type `StopStrings` to `StopWatcher` in this file. Answer with the whole file, and nothing else.\n\n```rust\n{EDITED.read_text()}```\n"
+
+
+# By case: model, prompt, tokens of the answer (quick: a quarter), temperature, goal.
+CASES = {
+    "edit greedy": (CODER, edit, 1600, 0, FASTER),
+    "edit sampled": (CODER, edit, 1600, 0.7, None),
+    "code greedy": (CODER, lambda: CODE, 400, 0, NO_SLOWER),
+    **{f"prose greedy {name}": (name, lambda: STORY, 200, 0, NO_SLOWER) for name in PROSE},
+    **{f"prose sampled {name}": (name, lambda: STORY, 200, 1, NO_SLOWER) for name in PROSE},
+}
+QUICK = ["edit greedy", "prose sampled smollm2"]
+
+
+def title(name):
+    what, how, *_ = name.split()
+    return f"{what}, {how}, {real_models.MODELS[CASES[name][0]]}"
+
+
+PICKS = [Pick(title(name), title(name), "speed", OFF, front=f"{title(name)}, n-gram drafts" if name == "edit greedy" else "") for name in CASES]
+
+
+def picks(_):
+    """Rows that charts show."""
+    return PICKS
+
+
+def charts(rows):
+    return {"": Chart("Answers with n-gram drafts, beside none", bars(rows, PICKS), under="Tokens per second of an answer over those of the same answer without drafts.")}
+
+
+def found(rows):
+    """What the figures say, a line each."""
+    return [
+        *said("An edit of a file of 2,000 tokens is written {spread} times as fast as without drafts, in {cases}; goals met: {goals}.", having(rows, "edit", "speed")),
+        *said("New code is written {spread} times as fast; goals met: {goals}.", having(rows, "code", "speed")),
+        *said("Prose is written {spread} times as fast, in {cases}; goals met: {goals}.", having(rows, "prose", "speed")),
+        f"Answers that differ from those without drafts: {sum(r.ours for r in rows if r.figure == 'other tokens'):.0f}.",
+        f"All goals together: {goals(rows)} met.",
+    ]
+
+
+def cases(quick):
+    return list(CASES) if not quick else QUICK
+
+
+def absent():
+    """What is missing for it to run here."""
+    missing = real_models.fetch()
+    return None if not missing else f"real models are not there: {', '.join(missing)}"
+
+
+def run(names, quick, rounds, parts):
+    rows, notes = [], []
+    for name in names:
+        say(name)
+        rows += parts.measure(f"{name} {rounds}", lambda: measured(name, rounds, quick), notes)
+    notes.append("one answer after the other, with and without drafts by turns; a ratio is of two answers that follow each other")
+    notes.append("speed: tokens after the first over their time; drafts by look-up in prompt and answer (`--draft auto`), 16 tokens at most")
+    return rows, notes
+
+
+def answered(name, draft, quick):
+    """An answer: its tokens, and what `--json` says about it."""
+    model, prompt, tokens, temperature, _ = CASES[name]
+    tokens = tokens // 4 if quick else tokens
+    how = ["--draft", draft, "--temperature", temperature, "--seed", 1, "--max-tokens", tokens, "--ignore-eos", "--threads", THREADS, "--max-context", 8192]
+    command = [SLUICE, "run", "--json", "--model", real_models.path(model), *how, "--prompt", prompt()]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise Failed(f"sluice run: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def measured(name, rounds, quick):
+    *_, goal = CASES[name]
+    ours, plain, other, accepted = [], [], 0, []
+    for _ in range(rounds):
+        without, drafted = answered(name, "off", quick), answered(name, "auto", quick)
+        other += without["tokens"] != drafted["tokens"] or without["text"] != drafted["text"]
+        for speeds, answer in ((plain, without), (ours, drafted)):
+            speeds.append(answer["stats"]["generation"]["tokens_per_second"])
+        counts = drafted["stats"]["drafts"]["ngram"]
+        accepted.append(100 * counts["accepted_tokens"] / max(counts["draft_tokens"], 1))
+    return [
+        compare(SUITE, title(name), "speed", "tokens/s", ours, plain, OFF, goal=goal, threads=THREADS),
+        compare(SUITE, title(name), "accepted", "% of drafted tokens", accepted, None, ""),
+        compare(SUITE, title(name), "other tokens", "answers", [other], None, ""),
+    ]

@@ -1,0 +1,311 @@
+//! Decides how many drafted tokens are worth computing.
+//!
+//! It learns what a step takes by its number of rows, and takes the number that promises most tokens in a second, none included. Times are measured, so all that rows cost
+//! is in them: products, attention, the distinct experts of a mixture, and their reads. An account limits what wrong guesses may cost: a draft that is lost altogether
+//! must be covered by it, and it fills slowly, or with what drafts have saved.
+//!
+//! Time decides only how many tokens are computed together, which changes no bit.
+
+use std::time::Duration;
+
+/// Rows whose time is kept. Steps with more are without drafts.
+const MAX_ROWS: usize = 96;
+/// Steps without drafts that are measured before the first draft.
+const FIRST_STEPS: u32 = 3;
+/// Weight of a new measurement once there are many, and what one step may differ from what is known: others may have held it up.
+const NEWEST: f64 = 0.05;
+const HELD_UP: f64 = 3.0;
+/// How much of the difference between what was expected of a step with drafts and what it took is the whole machine's, which has become slower or faster.
+const COMMON: f64 = 0.03;
+/// Measurements of a number of rows that count as much as what all numbers together say of it.
+const ENOUGH: f64 = 6.0;
+/// What a drafted row adds before any was measured, in times of a step without drafts.
+const GUESSED_ROW: f64 = 0.15;
+/// Drafts are worth it only if they promise so many times the tokens in a second.
+const WORTH: f64 = 1.03;
+/// The account, in tokens' times: at first, at most, and what each token adds. In 200 tokens no more than four can be lost: 2 %.
+const ACCOUNT: f64 = 1.5;
+const FULL_ACCOUNT: f64 = 2.5;
+const REFILL: f64 = 0.0075;
+
+/// A measured mean.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measured {
+    mean: f64,
+    times: u32,
+}
+
+impl Measured {
+    fn learn(&mut self, value: f64) {
+        self.times = self.times.saturating_add(1);
+        let value = if self.times > FIRST_STEPS { value.min(HELD_UP * self.mean) } else { value };
+        self.mean += (value - self.mean) * NEWEST.max(1.0 / f64::from(self.times));
+    }
+
+    fn get(&self) -> Option<f64> {
+        (self.times > 0).then_some(self.mean)
+    }
+}
+
+/// What drafted rows add to a step, in times of a step without drafts: a line through all that was measured.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    /// Sums of weights, of rows and shares, and of their products.
+    w: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+}
+
+impl Default for Line {
+    /// A guess, so that a first step that was held up does not decide alone.
+    fn default() -> Line {
+        let (w, y) = (4.0, 0.2);
+        Line { w, x: w, y: w * y, xx: w, xy: w * y }
+    }
+}
+
+impl Line {
+    /// What older measurements count for when another comes.
+    const KEPT: f64 = 0.98;
+
+    fn add(&mut self, x: f64, y: f64) {
+        let Line { w, x: sx, y: sy, xx, xy } = self;
+        for (sum, value) in [(w, 1.0), (sx, x), (sy, y), (xx, x * x), (xy, x * y)] {
+            *sum = *sum * Line::KEPT + value;
+        }
+    }
+
+    /// What `x` rows add, once something was measured.
+    fn at(&self, x: f64) -> f64 {
+        let spread = self.w * self.xx - self.x * self.x;
+        // Of one number of rows alone it goes through nothing.
+        let slope =
+            if spread > 0.01 * self.w { (self.w * self.xy - self.x * self.y) / spread } else { self.y / self.x };
+        let slope = slope.clamp(0.0, 1.0);
+        ((self.y - slope * self.x) / self.w).max(0.0) + slope * x
+    }
+}
+
+/// A drafted token that may be computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    /// The chance that it and all before it come true.
+    pub chance: f64,
+    /// The sequence's place in the plan.
+    pub scheduled: usize,
+    /// How many drafted tokens of the sequence come before it.
+    pub depth: usize,
+}
+
+/// See the module.
+pub(crate) struct Governor {
+    /// Seconds of steps with so many sequences, without drafts.
+    plain: [Measured; MAX_ROWS + 1],
+    /// By drafted rows: what they add to a step, in times of it.
+    added: [Measured; MAX_ROWS + 1],
+    line: Line,
+    /// The most drafted rows that were measured.
+    widest: usize,
+    /// Of sampling a token, in steps without drafts and with drafts.
+    sampling: [Measured; 2],
+    /// What drafts may cost, in tokens' times.
+    account: f64,
+}
+
+impl Default for Governor {
+    fn default() -> Governor {
+        Governor {
+            plain: [Measured::default(); MAX_ROWS + 1],
+            added: [Measured::default(); MAX_ROWS + 1],
+            line: Line::default(),
+            widest: 0,
+            sampling: Default::default(),
+            account: ACCOUNT,
+        }
+    }
+}
+
+impl Governor {
+    /// How many of the candidates are worth a step with `generating` sequences, at most `most`. Sorts them: those that are worth it come first, for each sequence
+    /// from its first on.
+    pub fn choose(&self, generating: usize, most: usize, candidates: &mut [Candidate]) -> usize {
+        candidates.sort_unstable_by(|a, b| b.chance.total_cmp(&a.chance).then(a.depth.cmp(&b.depth)));
+        let Some(usual) = self.usual(generating) else { return 0 };
+        let sequences = generating as f64;
+        let [plain, drafting] = self.sampling.map(|s| s.get());
+        let plain = plain.unwrap_or(0.0);
+        let drafting = drafting.unwrap_or(plain);
+        let mut expected = sequences;
+        let (mut best, mut chosen) = (WORTH * expected / (usual + plain * expected), 0);
+        for (i, candidate) in candidates.iter().take(most.min(MAX_ROWS)).enumerate() {
+            let drafts = i + 1;
+            if self.worst(drafts) * sequences > self.account {
+                break;
+            }
+            expected += candidate.chance;
+            let speed = expected / (usual * (1.0 + self.adds(drafts)) + drafting * expected);
+            if speed > best {
+                (best, chosen) = (speed, drafts);
+            }
+        }
+        chosen
+    }
+
+    /// Seconds of a step without drafts, once there are enough measurements.
+    fn usual(&self, generating: usize) -> Option<f64> {
+        let measured = self.plain.get(generating)?;
+        measured.get().filter(|_| generating > 0 && measured.times >= FIRST_STEPS)
+    }
+
+    /// What so many drafted rows add to a step, in times of it: measured, or between what was. Beyond that each adds half of what others did, so that it is tried.
+    fn adds(&self, drafts: usize) -> f64 {
+        let known = |drafts: usize| {
+            let Measured { mean, times } = self.added[drafts];
+            let share = f64::from(times) / (f64::from(times) + ENOUGH);
+            (times > 0).then(|| (drafts as f64, share * mean + (1.0 - share) * self.line.at(drafts as f64)))
+        };
+        let Some((low, below)) = (1..=drafts).rev().find_map(known).or((self.widest > 0).then_some((0.0, 0.0))) else {
+            return GUESSED_ROW * drafts as f64;
+        };
+        let row = match (drafts..=self.widest).find_map(known) {
+            Some((high, above)) if high > low => ((above - below) / (high - low)).max(0.0),
+            _ => below / low / 2.0,
+        };
+        below + row * (drafts as f64 - low)
+    }
+
+    /// The same at worst: beyond what was measured, each row may add as much as those that were did on the average, or at first a whole step.
+    fn worst(&self, drafts: usize) -> f64 {
+        match self.widest {
+            0 => drafts as f64,
+            widest if drafts <= widest => self.adds(drafts),
+            widest => self.adds(widest) * drafts as f64 / widest as f64,
+        }
+    }
+
+    /// Notes a step that only generated. `rows`: with drafts. `tokens`: what it gave. `step`, `sampling`: what the model took, and choosing the tokens.
+    pub fn learn(&mut self, generating: usize, rows: usize, tokens: usize, step: Duration, sampling: Duration) {
+        if generating == 0 || rows > MAX_ROWS || tokens == 0 {
+            return;
+        }
+        let (seconds, sampling) = (step.as_secs_f64().max(1e-9), sampling.as_secs_f64());
+        let drafts = rows - generating;
+        self.sampling[usize::from(drafts > 0)].learn(sampling / tokens as f64);
+        if drafts == 0 {
+            self.account = (self.account + REFILL * tokens as f64).min(FULL_ACCOUNT);
+            return self.plain[generating].learn(seconds);
+        }
+        let Some(usual) = self.usual(generating) else { return };
+        // 1. What rows add, where a row is less than a step
+        let share = seconds / usual;
+        let added = (share - 1.0).clamp(0.0, drafts as f64 + 0.5);
+        let surprise = share / (1.0 + self.adds(drafts));
+        if self.added[drafts].times > FIRST_STEPS {
+            self.plain[generating].mean *= 1.0 + COMMON * (surprise.clamp(0.5, 2.0) - 1.0);
+        }
+        self.added[drafts].learn(added);
+        self.line.add(drafts as f64, added);
+        self.widest = self.widest.max(drafts);
+        // 2. The account. What others have held up is not the drafts' fault, so it pays what such a step takes as far as is known
+        let token = usual / generating as f64 + self.sampling[0].get().unwrap_or(0.0);
+        let took = usual * (1.0 + self.adds(drafts)) + sampling;
+        self.account = (self.account + tokens as f64 * (1.0 + REFILL) - took / token).min(FULL_ACCOUNT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fastrand::Rng;
+
+    use super::*;
+
+    /// A machine where a step takes a second, and each further row `row` seconds, give or take `noise`.
+    struct Machine {
+        row: f64,
+        noise: f64,
+        random: Rng,
+    }
+
+    impl Machine {
+        fn step(&mut self, rows: usize) -> Duration {
+            let seconds = 1.0 + self.row * (rows - 1) as f64;
+            // One in thirty steps is held up.
+            let held_up = if self.random.u8(..30) == 0 { 1.0 } else { 0.0 };
+            Duration::from_secs_f64(seconds * (1.0 + self.noise * (self.random.f64() - 0.5 + held_up)))
+        }
+    }
+
+    /// Generates `tokens` with a drafter of eight tokens that believes each comes true with the chance `believed`, and is right with the chance `real`.
+    /// Returns how many times as long it takes without drafts.
+    fn speed_up(governor: &mut Governor, machine: &mut Machine, tokens: usize, believed: f64, real: f64) -> f64 {
+        let (mut made, mut seconds) = (0, 0.0);
+        while made < tokens {
+            let mut candidates: Vec<Candidate> = (0..8)
+                .map(|depth| Candidate { chance: believed.powi(depth as i32 + 1), scheduled: 0, depth })
+                .collect();
+            let drafts = governor.choose(1, 8, &mut candidates);
+            let took = machine.step(1 + drafts);
+            let accepted = (0..drafts).take_while(|_| machine.random.f64() < real).count();
+            governor.learn(1, 1 + drafts, 1 + accepted, took, Duration::ZERO);
+            made += 1 + accepted;
+            seconds += took.as_secs_f64();
+        }
+        // What the steps would have taken on the average, with those that are held up.
+        made as f64 * (1.0 + machine.noise / 30.0) / seconds
+    }
+
+    #[test]
+    fn drafts_that_come_true_are_computed() {
+        let mut machine = Machine { row: 0.1, noise: 0.2, random: Rng::with_seed(1) };
+        let speed = speed_up(&mut Governor::default(), &mut machine, 2000, 0.9, 0.9);
+        // Eight rows more take 1.8 seconds and give 6.1 tokens.
+        assert!(speed > 3.0, "{speed}");
+    }
+
+    #[test]
+    fn drafts_that_cost_more_than_they_give_are_not() {
+        let mut machine = Machine { row: 0.8, noise: 0.2, random: Rng::with_seed(2) };
+        let speed = speed_up(&mut Governor::default(), &mut machine, 2000, 0.6, 0.6);
+        assert!(speed > 0.98, "{speed}");
+    }
+
+    #[test]
+    fn wrong_beliefs_cost_two_in_a_hundred_at_most() {
+        for row in [0.05, 0.2, 0.5, 1.0] {
+            for seed in 0..20 {
+                let mut machine = Machine { row, noise: 0.0, random: Rng::with_seed(seed) };
+                let speed = speed_up(&mut Governor::default(), &mut machine, 200, 0.95, 0.0);
+                assert!(speed > 0.98, "row {row}, seed {seed}: {speed}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_widest_draft_is_as_wide_as_it_pays() {
+        let mut governor = Governor::default();
+        let chances = |p: f64| -> Vec<Candidate> {
+            (0..8).map(|depth| Candidate { chance: p.powi(depth as i32 + 1), scheduled: 0, depth }).collect()
+        };
+        assert_eq!(governor.choose(1, 8, &mut chances(0.99)), 0, "nothing is measured");
+        let ms = Duration::from_millis;
+        for _ in 0..100 {
+            // Up to three drafted rows are cheap.
+            governor.learn(1, 1, 1, ms(100), ms(0));
+            (1..=3).for_each(|drafts| governor.learn(1, 1 + drafts, 1 + drafts, ms(120), ms(0)));
+            (4..=8).for_each(|drafts| governor.learn(1, 1 + drafts, 1 + drafts, ms(100 + 50 * drafts as u64), ms(0)));
+        }
+        assert_eq!(governor.choose(1, 8, &mut chances(0.9)), 3);
+        assert_eq!(governor.choose(1, 2, &mut chances(0.9)), 2, "no more than there may be");
+        assert_eq!(governor.choose(1, 8, &mut chances(0.01)), 0);
+        // Two sequences, of which one is surer.
+        (0..10).for_each(|_| governor.learn(2, 2, 2, ms(105), ms(0)));
+        let mut both = [0.9, 0.8].iter().enumerate().flat_map(|(scheduled, p)| {
+            (0..4).map(move |depth| Candidate { chance: f64::powi(*p, depth as i32 + 1), scheduled, depth })
+        });
+        let mut both: Vec<Candidate> = both.by_ref().collect();
+        assert_eq!(governor.choose(2, 8, &mut both), 3);
+        assert_eq!(both[..3].iter().map(|c| (c.scheduled, c.depth)).collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0)]);
+    }
+}

@@ -1,0 +1,40 @@
+//! Options of drafts.
+
+/// Who drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DrafterChoice {
+    /// Nobody.
+    #[default]
+    Off,
+    /// The best that there is for the model.
+    Auto,
+    /// Look-up of the newest tokens in what the sequence has seen.
+    Ngram,
+}
+
+/// Whether and how tokens are drafted. Changes speed, never a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftOptions {
+    /// Who drafts.
+    pub drafter: DrafterChoice,
+    /// Tokens that are drafted for a sequence in a step, at most.
+    pub tokens: usize,
+    /// Whether measured times decide how many of them are computed. Otherwise all are.
+    pub governed: bool,
+}
+
+impl DraftOptions {
+    /// Tokens that are drafted in a step, at most, with so many sequences.
+    pub(crate) fn rows(&self, sequences: usize) -> usize {
+        match self.drafter {
+            DrafterChoice::Off => 0,
+            _ => self.tokens.saturating_mul(sequences).min(super::MAX_STEP_DRAFTS),
+        }
+    }
+}
+
+impl Default for DraftOptions {
+    fn default() -> DraftOptions {
+        DraftOptions { drafter: DrafterChoice::Off, tokens: 16, governed: true }
+    }
+}

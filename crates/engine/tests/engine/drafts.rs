@@ -1,0 +1,283 @@
+//! Drafts change no token, no probability and no count of cached tokens: whatever is drafted, and however much of it is wrong.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fastrand::Rng;
+use serde_json::json;
+use sluice_engine::sampling::SamplingParams;
+use sluice_engine::text::{ModelText, Opened};
+use sluice_engine::{
+    Constraint, ConstraintSpec, DraftOptions, DrafterChoice, Engine, Event, Finish, Generation, GrammarFormat, Isa,
+    Options, Placement, PromptCacheOptions, SequenceId, ToolCallRules,
+};
+
+use super::support::folder;
+
+/// Drafts of so many tokens in each step, whether they pay or not.
+fn always(tokens: usize) -> DraftOptions {
+    DraftOptions { drafter: DrafterChoice::Ngram, tokens, governed: false }
+}
+
+fn options() -> Options {
+    Options {
+        threads: 2,
+        max_context: Some(200),
+        max_sequences: 3,
+        block_tokens: 8,
+        chunk: Some(24),
+        snapshots: 6,
+        ..Options::for_this_machine().unwrap()
+    }
+}
+
+/// All that a caller sees of an answer.
+#[derive(Debug, Default, PartialEq)]
+struct Seen {
+    /// Each token with the log-probability of it and of the likeliest ones, to the bit.
+    tokens: Vec<(u32, Vec<u64>)>,
+    finish: Option<Finish>,
+    cached: usize,
+    restored: usize,
+}
+
+/// Answers all of these together.
+fn answers(engine: &mut Engine, asked: &[(Vec<u32>, Generation)]) -> Vec<Seen> {
+    let mut ids: Vec<SequenceId> = Vec::new();
+    for (prompt, generation) in asked {
+        let id = engine.add_sequence();
+        engine.start(id, prompt, generation.clone()).unwrap();
+        ids.push(id);
+    }
+    let mut seen: Vec<Seen> = asked.iter().map(|_| Seen::default()).collect();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap().to_vec() {
+            let one = &mut seen[ids.iter().position(|id| *id == event.id()).unwrap()];
+            match event {
+                Event::Prefill { id, .. } => {
+                    (one.cached, one.restored) =
+                        (engine.reused_tokens(id).unwrap(), engine.restored_tokens(id).unwrap());
+                }
+                Event::Token { id, token } => {
+                    let logprobs = engine.take_logprobs(id);
+                    let bits = logprobs
+                        .map(|l| [l.chosen].into_iter().chain(l.top.iter().map(|t| t.1)).map(f64::to_bits).collect());
+                    one.tokens.push((token, bits.unwrap_or_default()));
+                }
+                Event::Finished { reason, .. } => one.finish = Some(reason),
+            }
+        }
+    }
+    ids.into_iter().for_each(|id| engine.remove_sequence(id));
+    seen
+}
+
+/// A prompt that repeats itself, or not.
+fn prompt(random: &mut Rng, vocabulary: u32, known: &[u32]) -> Vec<u32> {
+    let length = random.usize(1..90);
+    let few = [3, 30, vocabulary][random.usize(..3)].min(vocabulary);
+    let mut prompt: Vec<u32> = (0..length).map(|_| random.u32(..few)).collect();
+    // Some begin as another conversation does.
+    if random.bool() {
+        let n = random.usize(..=known.len().min(length - 1));
+        prompt[..n].copy_from_slice(&known[..n]);
+    }
+    prompt
+}
+
+fn generation(random: &mut Rng, vocabulary: u32) -> Generation {
+    let sampling = SamplingParams {
+        temperature: [0.0, 0.0, 0.3, 1.0][random.usize(..4)],
+        top_k: [0, 0, 5][random.usize(..3)],
+        top_p: [1.0, 0.9][random.usize(..2)],
+        repetition_penalty: [1.0, 1.0, 1.3, 0.7][random.usize(..4)],
+        presence_penalty: [0.0, 0.5][random.usize(..2)],
+        seed: random.u64(..),
+        ..SamplingParams::default()
+    };
+    Generation {
+        sampling,
+        max_tokens: random.usize(1..60),
+        stop_ids: if random.bool() { Vec::new() } else { (0..vocabulary / 40).collect() },
+        logprobs: [None, Some(0), Some(3)][random.usize(..3)],
+        snapshot_points: (0..random.usize(..3)).map(|_| random.usize(1..120)).collect(),
+        ..Generation::default()
+    }
+}
+
+/// The answer with some tokens changed, left out or put in.
+fn nearly(random: &mut Rng, answer: &[(u32, Vec<u64>)], vocabulary: u32) -> Vec<u32> {
+    let mistakes = [0, 5, 20, 60][random.usize(..4)];
+    let mut tokens = Vec::new();
+    for (token, _) in answer {
+        match if random.u32(..100) < mistakes { random.u8(..3) } else { 3 } {
+            0 => tokens.push(random.u32(..vocabulary)),
+            1 => {}
+            2 => tokens.extend([*token, random.u32(..vocabulary)]),
+            _ => tokens.push(*token),
+        }
+    }
+    tokens
+}
+
+/// How many random cases each model sees.
+fn cases(usual: u64) -> u64 {
+    std::env::var("SLUICE_DRAFT_CASES").map_or(usual, |n| n.parse().unwrap())
+}
+
+/// Asks the same of an engine without drafts and of one with them, again and again, so that later prompts find what earlier ones left.
+fn compare(model: &str, options: &Options, seeds: std::ops::Range<u64>) -> u64 {
+    let mut plain = Engine::open(&folder(model), options.clone()).unwrap();
+    let vocabulary = plain.model().vocabulary as u32;
+    let mut accepted = 0;
+    let mut drafting: Option<Engine> = None;
+    let mut known = Vec::new();
+    for seed in seeds {
+        let mut random = Rng::with_seed(seed);
+        if seed % 10 == 0 || drafting.is_none() {
+            // What it runs on changes nothing either.
+            let (drafts, isas) = (always([1, 2, 5, 8, 16][random.usize(..5)]), Isa::supported());
+            let (isa, threads) = (isas[random.usize(..isas.len())], random.usize(1..=3));
+            drafting = Some(Engine::open(&folder(model), Options { drafts, isa, threads, ..options.clone() }).unwrap());
+            plain = Engine::open(&folder(model), options.clone()).unwrap();
+        }
+        let drafting = drafting.as_mut().unwrap();
+        let (prompt, mut generation) = (prompt(&mut random, vocabulary, &known), generation(&mut random, vocabulary));
+        let wanted = answers(&mut plain, &[(prompt.clone(), generation.clone())]);
+        if random.u8(..4) > 0 {
+            generation.prediction = nearly(&mut random, &wanted[0].tokens, vocabulary);
+        }
+        let before: u64 = drafting.draft_stats().iter().map(|d| d.counts.accepted).sum();
+        let found = answers(drafting, &[(prompt.clone(), generation.clone())]);
+        assert_eq!(found, wanted, "{model}, seed {seed}: {prompt:?} {generation:?}");
+        accepted += drafting.draft_stats().iter().map(|d| d.counts.accepted).sum::<u64>() - before;
+        known = prompt;
+        known.extend(wanted[0].tokens.iter().map(|t| t.0));
+    }
+    accepted
+}
+
+#[test]
+fn drafts_change_nothing_that_a_caller_sees() {
+    for model in
+        ["qwen3", "qwen3_window", "qwen3_moe", "gpt_oss_mxfp4", "gemma3", "qwen3_5", "qwen3_next", "qwen3_5_moe"]
+    {
+        let accepted = compare(model, &options(), 0..cases(40));
+        assert!(accepted > 50, "{model}: only {accepted} tokens were drafted rightly");
+    }
+}
+
+#[test]
+fn drafts_change_nothing_where_experts_are_streamed() {
+    let options = Options { experts: Placement::Slots, expert_budget: Some(400_000), ..options() };
+    let accepted = compare("qwen3_moe", &options, 0..cases(30));
+    assert!(accepted > 100, "only {accepted} tokens were drafted rightly");
+}
+
+#[test]
+fn sequences_that_share_steps_and_too_little_memory_keep_their_text() {
+    for seed in 0..cases(12) {
+        let mut random = Rng::with_seed(seed);
+        let mut plain = Engine::open(&folder("qwen3"), options()).unwrap();
+        let vocabulary = plain.model().vocabulary as u32;
+        let mut asked: Vec<(Vec<u32>, Generation)> =
+            (0..5).map(|_| (prompt(&mut random, vocabulary, &[]), generation(&mut random, vocabulary))).collect();
+        let wanted: Vec<Seen> =
+            asked.iter().map(|one| answers(&mut plain, std::slice::from_ref(one)).remove(0)).collect();
+        for ((_, generation), wanted) in asked.iter_mut().zip(&wanted) {
+            generation.prediction = nearly(&mut random, &wanted.tokens, vocabulary);
+        }
+        let drafts = DraftOptions { governed: random.bool(), ..always(6) };
+        let crowded = Options { drafts, kv_tokens: Some(200), ..options() };
+        let mut engine = Engine::open(&folder("qwen3"), crowded).unwrap();
+        let found = answers(&mut engine, &asked);
+        for (found, wanted) in found.iter().zip(&wanted) {
+            assert_eq!((&found.tokens, found.finish), (&wanted.tokens, wanted.finish), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn what_was_drafted_is_found_after_a_restart_like_anything_else() {
+    let tokens = |engine: &Engine| (0..70).map(|i| i * 31 % engine.model().vocabulary as u32).collect::<Vec<u32>>();
+    let mut runs = Vec::new();
+    for drafts in [DraftOptions::default(), always(8)] {
+        let stored = tempfile::tempdir().unwrap();
+        let cache = PromptCacheOptions {
+            folder: stored.path().join("cache"),
+            quota: Some(256 << 20),
+            daily_limit: None,
+            min_tokens: 8,
+            key_file: None,
+            sums_file: None,
+            sum_at_start: PromptCacheOptions::SUM_AT_START,
+        };
+        let open = || {
+            let options = Options { drafts, prompt_cache: Some(cache.clone()), ..options() };
+            Engine::open(&folder("qwen3"), options).unwrap()
+        };
+        let mut engine = open();
+        let mut text = tokens(&engine);
+        let generation = Generation { max_tokens: 50, logprobs: Some(2), ..Generation::default() };
+        let first = answers(&mut engine, &[(text.clone(), generation.clone())]).remove(0);
+        text.extend(first.tokens.iter().map(|t| t.0));
+        engine.save().unwrap();
+        drop(engine);
+        let mut engine = open();
+        let generation = Generation { prediction: text[70..].to_vec(), ..generation };
+        let second = answers(&mut engine, &[(text, generation)]).remove(0);
+        assert!(second.restored > 0, "nothing was on disk: {second:?}");
+        runs.push((first, second));
+    }
+    assert_eq!(runs[0], runs[1]);
+}
+
+/// The demo model, whose tokenizer grammars are made for.
+fn demo() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")
+}
+
+#[test]
+fn grammars_tools_and_budgets_of_thoughts_see_only_what_is_accepted() {
+    let text = ModelText::load(demo(), None).unwrap();
+    let schema = json!({"type": "object", "required": ["name", "age", "tags"], "additionalProperties": false, "properties": {
+        "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3}}});
+    let tool = json!([{"type": "function", "function": {"name": "weather", "parameters": {
+        "type": "object", "required": ["city"], "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "additionalProperties": false}}}]);
+    let formats = [
+        ConstraintSpec { format: GrammarFormat::Schema(schema), ..ConstraintSpec::default() },
+        ConstraintSpec { format: GrammarFormat::Regex("(ab|ba){3,9}c".into()), ..ConstraintSpec::default() },
+        ConstraintSpec {
+            called: Some(ToolCallRules { tools: tool, several: false, must: true, strict: vec!["weather".into()] }),
+            ..ConstraintSpec::default()
+        },
+    ];
+    let options = Options { max_context: Some(600), ..options() };
+    let mut plain = Engine::open(&demo(), options.clone()).unwrap();
+    let mut drafting = Engine::open(&demo(), Options { drafts: always(6), ..options }).unwrap();
+    let question = "<|im_start|>user\nTell me about a fox.<|im_end|>\n<|im_start|>assistant\n";
+    let prompt = text.tokenizer.encode(question, false).unwrap();
+    let vocabulary = plain.model().vocabulary as u32;
+    for (number, spec) in formats.iter().enumerate() {
+        let constraint = Arc::new(Constraint::new(&text, spec, Opened::No).unwrap().unwrap());
+        for seed in 0..4 {
+            let mut random = Rng::with_seed(seed);
+            let temperature = [0.0, 1.0][random.usize(..2)];
+            let mut generation = Generation {
+                sampling: SamplingParams { temperature, seed, ..SamplingParams::default() },
+                max_tokens: 80,
+                stop_ids: text.stop_ids.clone(),
+                // With them no token is forced.
+                logprobs: [None, Some(1)][random.usize(..2)],
+                constraint: Some(Arc::clone(&constraint)),
+                ..Generation::default()
+            };
+            let wanted = answers(&mut plain, &[(prompt.clone(), generation.clone())]);
+            generation.prediction = nearly(&mut random, &wanted[0].tokens, vocabulary);
+            let found = answers(&mut drafting, &[(prompt.clone(), generation)]);
+            assert_eq!(found, wanted, "format {number}, seed {seed}");
+        }
+    }
+    assert!(drafting.draft_stats()[0].counts.accepted > 50, "{:?}", drafting.draft_stats());
+}
