@@ -179,7 +179,8 @@ impl Mixtures {
         }
         // 4. The choice on the host, if it is needed there
         let mut table = complete.unwrap_or(0);
-        if records || complete.is_none() {
+        let looks = records || complete.is_none();
+        if looks {
             let chosen = self.read_chosen(context, tokens * k, 4 * tokens * x.cols)?;
             if let Some(streaming) = &mut self.streaming {
                 streaming.settle(&context.gpu, &context.weights)?;
@@ -200,7 +201,8 @@ impl Mixtures {
             0 => 0,
             _ => {
                 let outputs = self.experts.routed(context, layer, &mut self.router, &self.x, table, is_complete)?;
-                if let Some(streaming) = &mut self.streaming {
+                // Of a layer whose choice the host has not seen it computes nothing; what it keeps is the part of a layer before.
+                if let Some(streaming) = self.streaming.as_mut().filter(|_| looks) {
                     streaming.compute_on_host(&context.gpu, outputs)?;
                 }
                 outputs

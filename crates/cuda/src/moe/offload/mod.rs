@@ -192,9 +192,7 @@ fn blocks_of(weights: &Weights, experts: &Experts, expert: usize) -> ExpertBlock
 
 /// Refuses experts in blocks, but in builds that look into them; and always those of codebooks: what leaves the device goes back to the host as the file has it.
 fn refuse_blocks<'a>(weights: &Weights, mut mixtures: impl Iterator<Item = &'a Moe>) -> Result<()> {
-    let can = |rows: &BlockRows| {
-        cfg!(feature = "tuning") && RowLayout::of(rows.format).is_some_and(RowLayout::can_be_restored)
-    };
+    let can = |rows: &BlockRows| RowLayout::of(rows.format).is_some_and(RowLayout::can_be_restored);
     let of_layer = |moe: &Moe| {
         let mut all = (0..moe.experts.count).flat_map(|e| blocks_of(weights, &moe.experts, e)).flatten();
         all.find(|rows| !can(rows))
