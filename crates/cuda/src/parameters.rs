@@ -401,6 +401,22 @@ parameters! {
         cols: u32,
         k: u32,
         unused: u32,
+        experts: Address,
+        bias: Tensor,
+    }
+    Activate {
+        gate: Tensor,
+        up: Tensor,
+        gate_bias: Tensor,
+        up_bias: Tensor,
+        experts: Address,
+        rows: u32,
+        cols: u32,
+        clamped: u32,
+        alpha: f32,
+        limit: f32,
+        unused: u32,
+        to: Encoded,
     }
 }
 
