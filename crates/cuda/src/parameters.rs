@@ -97,7 +97,7 @@ parameters! {
         file: Address,
         scales: Address,
         own: Address,
-        /// 0: none
+        /// 0: none; on the way back the numbers of its entries
         codebook: Address,
         own_bytes: u64,
         rows: u32,
