@@ -324,16 +324,6 @@ impl Experts {
             _ => Err("experts whose rows are apart".to_owned()),
         }
     }
-
-    /// What of these experts only some devices compute, for messages.
-    pub fn peculiarity(&self) -> Option<&'static str> {
-        let is_apart = !matches!(self.interleaved(), Ok(None));
-        match self.kind {
-            ExpertKind::ClampedSwiGlu { .. } => Some("a clamped SwiGLU"),
-            ExpertKind::SwiGlu if self.biases.is_some() => Some("biases"),
-            ExpertKind::SwiGlu => is_apart.then_some("rows of gate and up that take turns"),
-        }
-    }
 }
 
 /// A mixture of experts: `x += sum of weight * expert(norm(x))` over the experts that its router chooses, and the shared expert.

@@ -100,6 +100,49 @@ fn codebook(gpu: &Gpu, format: WeightFormat) -> Result<Option<DeviceBuffer>> {
     Ok(Some(memory))
 }
 
+/// Numbers that name the values of an entry of a codebook, at most: 2 bits for each of eight values, or 3 for each of four.
+const ENTRY_KEYS: usize = 1 << 16;
+
+/// For what the values of an entry are numbered ([`Kernel::REARRANGE`]), the entry: `[ENTRY_KEYS]`. Empty where a format has no codebook.
+fn entries(blocks: BlockFormat) -> Vec<u16> {
+    // Values of an entry, what is taken from each, and bits that then tell nothing.
+    let (values, offset, shift) = match blocks {
+        BlockFormat::Iq3Xxs => (4, 4, 3),
+        BlockFormat::Iq3S => (4, 0, 1),
+        BlockFormat::Iq2Xxs | BlockFormat::Iq2Xs | BlockFormat::Iq2S => (8, 0, 4),
+        BlockFormat::Iq1S | BlockFormat::Iq1M => (8, 0, 3),
+        _ => return Vec::new(),
+    };
+    let mut entries = vec![0; ENTRY_KEYS];
+    for (number, entry) in (0..).zip(blocks.codebook().chunks_exact(values)) {
+        let named = entry
+            .iter()
+            .rev()
+            .fold(0, |key, value| key << if values == 8 { 2 } else { 3 } | usize::from((value - offset) >> shift));
+        entries[named] = number;
+    }
+    entries
+}
+
+/// A codebook, and the way back from what its values are numbered.
+struct Codebook {
+    format: WeightFormat,
+    book: DeviceBuffer,
+    entries: DeviceBuffer,
+}
+
+impl Codebook {
+    /// That of a format; `None` where it has none.
+    fn of(gpu: &Gpu, format: WeightFormat) -> Result<Option<Codebook>> {
+        let (WeightFormat::Blocks(blocks), Some(book)) = (format, codebook(gpu, format)?) else { return Ok(None) };
+        let bytes: Vec<u8> = entries(blocks).into_iter().flat_map(u16::to_le_bytes).collect();
+        let entries = DeviceBuffer::new(gpu, bytes.len(), "a codebook")?;
+        // SAFETY: it was just allocated with this length.
+        unsafe { gpu.write(entries.at, &bytes, gpu.wait_permit()?)? };
+        Ok(Some(Codebook { format, book, entries }))
+    }
+}
+
 /// Rearranges matrices where they are. Their arrays have arrived as the file has them, one behind the other.
 ///
 /// # Errors
@@ -141,13 +184,28 @@ pub fn rearrange(gpu: &Gpu, all: &[(BlockRows, Address)]) -> Result<()> {
 pub struct BlockCopies {
     /// A file's arrays on their way, up and down.
     staging: [DeviceBuffer; 2],
+    codebooks: Vec<Codebook>,
 }
 
 impl BlockCopies {
-    /// With room for `bytes` of a file at a time.
-    pub fn new(gpu: &Gpu, bytes: usize) -> Result<BlockCopies> {
+    /// For all these rows; `None` where there are none.
+    pub fn new<'a>(gpu: &Gpu, all: impl Iterator<Item = &'a BlockRows>) -> Result<Option<BlockCopies>> {
+        let (mut most, mut codebooks) = (None, Vec::<Codebook>::new());
+        let mut seen = Vec::new();
+        for rows in all {
+            most = most.max(Some(rows.file_bytes().iter().sum::<usize>()));
+            if !seen.contains(&rows.format) {
+                seen.push(rows.format);
+                codebooks.extend(Codebook::of(gpu, rows.format)?);
+            }
+        }
+        let Some(bytes) = most else { return Ok(None) };
         let staging = || DeviceBuffer::new(gpu, bytes, "experts on their way");
-        Ok(BlockCopies { staging: [staging()?, staging()?] })
+        Ok(Some(BlockCopies { staging: [staging()?, staging()?], codebooks }))
+    }
+
+    fn codebook(&self, format: WeightFormat) -> Option<&Codebook> {
+        self.codebooks.iter().find(|book| book.format == format)
     }
 
     /// Enqueues the copy of a file's arrays to `own`, as rows for kernels.
@@ -162,7 +220,8 @@ impl BlockCopies {
         arrays: [&[u8]; 2],
     ) -> Result<(), DriverError> {
         let [file, scales] = [self.staging[0].at, self.staging[0].at + of.file_bytes()[0] as u64];
-        let (blocks, parameters) = of.launch(Kernel::REARRANGE, of.rows, Places { file, scales, own }, 0);
+        let codebook = self.codebook(of.format).map_or(0, |codebook| codebook.book.at);
+        let (blocks, parameters) = of.launch(Kernel::REARRANGE, of.rows, Places { file, scales, own }, codebook);
         // SAFETY: the staging has room for an expert's largest matrix, and the stream is in order; for the rest the caller vouches.
         unsafe {
             stream.write(file, arrays[0])?;
@@ -177,7 +236,8 @@ impl BlockCopies {
     /// The rows are there, and stay until the copies are done.
     pub unsafe fn restore(&self, stream: &CopyStream, of: &BlockRows, own: Address) -> Result<(), DriverError> {
         let [file, scales] = [self.staging[1].at, self.staging[1].at + of.file_bytes()[0] as u64];
-        let (blocks, parameters) = of.launch(Kernel::RESTORE, of.rows, Places { file, scales, own }, 0);
+        let entries = self.codebook(of.format).map_or(0, |codebook| codebook.entries.at);
+        let (blocks, parameters) = of.launch(Kernel::RESTORE, of.rows, Places { file, scales, own }, entries);
         // SAFETY: as above.
         unsafe { stream.launch(Kernel::RESTORE, blocks, THREADS, &parameters) }
     }
@@ -196,5 +256,70 @@ impl BlockCopies {
         let at = self.staging[1].at + if array == 0 { 0 } else { of.file_bytes()[0] as u64 };
         // SAFETY: as the caller vouches.
         unsafe { stream.read(at, to) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_backend::Activations;
+
+    use super::*;
+    use crate::cuda::Cuda;
+
+    #[test]
+    fn what_values_are_numbered_names_one_entry() {
+        for blocks in BlockFormat::ALL {
+            let (entries, book) = (entries(blocks), blocks.codebook());
+            assert_eq!(entries.is_empty(), book.is_empty(), "{}", blocks.name());
+            let values = if blocks.name().starts_with("IQ3") { 4 } else { 8 };
+            let mut found: Vec<u16> = entries.into_iter().filter(|entry| *entry != 0).collect();
+            found.sort_unstable();
+            // The first has the number that all others have, too.
+            let all: Vec<u16> = (1..(book.len() / values) as u16).collect();
+            assert!(found == all, "{}: {} of {}", blocks.name(), found.len(), all.len());
+        }
+    }
+
+    #[test]
+    fn rows_come_back_as_the_file_has_them() {
+        let asked: Option<u32> = std::env::var("SLUICE_GPU").ok().map(|n| n.parse().expect("SLUICE_GPU: a number"));
+        if asked.is_none() && crate::describe(0).is_err() {
+            eprintln!("SKIPPED: there is no GPU");
+            return;
+        }
+        let cuda = Cuda::new(asked.unwrap_or(0), Activations::Int8).unwrap();
+        let (gpu, mut random) = (&cuda.context.gpu, fastrand::Rng::with_seed(3));
+        let numbers = E2m1::E4m3 { global: 1.5f32.to_bits(), divides: false };
+        let all = BlockFormat::ALL
+            .map(WeightFormat::Blocks)
+            .into_iter()
+            .chain([E2m1::Power, numbers].map(WeightFormat::E2m1));
+        for format in all {
+            let (rows, cols) = (5, 768);
+            let planes = format.planes(cols).unwrap();
+            let mut row_bytes = planes.iter().map(|plane| plane.row_bytes);
+            let row_bytes = [0, 1].map(|_| row_bytes.next().unwrap_or(0));
+            let of = BlockRows { format, rows, cols, row_bytes };
+            let mut file = of.file_bytes().map(|n| (0..n).map(|_| random.u8(..)).collect::<Vec<u8>>());
+            if let WeightFormat::Blocks(blocks) = format {
+                // No unit that is not a number, which comes back as another that is none.
+                blocks.set_size(&mut file[0], 1.0);
+            }
+            let own = DeviceBuffer::new(gpu, of.own_bytes(), "rows").unwrap();
+            let copies = BlockCopies::new(gpu, std::iter::once(&of)).unwrap().expect("there are rows");
+            let stream = CopyStream::new(&gpu.device).unwrap();
+            let mut back = of.file_bytes().map(|n| vec![0; n]);
+            // SAFETY: memory of its own, which stays until the copies are done.
+            unsafe {
+                copies.write(&stream, &of, own.at, [&file[0], &file[1]]).unwrap();
+                copies.restore(&stream, &of, own.at).unwrap();
+                for (array, to) in back.iter_mut().enumerate() {
+                    copies.read(&stream, &of, array, to).unwrap();
+                }
+            }
+            stream.wait().unwrap();
+            let differ = |i: usize| file[i].iter().zip(&back[i]).position(|(a, b)| a != b);
+            assert_eq!([0, 1].map(differ), [None; 2], "{format:?}");
+        }
     }
 }

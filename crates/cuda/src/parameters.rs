@@ -97,7 +97,7 @@ parameters! {
         file: Address,
         scales: Address,
         own: Address,
-        /// 0: none
+        /// 0: none; on the way back the numbers of its entries
         codebook: Address,
         own_bytes: u64,
         rows: u32,
@@ -409,6 +409,22 @@ parameters! {
         cols: u32,
         k: u32,
         unused: u32,
+        experts: Address,
+        bias: Tensor,
+    }
+    Activate {
+        gate: Tensor,
+        up: Tensor,
+        gate_bias: Tensor,
+        up_bias: Tensor,
+        experts: Address,
+        rows: u32,
+        cols: u32,
+        clamped: u32,
+        alpha: f32,
+        limit: f32,
+        unused: u32,
+        to: Encoded,
     }
 }
 

@@ -9,9 +9,11 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
-const MODELS: [&str; 31] = [
+const MODELS: [&str; 33] = [
     "glm4",
     "glm4_moe",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
     "granite",
     "minimax_m2",
     "ministral3",
@@ -301,7 +303,15 @@ fn experts_on_disk_change_no_logit() {
 #[test]
 fn a_memory_budget_is_kept_and_changes_no_logit() {
     let Some((device, _turn)) = device() else { return };
-    for name in ["mlx_qwen3_moe", "qwen3_moe", "mlx_qwen3_5_moe", "qwen3_5_moe_split", "mlx_qwen3_next", "qwen3"] {
+    for name in [
+        "gpt_oss_mxfp4",
+        "mlx_qwen3_moe",
+        "qwen3_moe",
+        "mlx_qwen3_5_moe",
+        "qwen3_5_moe_split",
+        "mlx_qwen3_next",
+        "qwen3",
+    ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
         let mut cpu = on(None, &folder, options(Activations::Int8, None, 64));
         let tokens = prompt(&cpu, 100, 9);
@@ -341,7 +351,7 @@ fn smallest(refused: &str) -> u64 {
 #[test]
 fn experts_in_tiers_of_several_devices_change_no_logit() {
     let Some((device, _turn)) = device() else { return };
-    for name in ["qwen3_moe", "mlx_qwen3_5_moe", "mlx_qwen3_next"] {
+    for name in ["gpt_oss_mxfp4", "qwen3_moe", "mlx_qwen3_5_moe", "mlx_qwen3_next"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
         let mut cpu = on(None, &folder, options(Activations::Int8, None, 64));
         let tokens = prompt(&cpu, 25, 9);

@@ -7,9 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
-use sluice_backend::{
-    BlockFormat, ExpertOptions, Float, FormatRefused, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat,
-};
+use sluice_backend::{ExpertOptions, Float, FormatRefused, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat};
 use sluice_experts::{Error, Keep, Policy, ReadFaults};
 use sluice_store::load::{self, LoadOptions};
 use sluice_store::{Bytes, Checkpoint, Dtype, TensorPlan, Writer};
@@ -154,10 +152,7 @@ pub fn streamed(c: &mut Case) {
     let usual = c.coin();
     let in_blocks = usual && c.once_in(3);
     if in_blocks {
-        let has_codebook =
-            |format: &WeightFormat| matches!(format, WeightFormat::Blocks(of) if !of.codebook().is_empty());
-        let format = c.blocks(256);
-        c.uniform = Some(if has_codebook(&format) { WeightFormat::Blocks(BlockFormat::Q4K) } else { format });
+        c.uniform = Some(c.blocks(256));
     } else if usual {
         let (bits, scale) = (c.one_of(&[2, 3, 4, 4, 4, 5, 6, 8]), c.one_of(&[Float::F16, Float::Bf16]));
         c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });

@@ -9,7 +9,7 @@ struct Rearrange {
     u8* scales;
     // The rows for kernels.
     u8* own;
-    // Entries of a codebook: eight bytes each, or four; null: there is none.
+    // Entries of a codebook: eight bytes each, or four; null: there is none. On the way back the number of the entry, two bytes, for what its values are numbered.
     const u8* codebook;
     // Bytes of a row for kernels.
     u64 own_bytes;
@@ -264,6 +264,7 @@ struct Row {
     u32 width;
     u32 first;
     u32 unit;
+    const u16* entries;
 
     // A number, a byte of groups of 16 or 32 columns, and the number of six bits that a byte was made of by taking 32.
     __device__ __forceinline__ u32 n(u32 i) const { return quantum(data, width, first + i); }
@@ -289,6 +290,33 @@ struct Row {
         for (u32 k = 0; k < 8; k++) all |= (n(i + step * k) >> bit & 1) << k;
         return all;
     }
+
+    // The entry of a codebook that eight columns are, or four; the signs of eight columns, whose bit is `bit`.
+    __device__ __forceinline__ u32 eight(u32 i) const {
+        u32 key = 0;
+        for (u32 k = 0; k < 8; k++) key |= (n(i + k) & 3) << 2 * k;
+        return entries[key];
+    }
+    __device__ __forceinline__ u32 four(u32 i) const {
+        u32 key = 0;
+        for (u32 k = 0; k < 4; k++) key |= (n(i + k) & 7) << 3 * k;
+        return entries[key];
+    }
+    __device__ __forceinline__ u32 signs(u32 i, u32 bit) const { return ones(i, 1, bit); }
+
+    // Of a group's odd code, which is twice the scale and one.
+    __device__ __forceinline__ u32 scale(u32 g, u32 group) const { return byte(g, group) >> 1; }
+    __device__ __forceinline__ u32 scales(u32 g, u32 group) const { return scale(g, group) | scale(g + 1, group) << 4; }
+
+    // Four times seven signs of 32 columns, and their scale.
+    __device__ __forceinline__ u32 signs_and_scale(u32 j, u32 bit) const {
+        u32 all = scale(j, 32) << 28;
+        for (u32 g = 0; g < 4; g++) all |= (signs(32 * j + 8 * g, bit) & 127) << 7 * g;
+        return all;
+    }
+
+    // Bits of the f16 that the unit is `by` times smaller than.
+    __device__ __forceinline__ u32 f16(float by) const { return to_f16(mul(bits(unit), by)); }
 
     // Byte `o` of twelve with eight scales and minima of six bits.
     __device__ __forceinline__ u32 sixes(u32 o) const {
@@ -334,6 +362,54 @@ __device__ __forceinline__ u32 byte_of(u32 format, const Row& r, u32 o) {
         if (o >= 4) return r.six(2 * (o - 4), 32) & 15 | (r.six(2 * (o - 4) + 1, 32) & 15) << 4;
         for (u32 k = 0; k < 4; k++) all |= r.six(4 * (o - 2) + k, 32) >> 4 << 2 * k;
         return all;
+    case BLOCK_IQ3_XXS: {
+        if (o < 2) return r.f16(4.0f) >> 8 * o & 0xff;
+        return o < 66 ? r.four(4 * (o - 2)) : r.signs_and_scale((o - 66) / 4, 3) >> 8 * ((o - 66) % 4) & 0xff;
+    }
+    case BLOCK_IQ3_S:
+        if (o < 2) return r.half(o);
+        if (o < 66) return r.four(4 * (o - 2)) & 0xff;
+        if (o >= 106) return r.scales(2 * (o - 106), 32);
+        if (o >= 74) return r.signs(8 * (o - 74), 3);
+        for (u32 k = 0; k < 8; k++) all |= r.four(32 * (o - 66) + 4 * k) >> 8 << k;
+        return all;
+    case BLOCK_IQ2_XXS: {
+        if (o < 2) return r.f16(8.0f) >> 8 * o & 0xff;
+        const u32 j = (o - 2) / 8, at = (o - 2) % 8;
+        return at < 4 ? r.eight(32 * j + 8 * at) : r.signs_and_scale(j, 2) >> 8 * (at - 4) & 0xff;
+    }
+    case BLOCK_IQ2_XS: {
+        if (o < 2) return r.f16(8.0f) >> 8 * o & 0xff;
+        if (o >= 66) return r.scales(2 * (o - 66), 16);
+        const u32 i = (o - 2) / 2 * 8;
+        return (r.eight(i) | (r.signs(i, 2) & 127) << 9) >> 8 * (o % 2) & 0xff;
+    }
+    case BLOCK_IQ2_S:
+        if (o < 2) return r.f16(8.0f) >> 8 * o & 0xff;
+        if (o < 34) return r.eight(8 * (o - 2)) & 0xff;
+        if (o < 66) return r.signs(8 * (o - 34), 2);
+        if (o >= 74) return r.scales(2 * (o - 74), 16);
+        for (u32 k = 0; k < 4; k++) all |= r.eight(32 * (o - 66) + 8 * k) >> 8 << 2 * k;
+        return all;
+    case BLOCK_IQ1_S: {
+        if (o < 2) return r.f16(8.0f) >> 8 * o & 0xff;
+        if (o < 34) return r.eight(8 * (o - 2)) & 0xff;
+        const u32 j = (o - 34) / 2;
+        all = r.scale(j, 32) << 12 | (r.n(32 * j) >> 2) << 15;
+        for (u32 k = 0; k < 4; k++) all |= r.eight(32 * j + 8 * k) >> 8 << 3 * k;
+        return all >> 8 * (o % 2) & 0xff;
+    }
+    case BLOCK_IQ1_M: {
+        if (o < 32) return r.eight(8 * o) & 0xff;
+        if (o < 48) {
+            const u32 i = 16 * (o - 32);
+            return r.eight(i) >> 8 | (r.n(i) >> 2) << 3 | (r.eight(i + 8) >> 8 | (r.n(i + 8) >> 2) << 3) << 4;
+        }
+        const u32 word = (o - 48) / 2;
+        all = (r.f16(8.0f) >> 4 * word & 15) << 12;
+        for (u32 k = 0; k < 4; k++) all |= r.scale(4 * word + k, 16) << 3 * k;
+        return all >> 8 * (o % 2) & 0xff;
+    }
     case BLOCK_MXFP4: return o < 1 ? r.byte(0, 32) : r.nibbles(o - 1, o + 15);
     case BLOCK_NVFP4: return o < 4 ? r.byte(o, 16) : r.nibbles((o - 4) / 8 * 16 + (o - 4) % 8, (o - 4) / 8 * 16 + (o - 4) % 8 + 8);
     case BLOCK_E2M1_POWER:
@@ -342,7 +418,7 @@ __device__ __forceinline__ u32 byte_of(u32 format, const Row& r, u32 o) {
     }
 }
 
-// From rows for kernels, a thread takes a byte. Types with codebooks cannot be had back.
+// From rows for kernels, a thread takes a byte.
 extern "C" __global__ void __launch_bounds__(256) restore(const __grid_constant__ Rearrange p) {
     begin();
     u32 width, columns, bytes;
@@ -360,6 +436,6 @@ extern "C" __global__ void __launch_bounds__(256) restore(const __grid_constant_
         }
         const u32 first = at / bytes * columns;
         const u32 unit = p.units_at ? ((const u32*)(own + p.units_at))[first / UNIT_COLUMNS] : 0;
-        p.file[row * row_bytes + at] = (u8)byte_of(p.format, {own, own + p.codes_at, width, first, unit}, at % bytes);
+        p.file[row * row_bytes + at] = (u8)byte_of(p.format, {own, own + p.codes_at, width, first, unit, (const u16*)p.codebook}, at % bytes);
     }
 }

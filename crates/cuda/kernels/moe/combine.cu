@@ -16,6 +16,9 @@ struct Combine {
     u32 cols;
     u32 k;
     u32 unused;
+    // [tokens, k]: each token's experts, and [experts, cols] what is added to their outputs; null: nothing.
+    const u32* experts;
+    Tensor bias;
 };
 
 // `residual += sum of the routed experts + gate * the shared one`
@@ -35,6 +38,7 @@ extern "C" __global__ void moe_combine(const Combine p) {
                     const u64 pair = (u64)t * p.k + min(from + d, p.k - 1);
                     weights[d] = p.weights[pair];
                     outputs[d] = p.outputs[pair * p.cols + c];
+                    if (p.bias.at) outputs[d] = add(outputs[d], p.bias.row(p.experts[pair])[c]);
                 }
 #pragma unroll
                 for (u32 d = 0; d < DEEP; d++) sum = from + d < p.k ? fma(weights[d], outputs[d], sum) : sum;

@@ -72,11 +72,6 @@ impl RowLayout {
         Some(RowLayout { bits, group, element: scale | zero << 8 | values << 16 })
     }
 
-    /// Whether a file's rows can be had back: what a codebook has made of numbers cannot.
-    pub fn can_be_restored(self) -> bool {
-        self.element >> 16 <= E2M1
-    }
-
     fn scale(self) -> u32 {
         self.element & 0xff
     }

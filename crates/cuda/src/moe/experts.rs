@@ -18,15 +18,25 @@ pub struct Operand {
     pub rows: usize,
 }
 
-/// Gate, up and down projection of an expert.
-pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
-    let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has three projections", experts.kind) };
-    [gate, up, down].map(|part: &ExpertPart| match &part.matrix {
+fn operand(part: &ExpertPart, expert: usize) -> Operand {
+    match &part.matrix {
         ExpertMatrix::Stacked { matrix, stride, offset, .. } => {
             Operand { weight: matrix.number(), row: expert * stride + offset, rows: part.rows }
         }
         ExpertMatrix::Single(all) => Operand { weight: all[expert].number(), row: 0, rows: part.rows },
-    })
+    }
+}
+
+/// Gate, up and down projection of an expert. Where rows of gate and up take turns, the first has both and the second none.
+pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
+    let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has three projections", experts.kind) };
+    match experts.interleaved().expect("checked when it was registered") {
+        Some((matrix, rows)) => {
+            let both = Operand { weight: matrix.number(), row: expert * rows, rows };
+            [both, Operand { rows: 0, ..both }, operand(down, expert)]
+        }
+        None => [gate, up, down].map(|part| operand(part, expert)),
+    }
 }
 
 /// For each weight, whether it belongs to experts.

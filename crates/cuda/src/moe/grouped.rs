@@ -6,9 +6,10 @@ use sluice_backend::{Activations, ExpertPart, SharedExpert, Tensor};
 use crate::device::memory::Scratch;
 use crate::device::sys::Address;
 use crate::kernels::Kernel;
+use crate::moe::activate::{GatesAndUps, activate};
 use crate::moe::layer::MoeLayer;
 use crate::moe::pairs::{sort_pairs, tile_choice};
-use crate::moe::route::RouterScratch;
+use crate::moe::route::{RoutedOutputs, RouterScratch};
 use crate::ops::activations::{EncodeInput, EncodedActivations, encode};
 use crate::ops::context::Context;
 use crate::ops::gemv_fused::gemv_fused;
@@ -23,6 +24,8 @@ pub struct ExpertScratch {
     /// `[pairs, intermediate]` f32 each
     gates: Scratch,
     ups: Scratch,
+    /// `[pairs, 2 * intermediate]` f32: gates and ups that take turns
+    both: Scratch,
     hidden: EncodedActivations,
     /// `[pairs, width]` f32
     outputs: Scratch,
@@ -34,7 +37,7 @@ pub struct ExpertScratch {
 
 impl ExpertScratch {
     pub fn bytes(&self) -> usize {
-        let scratch = [&self.gates, &self.ups, &self.outputs, &self.shared, &self.shared_gates];
+        let scratch = [&self.gates, &self.ups, &self.both, &self.outputs, &self.shared, &self.shared_gates];
         scratch.iter().map(|s| s.bytes()).sum::<usize>() + self.hidden.bytes() + self.shared_hidden.bytes()
     }
 
@@ -54,8 +57,13 @@ impl ExpertScratch {
         let (tokens, k, count) = (x.rows, moe.scoring.k(), moe.experts.count);
         let (pairs, intermediate, width) = (tokens * k, moe.experts.intermediate(), moe.experts.hidden());
         let chosen = router.chosen.at();
-        let [gates, ups] = [&mut self.gates, &mut self.ups].map(|s| s.reserve(gpu, 4 * pairs * intermediate));
-        let [gates, ups] = [gates?, ups?].map(|at| p::Tensor::dense(at, intermediate));
+        let (gates, ups) = if layer.is_interleaved {
+            let both = self.both.reserve(gpu, 8 * pairs * intermediate)?;
+            (p::Tensor::dense(both, 2 * intermediate), p::Tensor::default())
+        } else {
+            let [gates, ups] = [&mut self.gates, &mut self.ups].map(|s| s.reserve(gpu, 4 * pairs * intermediate));
+            (p::Tensor::dense(gates?, intermediate), p::Tensor::dense(ups?, intermediate))
+        };
         let outputs = self.outputs.reserve(gpu, 4 * pairs * width)?;
         let tiles = match tile_choice(gpu, layer, pairs).filter(|_| tokens > 1) {
             Some(choice) => Some(match router.tiles {
@@ -69,6 +77,7 @@ impl ExpertScratch {
         let per_row = |part: usize| if part < 2 { k } else { 1 };
         let product = |part: usize, out| {
             let ExpertPart { rows, cols, .. } = moe.experts.parts[part];
+            let rows = if part == 0 && layer.is_interleaved { 2 * rows } else { rows };
             let table = ExpertTable {
                 matrices: matrices(part),
                 experts: chosen,
@@ -82,12 +91,20 @@ impl ExpertScratch {
         };
         if !is_complete {
             // Pairs of an expert that could not be read are not computed, but later kernels read their rows.
-            for (at, len) in [(gates.at, intermediate), (ups.at, intermediate), (outputs, width)] {
+            let all = [(gates.at, gates.stride as usize), (ups.at, ups.stride as usize), (outputs, width)];
+            for (at, len) in all.into_iter().filter(|(at, _)| *at != 0) {
                 // SAFETY: the scratch was just reserved.
                 unsafe { gpu.zero(at, 4 * pairs * len)? };
             }
         }
         let (both, last) = ([product(0, gates), product(1, ups)], [product(2, p::Tensor::dense(outputs, width))]);
+        if !layer.is_plain {
+            matmul(gpu, if layer.is_interleaved { &both[..1] } else { &both }, x)?;
+            let from = GatesAndUps { gates, ups, experts: chosen, pairs };
+            activate(context, &moe.experts, from, needs_of(&last), &mut self.hidden)?;
+            matmul(gpu, &last, &self.hidden)?;
+            return Ok(outputs);
+        }
         if let (true, Some(tiles)) = (is_complete, tiles.filter(|t| t.few)) {
             let grouped = |part: usize| GroupedProduct {
                 tables: [part, 1].map(matrices),
@@ -115,13 +132,13 @@ impl ExpertScratch {
         Ok(outputs)
     }
 
-    /// `residual +=` the weighted sum of `outputs`, `[tokens, k, width]`, and the shared expert of `x`.
+    /// `residual +=` the weighted sum of the routed experts' outputs, and the shared expert of `x`.
     pub fn combine(
         &mut self,
         context: &Context,
         layer: &MoeLayer,
         x: &EncodedActivations,
-        (outputs, weights, k): (Address, Address, usize),
+        RoutedOutputs { outputs, weights, experts, k }: RoutedOutputs,
         residual: Tensor,
     ) -> Result<()> {
         let (gpu, tokens, width) = (&context.gpu, residual.rows, residual.cols);
@@ -135,6 +152,8 @@ impl ExpertScratch {
             cols: number(width),
             k: number(k),
             unused: 0,
+            experts,
+            bias: layer.moe.experts.biases.as_ref().map_or(p::Tensor::default(), |all| context.place(all.down)),
         };
         if let Some(SharedExpert { mlp, gate }) = &layer.moe.shared {
             let intermediate = mlp.gate.rows.len();

@@ -1,7 +1,7 @@
 //! A mixture as it is registered: what its kernels need to know of the router and the experts.
 
-use anyhow::Result;
-use sluice_backend::{Activations, Moe, Scoring, SharedExpert};
+use anyhow::{Error, Result};
+use sluice_backend::{Activations, ExpertKind, Moe, Scoring, SharedExpert};
 
 use crate::device::memory::{DeviceBuffer, bytes_of};
 use crate::device::stream::Gpu;
@@ -15,6 +15,10 @@ pub struct MoeLayer {
     pub moe: Moe,
     /// The mixture of the next layer.
     pub next: Option<usize>,
+    /// Experts are `silu(gate) * up` and no more, which most kernels take: no bias, no clamp, and each projection by itself.
+    pub is_plain: bool,
+    /// Rows of gate and up take turns: the first projection has both, and the second none.
+    pub is_interleaved: bool,
     /// The kinds that each projection has over all experts.
     pub kinds: [Vec<KernelFormat>; PROJECTIONS],
     /// Columns of a group and type of its scale, if all experts have the same in a projection.
@@ -27,6 +31,8 @@ pub struct MoeLayer {
 
 impl MoeLayer {
     pub fn new(gpu: &Gpu, weights: &Weights, mode: Activations, moe: Moe) -> Result<MoeLayer> {
+        let is_interleaved = moe.experts.interleaved().map_err(Error::msg)?.is_some();
+        let is_plain = moe.experts.kind == ExpertKind::SwiGlu && moe.experts.biases.is_none() && !is_interleaved;
         let mut kinds: [Vec<KernelFormat>; PROJECTIONS] = Default::default();
         let mut groups = operands(&moe.experts, 0).map(|o| weights.all[o.weight].groups());
         for expert in 0..moe.experts.count {
@@ -49,7 +55,7 @@ impl MoeLayer {
             }
             _ => None,
         };
-        Ok(MoeLayer { moe, next: None, kinds, groups, table: None, bias })
+        Ok(MoeLayer { moe, next: None, is_plain, is_interleaved, kinds, groups, table: None, bias })
     }
 
     /// Writes the table of the experts' matrices, unless there is one.

@@ -1,6 +1,6 @@
 //! A step's mixtures: routed, computed and combined without the host, unless experts may have to come from the host's memory or from disk.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use sluice_backend::{Failed, Moe, MoeId, Routed, Routing, Tensor};
 
 use crate::device::graph::HoldGuard;
@@ -43,9 +43,6 @@ pub struct Mixtures {
 impl Mixtures {
     /// Registers a mixture; `follows`: the mixture of the layer before.
     pub fn register(&mut self, context: &Context, moe: Moe, follows: Option<MoeId>) -> Result<MoeId> {
-        if let Some(what) = moe.experts.peculiarity() {
-            bail!("experts with {what} are not computed on a GPU: run this model on the CPU (--device cpu)");
-        }
         let number = self.layers.len();
         let layer = MoeLayer::new(&context.gpu, &context.weights, context.mode, moe)?;
         if let Some(before) = follows {
@@ -179,7 +176,8 @@ impl Mixtures {
         }
         // 4. The choice on the host, if it is needed there
         let mut table = complete.unwrap_or(0);
-        if records || complete.is_none() {
+        let looks = records || complete.is_none();
+        if looks {
             let chosen = self.read_chosen(context, tokens * k, 4 * tokens * x.cols)?;
             if let Some(streaming) = &mut self.streaming {
                 streaming.settle(&context.gpu, &context.weights)?;
@@ -200,13 +198,14 @@ impl Mixtures {
             0 => 0,
             _ => {
                 let outputs = self.experts.routed(context, layer, &mut self.router, &self.x, table, is_complete)?;
-                if let Some(streaming) = &mut self.streaming {
+                // Of a layer whose choice the host has not seen it computes nothing; what it keeps is the part of a layer before.
+                if let Some(streaming) = self.streaming.as_mut().filter(|_| looks) {
                     streaming.compute_on_host(&context.gpu, outputs)?;
                 }
                 outputs
             }
         };
-        self.experts.combine(context, layer, &self.x, (outputs, self.router.weights.at(), k), residual)?;
+        self.experts.combine(context, layer, &self.x, self.router.chosen(outputs, k), residual)?;
         // 6. If there are many tokens: the next layer's experts
         match (&mut self.streaming, self.layers[number].next) {
             (Some(streaming), Some(next)) => streaming.prefetch(&context.weights, next),
@@ -258,8 +257,7 @@ impl Mixtures {
         unsafe { context.gpu.launch(Kernel::COPY_ROWS, [rows, 1, 1], 256, 0, &copy)? };
         self.route(context, number)?;
         let routing = self.read_routing(context, x.rows, number)?;
-        let weights = self.router.weights.at();
-        self.experts.combine(context, &self.layers[number], &self.x, (0, weights, 0), residual)?;
+        self.experts.combine(context, &self.layers[number], &self.x, self.router.chosen(0, 0), residual)?;
         Ok(routing)
     }
 

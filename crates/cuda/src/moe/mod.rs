@@ -1,5 +1,6 @@
 //! Mixtures of experts: routing, the kernels of many tokens and of one, and experts that do not all fit on the device.
 
+pub mod activate;
 pub mod expert_pool;
 pub mod experts;
 pub mod grouped;

@@ -40,7 +40,7 @@ pub fn tile_choice(gpu: &Gpu, layer: &MoeLayer, pairs: usize) -> Option<TileChoi
         return None;
     }
     let fits = |part: usize| GroupedProduct::fits(gpu, &kinds[part], groups[part], moe.experts.parts[part].cols);
-    let alike = kinds[0] == kinds[1] && groups[0] == groups[1];
+    let alike = layer.is_plain && kinds[0] == kinds[1] && groups[0] == groups[1];
     if gpu.device.has(Variant::Few) && pairs <= MAX_FEW_PAIRS * count && alike && (0..PROJECTIONS).all(fits) {
         return Some(TileChoice { tile_pairs: grouped_gemm::TILE_TOKENS, few: true });
     }

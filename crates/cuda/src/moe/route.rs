@@ -47,7 +47,24 @@ pub struct RouterScratch {
     pub tiles: Option<PairTiles>,
 }
 
+/// What routed experts give, and how it is summed.
+#[derive(Clone, Copy)]
+pub struct RoutedOutputs {
+    /// `[tokens, k, width]` f32
+    pub outputs: Address,
+    /// `[tokens, k]` f32
+    pub weights: Address,
+    /// `[tokens, k]` u32
+    pub experts: Address,
+    pub k: usize,
+}
+
 impl RouterScratch {
+    /// The outputs of the experts that were chosen last, `k` of each token.
+    pub fn chosen(&self, outputs: Address, k: usize) -> RoutedOutputs {
+        RoutedOutputs { outputs, weights: self.weights.at(), experts: self.chosen.at(), k }
+    }
+
     /// Bytes on the device.
     pub fn bytes(&self) -> usize {
         let scratch = [&self.logits, &self.chosen, &self.weights, &self.pairs];

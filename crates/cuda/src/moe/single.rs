@@ -95,7 +95,7 @@ impl SingleTokenMoe {
             && slots <= MAX_CHOSEN
             && (k..=MAX_EXPERTS).contains(&experts)
             && moe.router.rows.len() == experts;
-        if !device.has(Variant::One) || !alike || !fits {
+        if !device.has(Variant::One) || !layer.is_plain || !alike || !fits {
             return Ok(None);
         }
         let rows_of = |linear: &Linear, mode: Activations| {

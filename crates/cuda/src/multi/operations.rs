@@ -315,8 +315,8 @@ impl Operations for Pipeline {
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let Some((home, own)) = self.mixture_at(moe) else { return };
-        let weight = self.mixtures[moe.number()].moe.norm.weight;
-        let device = self.prepare(home, &[x, residual, weight], &[residual]);
+        let reads = [&[x, residual], &self.vectors_of(moe)[..]].concat();
+        let device = self.prepare(home, &reads, &[residual]);
         let mut waits = false;
         device.enqueue(|device| {
             waits = device.mixtures.waits_in(&device.context, x, own, residual)?;
@@ -330,8 +330,8 @@ impl Operations for Pipeline {
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
         let Some((home, own)) = self.mixture_at(moe) else { return Routing::default() };
-        let weight = self.mixtures[moe.number()].moe.norm.weight;
-        self.prepare(home, &[x, normed, residual, weight], &[normed, residual]);
+        let reads = [&[x, normed, residual], &self.vectors_of(moe)[..]].concat();
+        self.prepare(home, &reads, &[normed, residual]);
         self.answer_all();
         self.devices[home].mixture_but_experts(x, own, normed, residual)
     }

@@ -2,10 +2,11 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, DeltaLayer, Elementwise, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
-    Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
+    Activations, AttentionLayer, DeltaLayer, Elementwise, ExpertKind, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId,
+    Norm, Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
+use crate::moe::activate::needs_with_floats;
 use crate::moe::experts::operands;
 use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
 use crate::ops::activations::{GROUP, int11_bytes};
@@ -61,6 +62,8 @@ pub struct ScratchPlanner<'a> {
     /// Bytes of one of two buffers.
     gates: usize,
     moe_gates: usize,
+    /// Bytes of gates and ups that take turns.
+    moe_both: usize,
     /// Bytes of routers' results, and of outputs of routed experts.
     choice: usize,
     outputs: usize,
@@ -96,6 +99,7 @@ impl<'a> ScratchPlanner<'a> {
             shared_hidden: EncodedSize::default(),
             gates: 0,
             moe_gates: 0,
+            moe_both: 0,
             choice: 0,
             outputs: 0,
             pairs: 0,
@@ -116,7 +120,7 @@ impl<'a> ScratchPlanner<'a> {
     pub fn scratch(&self, angles: &[usize]) -> StepScratch {
         let encoded = [&self.encoded, &self.hidden, &self.moe_x, &self.moe_hidden, &self.shared_hidden];
         let encoded: usize = encoded.into_iter().map(EncodedSize::bytes).sum();
-        let rest = self.choice + self.outputs + self.pairs + self.shared + self.delta + self.logits;
+        let rest = self.moe_both + self.choice + self.outputs + self.pairs + self.shared + self.delta + self.logits;
         // The arrays of tokens and sequences for each group. Block tables grow with the context.
         let step = (64 * self.tokens + (1 << 14)) * self.layouts.len().max(1);
         StepScratch {
@@ -187,7 +191,15 @@ impl Operations for ScratchPlanner<'_> {
                 operands(&moe.experts, expert).map(|o| self.weights[o.weight].kind(self.mode).needs());
             (first, last) = (first.and(gate).and(up), last.and(down));
         }
-        grow(&mut self.moe_gates, 4 * pairs * intermediate);
+        let is_interleaved = matches!(moe.experts.interleaved(), Ok(Some(_)));
+        if is_interleaved {
+            grow(&mut self.moe_both, 8 * pairs * intermediate);
+        } else {
+            grow(&mut self.moe_gates, 4 * pairs * intermediate);
+        }
+        if is_interleaved || moe.experts.biases.is_some() || moe.experts.kind != ExpertKind::SwiGlu {
+            last = needs_with_floats(last);
+        }
         if let Some(shared) = &moe.shared {
             first = first.and(self.needs([&shared.mlp.gate, &shared.mlp.up]));
             let (needs, width) = (self.needs([&shared.mlp.down]), shared.mlp.gate.rows.len());

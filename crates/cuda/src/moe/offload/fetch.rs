@@ -48,7 +48,8 @@ impl ExpertStreaming {
             self.pool.drop_cached();
         }
         // 3. Of the experts in the host's memory, the host computes those with the lowest scores. All others are on their way before anything is noted
-        let mut copies_all = self.split.is_none() || chosen.len() > MAX_PAIRS;
+        let has_biases = self.layers[layer].experts.biases.is_some();
+        let mut copies_all = self.split.is_none() || chosen.len() > MAX_PAIRS || has_biases;
         if !copies_all {
             pinned.extend(self.copy_at_once(weights, layer, &needed)?);
         }

@@ -15,10 +15,8 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use anyhow::{Error, Result, bail};
-use sluice_backend::{
-    Activations, ExpertOptions, Experts, Failed, FormatRefused, Lookahead, Moe, Streamed, WeightFormat,
-};
+use anyhow::{Error, Result};
+use sluice_backend::{Activations, ExpertOptions, Experts, Failed, Lookahead, Moe, Streamed};
 use sluice_experts::{ExpertPool, ExpertStats, FetchId, PinnedExpert, SlotClass, TierMove};
 use sluice_store::{Bytes, Memory as _};
 
@@ -29,7 +27,6 @@ use crate::device::memory::DeviceBuffer;
 use crate::device::pinned::RegisteredMemory;
 use crate::device::stream::Gpu;
 use crate::device::sys::{Address, DriverError};
-use crate::kernels::RowLayout;
 use crate::moe::expert_pool::{self, BufferPool, BufferState, Division};
 use crate::moe::experts::{Operand, operands};
 use crate::moe::host_split::{HostOffload, HostShare, HostSplit, MAX_PAIRS, SharedHostExperts};
@@ -190,24 +187,6 @@ fn blocks_of(weights: &Weights, experts: &Experts, expert: usize) -> ExpertBlock
     operands(experts, expert).map(|o| weights.all[o.weight].block_rows(o.rows))
 }
 
-/// Refuses experts in blocks, but in builds that look into them; and always those of codebooks: what leaves the device goes back to the host as the file has it.
-fn refuse_blocks<'a>(weights: &Weights, mut mixtures: impl Iterator<Item = &'a Moe>) -> Result<()> {
-    let can = |rows: &BlockRows| {
-        cfg!(feature = "tuning") && RowLayout::of(rows.format).is_some_and(RowLayout::can_be_restored)
-    };
-    let of_layer = |moe: &Moe| {
-        let mut all = (0..moe.experts.count).flat_map(|e| blocks_of(weights, &moe.experts, e)).flatten();
-        all.find(|rows| !can(rows))
-    };
-    match mixtures.find_map(of_layer).map(|rows| rows.format) {
-        None => Ok(()),
-        Some(WeightFormat::Blocks(blocks)) => {
-            bail!(FormatRefused { format: format!("streamed {}", blocks.name()), device: "a GPU" })
-        }
-        Some(format) => bail!(FormatRefused { format: format!("streamed {format:?}"), device: "a GPU" }),
-    }
-}
-
 /// How many times larger an expert may be on the device than on the host.
 fn growth<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe>) -> f64 {
     let of_expert = |(experts, e): (&Experts, usize)| {
@@ -242,7 +221,6 @@ impl ExpertStreaming {
         computes: &mut Option<SharedHostExperts>,
     ) -> Result<ExpertStreaming> {
         let k = mixtures.clone().map(|m| m.scoring.k()).max().unwrap_or(0);
-        refuse_blocks(weights, mixtures.clone())?;
         let growth = growth(weights, mixtures.clone());
         let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
             let of = |o: Operand| weights.all[o.weight].rows_bytes(o.row..o.row + o.rows);
@@ -282,7 +260,7 @@ impl ExpertStreaming {
         };
         let layers: Vec<StreamedLayer> = mixtures.clone().map(layer).collect();
         let in_blocks = layers.iter().flat_map(|layer| &layer.blocks).flatten().flatten();
-        let staging = in_blocks.map(|rows| rows.file_bytes().iter().sum::<usize>()).max();
+        let block_copies = BlockCopies::new(gpu, in_blocks)?;
         let host_width = mixtures.clone().map(|moe| moe.experts.hidden()).max().filter(|_| split.is_some());
         // The driver must not have to load a kernel while the device waits for the host.
         gpu.device.load_kernels()?;
@@ -298,7 +276,7 @@ impl ExpertStreaming {
             memory,
             pool,
             layers,
-            blocks: staging.map(|bytes| BlockCopies::new(gpu, bytes)).transpose()?,
+            blocks: block_copies,
             active: None,
             prefetched: Vec::new(),
             demotions: Vec::new(),

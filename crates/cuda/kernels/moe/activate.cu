@@ -1,0 +1,65 @@
+// What becomes of gate and up of a mixture's experts where it is more than `silu(gate) * up`: biases, clamps, gates and ups that take turns. It is left encoded for down.
+#include "format/activations.cuh"
+#include "prim/numerics.cuh"
+#include "prim/pdl.cuh"
+#include "prim/reduce.cuh"
+#include "prim/tensor.cuh"
+
+struct Activate {
+    // [rows, cols]: gates, and ups; where `up` is null, gates and ups take turns in [rows, 2 cols].
+    Tensor gate;
+    Tensor up;
+    // [experts, cols]: what is added to them; null: nothing.
+    Tensor gate_bias;
+    Tensor up_bias;
+    // [rows]: the expert of each row.
+    const u32* experts;
+    u32 rows;
+    u32 cols;
+    // A clamped SwiGLU with `alpha` and `limit`.
+    u32 clamped;
+    float alpha;
+    float limit;
+    u32 unused;
+    Encoded to;
+};
+
+// Where a number is NaN the bound loses, as in the CPU's minimum and maximum.
+__device__ __forceinline__ float clamped_swiglu(float gate, float up, float alpha, float limit) {
+    gate = limit < gate ? limit : gate;
+    up = greater(-limit, up);
+    up = limit < up ? limit : up;
+    return mul(add(up, 1.0f), mul(gate, sigmoid(mul(gate, alpha))));
+}
+
+// A thread takes a column: grid (rows, parts).
+extern "C" __global__ void __launch_bounds__(256) moe_activate(const __grid_constant__ Activate p) {
+    begin();
+    const u32 lane = threadIdx.x % WARP;
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const u32 expert = p.experts[r];
+        // Whole groups of 32 stay in a warp.
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c - lane < p.cols; c += gridDim.y * blockDim.x) {
+            const bool inside = c < p.cols;
+            float v = 0.0f;
+            if (inside) {
+                float gate, up;
+                if (p.up.at) {
+                    gate = p.gate.row(r)[c], up = p.up.row(r)[c];
+                } else {
+                    const float2 both = ((const float2*)p.gate.row(r))[c];
+                    gate = both.x, up = both.y;
+                }
+                if (p.gate_bias.at) {
+                    gate = add(gate, p.gate_bias.row(expert)[c]);
+                    up = add(up, p.up_bias.row(expert)[c]);
+                }
+                v = p.clamped ? clamped_swiglu(gate, up, p.alpha, p.limit) : mul(silu(gate), up);
+            }
+            const u64 at = (u64)r * p.cols + c;
+            if (p.to.f && inside) p.to.f[at] = v;
+            if (p.to.h && inside) p.to.h[at] = to_bf16(v);
+            if (p.to.q) quantize_lanes(v, at - lane, p.to);
+        }
+    }
+}
