@@ -35,10 +35,10 @@ const REPORT: Duration = Duration::from_millis(100);
 /// Wrong bytes are fetched once more.
 const ATTEMPTS: u32 = 2;
 /// While the blob is in use: about how long a request takes, and the bytes of it.
-const SHORT: Duration = Duration::from_millis(400);
-const SHORT_BYTES: (u64, u64) = (512 << 10, 8 << 20);
+const SHORT: Duration = Duration::from_millis(200);
+const SHORT_BYTES: (u64, u64) = (512 << 10, 3 << 20);
 /// So long after somebody waited for bytes, he is likely to wait again.
-const DEMAND: Duration = Duration::from_millis(250);
+const DEMAND: Duration = Duration::from_secs(1);
 
 /// A blob to fetch.
 pub struct Job {
@@ -79,6 +79,8 @@ struct Shared {
     demand: Mutex<Option<Instant>>,
     /// Workers that fetch what is next in order.
     in_order: AtomicUsize,
+    /// Workers that fetch what somebody waits for.
+    waited_for: AtomicUsize,
 }
 
 /// Blocks of a job; with the one connection of a server that sends whole files only.
@@ -114,6 +116,7 @@ pub fn fetch(
         in_use,
         demand: Mutex::new(None),
         in_order: AtomicUsize::new(0),
+        waited_for: AtomicUsize::new(0),
     });
     let spawn = |name: &str, work: fn(&Shared)| {
         let own = Arc::clone(&shared);
@@ -209,14 +212,20 @@ impl Shared {
             let (begin, end) = claim.range();
             let done = self.segment(job, claim);
             match urgency {
-                Some(Urgency::Now) => *locked(&self.demand) = Some(Instant::now()),
+                Some(Urgency::Now) => {
+                    self.waited_for.fetch_sub(1, Ordering::AcqRel);
+                    *locked(&self.demand) = Some(Instant::now());
+                }
                 Some(Urgency::Soon) => {}
                 None => drop(self.in_order.fetch_sub(1, Ordering::AcqRel)),
             }
             match done {
                 Ok(()) => {
                     failures = 0;
-                    rate = (end - begin) as f64 / begun.elapsed().as_secs_f64().max(1e-3);
+                    // What is smaller tells of the way there and back.
+                    if end - begin >= SHORT_BYTES.0 {
+                        rate = (end - begin) as f64 / begun.elapsed().as_secs_f64().max(1e-3);
+                    }
                 }
                 Err(Failure::Final(e)) => return self.fail(e),
                 Err(Failure::Again(e, asked)) => {
@@ -249,13 +258,17 @@ impl Shared {
             let mut jobs = self.unfinished().iter().filter(has_ranges).filter(|_| self.in_use);
             if let Some(found) = jobs.find_map(|job| Some((job, None, job.partial.claim_asked(urgency, short)?))) {
                 if urgency == Urgency::Now {
-                    *locked(&self.demand) = Some(Instant::now());
+                    self.waited_for.fetch_add(1, Ordering::AcqRel);
                 }
                 return Some(found);
             }
         }
         let is_wanted = locked(&self.demand).is_some_and(|last| last.elapsed() < DEMAND);
-        let most = if is_wanted { (self.client.settings().connections / 4).max(1) } else { usize::MAX };
+        // While somebody waits, all of the network is his.
+        if self.waited_for.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        let most = if is_wanted { (self.client.settings().connections / 8).max(1) } else { usize::MAX };
         if self.in_order.fetch_add(1, Ordering::AcqRel) < most {
             let found = self.unfinished().iter().find_map(|job| {
                 let whole = job.has_no_ranges.load(Ordering::Acquire).then(|| job.whole.try_lock());

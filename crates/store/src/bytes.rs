@@ -176,15 +176,15 @@ impl Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &*self.owner {
-            // SAFETY: maps of files are read-only, and a buffer that was turned into bytes has no writer any more.
             Owner::Mapped(map, arriving) => {
                 if let Some(arriving) = arriving {
                     // If it never comes, that is the error of every check of the file.
                     let _ = arriving::wait(&**arriving, &(self.range.start as u64..self.range.end as u64));
                 }
-                // SAFETY: as below.
+                // SAFETY: maps of files are read-only.
                 unsafe { map.slice(self.range.clone()) }
             }
+            // SAFETY: a buffer that was turned into bytes has no writer any more.
             Owner::Copied(map) => unsafe { map.slice(self.range.clone()) },
             Owner::Vec(bytes) => &bytes[self.range.clone()],
             Owner::Loaded(source) => source.bytes(self.range.clone()),

@@ -165,7 +165,6 @@ fn a_mixture_answers_when_a_third_of_it_is_here() {
     let Some(case) = Case::new(128) else { return };
     for flags in [
         &["--experts", "slots", "--expert-budget", "12M"][..],
-        &["--experts", "mapped"],
         &["--experts", "pagecache", "--load", "direct", "--lookahead", "off"],
     ] {
         let expected = case.expected(flags);
@@ -249,7 +248,9 @@ fn a_transfer_that_fails_ends_the_answer_with_its_own_error() {
     case.place.hub.faults(|f| (f.bytes_status, f.cut_after) = (Some((503, u32::MAX, Some(100_000))), Some(1)));
     case.go_on();
     let output = child.wait_with_output().unwrap();
-    assert_refused(&output, &["503", "what is there is kept"]);
+    let said = stderr(&output);
+    assert!(output.status.code() == Some(2) && output.stdout.is_empty(), "{said}");
+    assert!(said.lines().last().is_some_and(|line| line.contains("503") && line.contains("is kept")), "{said}");
     assert!(begun.elapsed() < LIMIT);
     case.place.hub.faults(|f| (f.bytes_status, f.cut_after) = (None, None));
     assert_eq!(success(case.command("org/m", SLOTS).output().unwrap()), case.expected(SLOTS));
@@ -299,7 +300,8 @@ fn a_server_answers_while_its_model_arrives() {
     let server = Server::of(serve(&text(case.folder.path())));
     let expected = server.complete(request.clone())["choices"][0]["text"].clone();
     drop(server);
-    case.hold(40);
+    // Experts are also read into free slots.
+    case.hold(75);
     let server = Server::of(serve("org/m"));
     assert_eq!(server.complete(request.clone())["choices"][0]["text"], expected);
     assert_eq!(case.blobs().iter().filter(|name| name.contains("sluice")).count(), 2);
