@@ -1,4 +1,4 @@
-//! `sluice cache`: lists and checks what the prompt cache on disk holds. No other process may be using the folder.
+//! `sluice cache`: lists and checks what the prompt cache on disk holds. Whatever changes the folder needs it for itself; `ls` and `stat` look at it beside a server, too.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use sluice_cache::disk::{DiskCache, FileKey, ModelStat, Stat};
+use sluice_cache::disk::{DiskCache, Error, FileKey, ModelStat, Stat};
 
 use crate::progress::Progress;
 use crate::terminal::{note, shown, shown_json};
@@ -69,6 +69,20 @@ impl FolderArgs {
 }
 
 impl OpenArgs {
+    /// Opens the cache to look at it: if another process uses it, as that has left it last, and the second value is true.
+    fn look(&self) -> Result<(DiskCache, bool, PathBuf)> {
+        match self.open() {
+            Err(e) if matches!(e.downcast_ref(), Some(Error::InUse { .. })) => {
+                let path = self.folder.path()?;
+                let key = self.key_file.as_deref().map(FileKey::read).transpose()?;
+                let cache = DiskCache::look_at(&path, key).map_err(|e| naming(&path, e))?;
+                note(&format!("{}: in use by another process; this is what it has written so far", path.display()));
+                Ok((cache, true, path))
+            }
+            opened => opened.map(|(cache, path)| (cache, false, path)),
+        }
+    }
+
     fn open(&self) -> Result<(DiskCache, PathBuf)> {
         let path = self.folder.path()?;
         let key = self.key_file.as_deref().map(FileKey::read).transpose()?;
@@ -82,7 +96,7 @@ impl OpenArgs {
 }
 
 /// Some errors name the folder themselves.
-fn naming(path: &Path, e: sluice_cache::disk::Error) -> anyhow::Error {
+fn naming(path: &Path, e: Error) -> anyhow::Error {
     let named = e.to_string().starts_with(&path.display().to_string());
     if named { e.into() } else { anyhow::Error::new(e).context(path.display().to_string()) }
 }
@@ -108,14 +122,14 @@ fn print_json(object: &Value) -> Result<()> {
 }
 
 fn ls(args: &OpenArgs) -> Result<()> {
-    let (mut cache, _) = args.open()?;
+    let (mut cache, in_use, _) = args.look()?;
     let stat = cache.stat()?;
     // Last used first.
     let mut models: Vec<(&u64, &ModelStat)> = stat.models.iter().collect();
     models.sort_by_key(|(_, m)| std::cmp::Reverse(m.model.used));
     if args.folder.json {
         let rows = models.iter().map(|(fingerprint, m)| model_json(**fingerprint, m));
-        return print_json(&json!({"models": rows.collect::<Vec<_>>()}));
+        return print_json(&json!({"models": rows.collect::<Vec<_>>(), "in_use": in_use}));
     }
     let out = &mut io::stdout().lock();
     if models.is_empty() {
@@ -172,7 +186,7 @@ fn ago(then: u64) -> String {
 }
 
 fn stat(args: &OpenArgs) -> Result<()> {
-    let (mut cache, path) = args.open()?;
+    let (mut cache, in_use, path) = args.look()?;
     let stat = cache.stat()?;
     let Stat { quota, bytes, slab_bytes, slabs, encrypted, written_today, ref models } = stat;
     let sum = |of: fn(&ModelStat) -> u64| models.values().map(of).sum::<u64>();
@@ -183,7 +197,7 @@ fn stat(args: &OpenArgs) -> Result<()> {
         return print_json(&json!({
             "folder": path.display().to_string(), "quota": quota, "bytes": bytes, "slabs": slabs, "slab_bytes": slab_bytes,
             "used_bytes": used, "models": models.len(), "entries": entries, "tokens": tokens, "states": sum(|m| m.states),
-            "hits": sum(|m| m.model.hits), "encrypted": encrypted, "written_today": written_today,
+            "hits": sum(|m| m.model.hits), "encrypted": encrypted, "written_today": written_today, "in_use": in_use,
         }));
     }
     let out = &mut io::stdout().lock();

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum, value_parser};
 use sluice_cpu::default_threads;
 use sluice_engine::{
@@ -17,7 +17,6 @@ use crate::{default_model, folders, hub, machine};
 /// What the command line names, or a setting, or else the demo model's folder. A name of the hub's is fetched if it is not in the cache.
 pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {
     let Some(named) = named.or(default_model::configured()) else { return default_model::demo_folder() };
-    ensure!(!named.as_os_str().is_empty(), "the model's name is empty");
     hub::resolved(named)
 }
 

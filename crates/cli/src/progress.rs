@@ -1,15 +1,18 @@
 //! A progress line for long waits. It is shown only on a terminal, only after half a second, and is removed at the end.
 
 use std::io::{self, IsTerminal};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 use sluice_engine::LoadProgress;
+
+/// What is shown beside a load and what follows it: how far a download has come.
+pub static ALSO: OnceLock<fn() -> Option<String>> = OnceLock::new();
 
 const PATIENCE: Duration = Duration::from_millis(500);
 const REDRAW: Duration = Duration::from_millis(100);
@@ -42,6 +45,11 @@ impl Progress {
                 if !waited(PATIENCE) {
                     return;
                 }
+                let also = || {
+                    let text = ALSO.get().and_then(|text| text());
+                    text.into_iter().for_each(|text| bar.set_prefix(text));
+                };
+                let is_loading = load.is_some();
                 let target = || ProgressDrawTarget::term_like(Box::new(Narrow(Term::stderr())));
                 if let Some(load) = load {
                     if !load.is_over() {
@@ -53,6 +61,7 @@ impl Progress {
                         let (done, all) = load.bytes();
                         bar.set_length(all / 1_000_000);
                         bar.set_position(done / 1_000_000);
+                        also();
                         if !waited(REDRAW) {
                             return;
                         }
@@ -64,6 +73,9 @@ impl Progress {
                 }
                 bar.set_draw_target(target());
                 bar.enable_steady_tick(REDRAW);
+                while is_loading && ALSO.get().is_some() && waited(REDRAW) {
+                    also();
+                }
             };
             (sender, thread::spawn(show))
         });

@@ -12,14 +12,15 @@ use serde_json::json;
 use sluice_engine::text::Message;
 use sluice_engine::{Finish, LoadProgress, Loading};
 
-use crate::engine_args::{EngineArgs, model_or_demo};
+use crate::engine_args::EngineArgs;
 use crate::generate::{self, Decoding, End, Piece};
+use crate::hub::DownloadArgs;
 use crate::progress::Progress;
 use crate::prompt::{self, PromptArgs};
 use crate::prompt_cache_args::{self, PromptCacheArgs};
 use crate::sampling_args::SamplingArgs;
 use crate::stats::{self, RunMeasurements};
-use crate::{interrupt, load, terminal};
+use crate::{hub, interrupt, load, terminal};
 
 #[derive(Args)]
 #[command(
@@ -52,6 +53,8 @@ pub struct RunArgs {
     prompt_cache: PromptCacheArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    download: DownloadArgs,
 }
 
 /// Recurrent states kept for later starts, if the model has any.
@@ -61,10 +64,11 @@ const SNAPSHOTS: usize = 4;
 pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     // 1. Find the prompt and load the model
     let (model, question) = prompt::from_command_line(args.model, args.prompt_text, args.words)?;
-    let folder = model_or_demo(model.as_deref())?;
+    let folder = hub::started(model.as_deref(), &args.download, &args.engine)?;
     let mut options = args.engine.options()?;
     options.profile = args.profile;
     options.prompt_cache = args.prompt_cache.options()?;
+    options = hub::options(options);
     options.snapshots = if options.prompt_cache.is_some() { SNAPSHOTS } else { 0 };
     let loaded = load::model(&folder, &args.engine, options)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
@@ -112,7 +116,10 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
         }
         match piece {
             Piece::Reading { done, total } if done < total => progress.set(done, total),
-            Piece::Reading { .. } => progress.finish(),
+            Piece::Reading { .. } => {
+                hub::first_token();
+                progress.finish();
+            }
             Piece::Text(shown) if streams => {
                 out.write_all(shown.as_bytes())?;
                 out.flush()?;
@@ -145,6 +152,12 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
         out.flush()?;
     } else {
         let mut figures = stats::to_json(&mut engine, &answer, &measured);
+        // Nobody reads an answer that may be wrong.
+        drop(hold.take());
+        hub::finish()?;
+        if let Some(download) = hub::figures() {
+            figures["download"] = download;
+        }
         if args.profile {
             let [reading, generating] = answer.profiles.each_ref().map(stats::profile_json);
             figures["profile"] = json!({"prompt": reading, "generation": generating});
@@ -169,6 +182,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     }
     out.flush()?;
     drop(hold);
+    hub::finish()?;
     // The step that failed has reported it, and the answer is printed.
     let _ = engine.save();
     prompt_cache_args::say_notes(&mut engine);

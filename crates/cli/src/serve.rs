@@ -70,6 +70,8 @@ pub struct ServeArgs {
     prompt_cache: PromptCacheArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    download: hub::DownloadArgs,
 }
 
 fn has_model(folder: &Path) -> bool {
@@ -128,7 +130,8 @@ impl ServeArgs {
     fn folders(&self) -> Result<Vec<PathBuf>> {
         let folders = match (&self.models, &self.folders[..]) {
             (Some(folder), _) => within(folder)?,
-            (None, []) => vec![model_or_demo(self.model.as_deref())?],
+            (None, []) => vec![hub::started(self.model.as_deref(), &self.download, &self.engine)?],
+            (None, [one]) => vec![hub::started(Some(one), &self.download, &self.engine)?],
             (None, named) => named.iter().map(|f| model_or_demo(Some(f))).collect::<Result<_>>()?,
         };
         // Without this, clients would be the first to learn that a folder is missing.
@@ -195,6 +198,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         caller_memory: sluice_server::memory(args.parallel.into(), &limits, context),
         ..engine
     };
+    let options = hub::options(options);
     let offers = sources.iter().map(|source| args.offer(&**source, &options)).collect::<Result<Vec<_>>>()?;
     let names: Vec<String> = offers.iter().map(|offer| offer.name.clone()).collect();
     let twice = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name));
@@ -243,6 +247,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     });
     // Nobody needs what blocking threads may still be doing.
     runtime.shutdown_background();
+    hub::leave();
     served
 }
 

@@ -25,7 +25,7 @@ use sluice_store::{Dtype, TensorPlan, Writer};
 /// A target: its name, which is also that of its folder of seeds, and the function that reads.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [FuzzTarget; 17] = [
+pub const TARGETS: [FuzzTarget; 18] = [
     ("safetensors", safetensors),
     ("gguf", gguf),
     ("quantized", quantized),
@@ -41,6 +41,7 @@ pub const TARGETS: [FuzzTarget; 17] = [
     ("slot", slot),
     ("key", key),
     ("answer", answer),
+    ("hub", sluice_hub::read_answer),
     ("request", request),
     ("grammar", grammar),
 ];

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use serde::Deserialize;
+use ureq::http::HeaderMap;
 
 use crate::client::{Answer, Client, Failure};
 use crate::digest::Digest;
@@ -16,6 +17,8 @@ use crate::url::{Url, encoded};
 const MAX_LIST: u64 = 64 << 20;
 /// The most files that are looked at.
 const MAX_FILES: usize = 1 << 20;
+/// The most bytes of a file: all files together then have a number of bytes that can be counted.
+pub const MAX_SIZE: u64 = 1 << 43;
 
 /// A commit of a repository.
 #[derive(Clone, Debug)]
@@ -85,16 +88,28 @@ pub fn list(client: &Client, name: &ModelName) -> Result<Listing, Failure> {
     }
     let text = body(client, answer, MAX_LIST)?;
     let wrong = |what: String| Failure::Final(Error::Answer { url: url.shown(), what });
-    let info: Info = serde_json::from_slice(&text).map_err(|e| wrong(format!("not a list of files: {e}")))?;
+    listing(&text).map_err(wrong)
+}
+
+/// Reads a list of files.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn listing(text: &[u8]) -> Result<Listing, String> {
+    let info: Info = serde_json::from_slice(text).map_err(|e| format!("not a list of files: {e}"))?;
     if !is_commit(&info.sha) {
-        return Err(wrong(format!("{:?} is not a commit", info.sha)));
+        return Err(format!("{:?} is not a commit", info.sha));
     }
     if info.siblings.len() > MAX_FILES {
-        return Err(wrong(format!("{} files", info.siblings.len())));
+        return Err(format!("{} files", info.siblings.len()));
     }
     // A name that would leave the snapshot's folder is no file that anybody needs.
     let files = info.siblings.iter().filter(|file| is_relative(&file.rfilename));
-    let files = files.map(|file| (file.rfilename.clone(), file.facts())).collect();
+    let files: BTreeMap<_, _> = files.map(|file| (file.rfilename.clone(), file.facts())).collect();
+    let large = files.iter().find(|(_, facts)| facts.as_ref().is_some_and(|facts| facts.size > MAX_SIZE));
+    if let Some((file, _)) = large {
+        return Err(format!("{file}: no file is so large"));
+    }
     Ok(Listing { commit: info.sha, files })
 }
 
@@ -110,18 +125,19 @@ pub fn facts(client: &Client, repo: &Repo, commit: &str, file: &str) -> Result<F
     if answer.status >= 400 {
         return Err(client.refused(answer, repo.as_str(), file));
     }
-    let header = |name: &str| answer.headers.get(name).and_then(|value| value.to_str().ok());
-    let is_redirect = (300..400).contains(&answer.status);
-    let digest = header("x-linked-etag").or_else(|| header("etag")).and_then(Digest::of_etag);
+    facts_in(&answer.headers, (300..400).contains(&answer.status)).ok_or_else(|| {
+        let what = "no size and checksum of the file; is HF_ENDPOINT a hub?".to_owned();
+        Error::Answer { url: url.shown(), what }.into()
+    })
+}
+
+/// A file's size and checksum, if headers tell them.
+pub fn facts_in(headers: &HeaderMap, is_redirect: bool) -> Option<FileFacts> {
+    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let digest = header("x-linked-etag").or_else(|| header("etag")).and_then(Digest::of_etag)?;
     let size = header("x-linked-size").or_else(|| header("content-length").filter(|_| !is_redirect));
-    match (digest, size.and_then(|size| size.parse().ok())) {
-        (Some(digest), Some(size)) => Ok(FileFacts { size, digest }),
-        _ => Err(Error::Answer {
-            url: url.shown(),
-            what: "no size and checksum of the file; is HF_ENDPOINT a hub?".to_owned(),
-        }
-        .into()),
-    }
+    let size = size?.parse().ok().filter(|size| *size <= MAX_SIZE)?;
+    Some(FileFacts { size, digest })
 }
 
 /// Fetches a small file at once, and checks it.

@@ -127,7 +127,7 @@ impl Client {
     }
 
     /// Where a redirect leads; never from `https` to `http`.
-    fn redirected(&self, from: &Url, location: &str) -> Result<Url, Failure> {
+    pub fn redirected(&self, from: &Url, location: &str) -> Result<Url, Failure> {
         let wrong = |what: String| Failure::Final(Error::Answer { url: from.shown(), what });
         let to = from.join(location).map_err(|_| wrong("redirects to what is no URL".to_owned()))?;
         if from.scheme == "https" && to.scheme != "https" {
@@ -254,7 +254,8 @@ impl Client {
     }
 }
 
-fn location(headers: &HeaderMap, status: u16) -> Option<&str> {
+/// Where an answer leads, if it is a redirect.
+pub fn location(headers: &HeaderMap, status: u16) -> Option<&str> {
     let is_redirect = [301, 302, 303, 307, 308].contains(&status);
     headers.get("location").filter(|_| is_redirect)?.to_str().ok()
 }

@@ -10,10 +10,12 @@
 #![warn(missing_docs)]
 
 mod api;
+mod arrival;
 mod cache;
 mod client;
 mod digest;
 mod error;
+mod fuzzing;
 mod known;
 mod lock;
 mod name;
@@ -27,12 +29,15 @@ mod transfer;
 mod url;
 mod watch;
 
+pub use arrival::{Arrival, ArrivingFile};
 pub use cache::{followed, is_cached, origin};
 pub use client::Client;
 pub use error::{Error, Result};
+#[doc(hidden)]
+pub use fuzzing::read_answer;
 pub use known::likely;
 pub use name::{Choice, ModelName, Repo};
-pub use pull::{Extent, Model, find, pull};
+pub use pull::{Begun, Extent, Model, find, pull, pull_in_use};
 pub use quant::GgufName;
 pub use quant::read as read_gguf_name;
 pub use settings::Settings;

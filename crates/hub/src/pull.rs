@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::api::{self, FileFacts, Listing};
+use crate::arrival::Arrival;
 use crate::cache::{MAX_SMALL, RepoCache};
 use crate::client::{Client, Failure};
 use crate::error::{Error, Naming, Result};
@@ -90,6 +91,24 @@ pub fn find(settings: &Settings, name: &ModelName, extent: Extent) -> Option<Mod
 /// # Errors
 /// Whatever keeps it from being whole. If the hub cannot be asked and the model is in the cache, that is a note and no error.
 pub fn pull(client: &Arc<Client>, name: &ModelName, extent: Extent, watch: &dyn Watch) -> Result<Model> {
+    pull_in_use(client, name, extent, watch, None)
+}
+
+/// Hears of a model that can be opened while it arrives.
+pub type Begun<'a> = &'a mut dyn FnMut(Arrival);
+
+/// [`pull`], where `begun` gets the model as soon as it can be opened: its small files are there by then. It hears of none if nothing large is missing, or if
+/// something keeps this process from reading what arrives, which is a note. Wrong bytes are then an error at once.
+///
+/// # Errors
+/// Those of [`pull`].
+pub fn pull_in_use(
+    client: &Arc<Client>,
+    name: &ModelName,
+    extent: Extent,
+    watch: &dyn Watch,
+    begun: Option<Begun>,
+) -> Result<Model> {
     let settings = client.settings();
     if settings.offline {
         let absent = || Error::Offline { name: name.to_string(), cache: settings.cache.clone() };
@@ -110,7 +129,7 @@ pub fn pull(client: &Arc<Client>, name: &ModelName, extent: Extent, watch: &dyn 
         }
         (_, Err(e)) => return Err(e),
     };
-    pull.fetch(&listing, extent)
+    pull.fetch(&listing, extent, begun)
 }
 
 struct Pull<'a> {
@@ -160,7 +179,7 @@ impl Pull<'_> {
         self.cache.read(&listing.commit, file)
     }
 
-    fn fetch(&self, listing: &Listing, extent: Extent) -> Result<Model> {
+    fn fetch(&self, listing: &Listing, extent: Extent, begun: Option<Begun>) -> Result<Model> {
         // 1. Which files, and what they must be
         let names: Vec<&str> = listing.files.keys().map(String::as_str).collect();
         let mut text = |file: &str| self.small(listing, file, &self.facts(listing, file)?);
@@ -249,10 +268,23 @@ impl Pull<'_> {
             large.iter().map(|one| (one.facts.digest.hex().to_owned(), one.file.clone())).collect();
         let mut finished = |job: &Job| self.cache.link(&listing.commit, &files[job.digest.hex()], job.digest.hex());
         if !jobs.is_empty() {
+            let arrival = begun.map(|begun| (begun, self.arrival(listing, &selection, &needed, &jobs)));
+            let in_use = match arrival {
+                Some((begun, Ok(arrival))) => {
+                    begun(arrival);
+                    true
+                }
+                Some((_, Err(e))) => {
+                    self.watch.event(Event::Note(format!("it is fetched whole before it is used: {e}")));
+                    false
+                }
+                None => false,
+            };
             transfer::fetch(
                 Arc::clone(self.client),
                 jobs,
                 all - missing_bytes + sizes(&small),
+                in_use,
                 self.watch,
                 &mut finished,
             )?;
@@ -264,6 +296,16 @@ impl Pull<'_> {
             }
         }
         whole(missing_bytes - kept)
+    }
+
+    /// The model as it arrives.
+    fn arrival(&self, listing: &Listing, selection: &Selection, needed: &[Needed], jobs: &[Job]) -> Result<Arrival> {
+        let arriving: BTreeMap<&str, &Arc<Partial>> = jobs.iter().map(|job| (job.digest.hex(), &job.partial)).collect();
+        let files = needed.iter().map(|one| {
+            let arriving = arriving.get(one.facts.digest.hex()).copied();
+            (&*one.file, selection.weights.contains(&one.file), arriving)
+        });
+        Arrival::new(&self.cache, &listing.commit, files, selection.entry.as_deref())
     }
 
     /// Takes the locks of blobs, in one order for all processes, and opens what is there of them.
@@ -286,7 +328,7 @@ impl Pull<'_> {
                 repo: self.name.repo.to_string(),
                 url: api::file_url(self.client, &self.name.repo, &listing.commit, &one.file),
                 digest: one.facts.digest.clone(),
-                partial: Partial::open(&blob, one.facts.size)?,
+                partial: Arc::new(Partial::open(&blob, one.facts.size)?),
                 blob,
                 lock: Mutex::new(Some(lock)),
                 source: Mutex::new(None),

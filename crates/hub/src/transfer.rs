@@ -4,6 +4,9 @@
 //! - One thread sums the bytes as they arrive, reading them back from the page cache. A blob gets its name only when its sum is right and its bytes are on the disk.
 //! - One thread syncs what is there every second, which also keeps the last sync short.
 //!
+//! While somebody computes with what arrives (`in_use`), workers serve what is asked for before what is next in order. Requests in order are short then, so that a
+//! connection is soon free, and few, so that what is waited for has the bandwidth. Wrong bytes are not fetched again: they may have been used.
+//!
 //! Threads that wait for a silent connection are left behind when the transfer stops: they write nothing more.
 
 use std::io::Read;
@@ -17,7 +20,7 @@ use crate::client::{Answer, Client, Failure};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::lock::Lock;
-use crate::partial::{self, Claim, Partial};
+use crate::partial::{self, Claim, Partial, Urgency};
 use crate::url::Url;
 use crate::watch::{Event, Watch};
 
@@ -31,6 +34,11 @@ const POLL: Duration = Duration::from_millis(5);
 const REPORT: Duration = Duration::from_millis(100);
 /// Wrong bytes are fetched once more.
 const ATTEMPTS: u32 = 2;
+/// While the blob is in use: about how long a request takes, and the bytes of it.
+const SHORT: Duration = Duration::from_millis(200);
+const SHORT_BYTES: (u64, u64) = (512 << 10, 3 << 20);
+/// So long after somebody waited for bytes, he is likely to wait again.
+const DEMAND: Duration = Duration::from_secs(1);
 
 /// A blob to fetch.
 pub struct Job {
@@ -45,7 +53,7 @@ pub struct Job {
     /// Where it belongs.
     pub blob: PathBuf,
     /// What is there of it.
-    pub partial: Partial,
+    pub partial: Arc<Partial>,
     /// Held until it is whole.
     pub lock: Mutex<Option<Lock>>,
     /// Where the hub's redirects led, until that no longer works.
@@ -65,13 +73,25 @@ struct Shared {
     /// A server asked all connections to wait until then.
     pause: Mutex<Option<Instant>>,
     notes: Mutex<Vec<String>>,
+    /// Somebody computes with what arrives.
+    in_use: bool,
+    /// When somebody waited for bytes last.
+    demand: Mutex<Option<Instant>>,
+    /// Workers that fetch what is next in order.
+    in_order: AtomicUsize,
+    /// Workers that fetch what somebody waits for.
+    waited_for: AtomicUsize,
 }
+
+/// Blocks of a job; with the one connection of a server that sends whole files only.
+type Claimed<'a> = (&'a Job, Option<MutexGuard<'a, ()>>, Claim<'a>);
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Fetches all jobs. `finished` is called on this thread for each blob that has got its name, in order. `before`: bytes that other files of the model have.
+/// Fetches all jobs. `finished` is called on this thread for each blob that has got its name, in order. `before`: bytes that other files of the model have. `in_use`: somebody
+/// computes with what arrives.
 ///
 /// # Errors
 /// The first that no further try would mend. What has arrived is kept.
@@ -79,6 +99,7 @@ pub fn fetch(
     client: Arc<Client>,
     jobs: Vec<Job>,
     before: u64,
+    in_use: bool,
     watch: &dyn Watch,
     finished: &mut dyn FnMut(&Job) -> Result<()>,
 ) -> Result<()> {
@@ -92,6 +113,10 @@ pub fn fetch(
         error: Mutex::new(None),
         pause: Mutex::new(None),
         notes: Mutex::new(Vec::new()),
+        in_use,
+        demand: Mutex::new(None),
+        in_order: AtomicUsize::new(0),
+        waited_for: AtomicUsize::new(0),
     });
     let spawn = |name: &str, work: fn(&Shared)| {
         let own = Arc::clone(&shared);
@@ -139,8 +164,9 @@ pub fn fetch(
     while threads.iter().any(|t| !t.is_finished()) && Instant::now() < patience {
         thread::sleep(POLL);
     }
-    if outcome.is_err() {
+    if let Err(why) = &outcome {
         for job in &shared.jobs[told..] {
+            job.partial.give_up(&why.to_string());
             let _ = job.partial.sync();
             locked(&job.lock).take();
         }
@@ -171,26 +197,36 @@ impl Shared {
 
     /// Fetches segments until all blobs have their names.
     fn work(&self) {
-        let mut failures = 0;
+        let (mut failures, mut rate) = (0, 0.0);
         while !self.is_over() {
             let paused = *locked(&self.pause);
             if let Some(until) = paused {
                 self.wait(until);
             }
-            let claimed = self.unfinished().iter().find_map(|job| {
-                let whole = job.has_no_ranges.load(Ordering::Acquire).then(|| job.whole.try_lock());
-                match whole {
-                    Some(Err(_)) => None,
-                    whole => Some((job, whole, job.partial.claim()?)),
-                }
-            });
+            let claimed = self.claim(rate);
             let Some((job, _whole, claim)) = claimed else {
                 thread::sleep(POLL);
                 continue;
             };
-            let before = job.partial.written();
-            match self.segment(job, claim) {
-                Ok(()) => failures = 0,
+            let (before, begun, urgency) = (job.partial.written(), Instant::now(), claim.urgency());
+            let (begin, end) = claim.range();
+            let done = self.segment(job, claim);
+            match urgency {
+                Some(Urgency::Now) => {
+                    self.waited_for.fetch_sub(1, Ordering::AcqRel);
+                    *locked(&self.demand) = Some(Instant::now());
+                }
+                Some(Urgency::Soon) => {}
+                None => drop(self.in_order.fetch_sub(1, Ordering::AcqRel)),
+            }
+            match done {
+                Ok(()) => {
+                    failures = 0;
+                    // What is smaller tells of the way there and back.
+                    if end - begin >= SHORT_BYTES.0 {
+                        rate = (end - begin) as f64 / begun.elapsed().as_secs_f64().max(1e-3);
+                    }
+                }
                 Err(Failure::Final(e)) => return self.fail(e),
                 Err(Failure::Again(e, asked)) => {
                     failures = if job.partial.written() > before { 1 } else { failures + 1 };
@@ -213,6 +249,43 @@ impl Shared {
         }
     }
 
+    /// The blocks that a worker fetches next; `rate`: its connection's last.
+    fn claim(&self, rate: f64) -> Option<Claimed<'_>> {
+        let (least, longest) = SHORT_BYTES;
+        let short = ((rate * SHORT.as_secs_f64()) as u64).clamp(least, longest);
+        let has_ranges = |job: &&Job| !job.has_no_ranges.load(Ordering::Acquire);
+        for urgency in [Urgency::Now, Urgency::Soon] {
+            let mut jobs = self.unfinished().iter().filter(has_ranges).filter(|_| self.in_use);
+            if let Some(found) = jobs.find_map(|job| Some((job, None, job.partial.claim_asked(urgency, short)?))) {
+                if urgency == Urgency::Now {
+                    self.waited_for.fetch_add(1, Ordering::AcqRel);
+                }
+                return Some(found);
+            }
+        }
+        let is_wanted = locked(&self.demand).is_some_and(|last| last.elapsed() < DEMAND);
+        // While somebody waits, all of the network is his.
+        if self.waited_for.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        let most = if is_wanted { (self.client.settings().connections / 8).max(1) } else { usize::MAX };
+        if self.in_order.fetch_add(1, Ordering::AcqRel) < most {
+            let found = self.unfinished().iter().find_map(|job| {
+                let whole = job.has_no_ranges.load(Ordering::Acquire).then(|| job.whole.try_lock());
+                let bytes = if self.in_use { short } else { job.partial.usual_request() };
+                match whole {
+                    Some(Err(_)) => None,
+                    whole => Some((job, whole.and_then(Result::ok), job.partial.claim(bytes)?)),
+                }
+            });
+            if found.is_some() {
+                return found;
+            }
+        }
+        self.in_order.fetch_sub(1, Ordering::AcqRel);
+        None
+    }
+
     /// Fetches what is missing of one segment, or of all from it on if the server sends no ranges.
     fn segment(&self, job: &Job, claim: Claim) -> Result<(), Failure> {
         let (begin, end) = claim.range();
@@ -223,9 +296,7 @@ impl Shared {
                 let given =
                     answer.headers.get("content-range").and_then(|value| value.to_str().ok()).and_then(content_range);
                 let size = job.partial.size();
-                if given.is_none_or(|(first, last, all)| {
-                    first != begin || last >= end || all.is_some_and(|all| all != size)
-                }) {
+                if !is_answer_to(given, begin, end, size) {
                     locked(&job.source).take();
                     let what = format!(
                         "asked for bytes {begin} to {} of {size}, got {:?}",
@@ -341,7 +412,7 @@ impl Shared {
         let size = job.partial.size();
         let mut buffer = vec![0; BUFFER];
         let mut found = String::new();
-        for _ in 0..ATTEMPTS {
+        for _ in 0..if self.in_use { 1 } else { ATTEMPTS } {
             let (mut sum, mut at) = (job.digest.sum(size), 0);
             while at < size {
                 let ready = job.partial.frontier() - at;
@@ -366,9 +437,11 @@ impl Shared {
                 job.partial.finish(&job.blob)?;
                 return Ok(true);
             }
-            locked(&self.notes).push(format!("{}: wrong bytes arrived; once more from the beginning", job.file));
-            locked(&job.source).take();
-            job.partial.reset()?;
+            if !self.in_use {
+                locked(&self.notes).push(format!("{}: wrong bytes arrived; once more from the beginning", job.file));
+                locked(&job.source).take();
+                job.partial.reset()?;
+            }
         }
         partial::discard(&job.blob);
         let (kind, expected) = (job.digest.name(), job.digest.hex().to_owned());
@@ -387,8 +460,15 @@ impl Shared {
     }
 }
 
+/// Whether a range is the answer to a request for `[begin, end)` of `size` bytes. It may be shorter.
+pub fn is_answer_to(given: Option<(u64, u64, Option<u64>)>, begin: u64, end: u64, size: u64) -> bool {
+    given.is_some_and(|(first, last, all)| {
+        first == begin && (first..end).contains(&last) && all.is_none_or(|all| all == size)
+    })
+}
+
 /// `bytes 0-99/1000`: the first, the last and the number of all.
-fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
+pub fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
     let (range, all) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
     let all = if all == "*" { None } else { Some(all.parse().ok()?) };

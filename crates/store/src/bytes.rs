@@ -5,6 +5,7 @@ use std::io;
 use std::ops::{Bound, Deref, Range, RangeBounds};
 use std::sync::Arc;
 
+use crate::arriving::{self, Arriving};
 use crate::load::{LoadError, Source};
 use crate::map::{Buffer, Map};
 
@@ -17,7 +18,8 @@ pub struct Bytes {
 
 enum Owner {
     /// A file's pages: clean, the kernel may drop and reread them.
-    Mapped(Map),
+    /// Also who brings its bytes, if it is arriving.
+    Mapped(Map, Option<Arc<dyn Arriving>>),
     /// Page-aligned anonymous memory.
     Copied(Map),
     Vec(Vec<u8>),
@@ -28,7 +30,7 @@ enum Owner {
 impl Owner {
     fn len(&self) -> usize {
         match self {
-            Owner::Mapped(map) | Owner::Copied(map) => map.len(),
+            Owner::Mapped(map, _) | Owner::Copied(map) => map.len(),
             Owner::Vec(bytes) => bytes.len(),
             Owner::Loaded(source) => source.file.len as usize,
         }
@@ -41,8 +43,8 @@ impl Bytes {
         Bytes { owner: Arc::new(owner), range }
     }
 
-    pub(crate) fn mapped(map: Map) -> Bytes {
-        Bytes::whole(Owner::Mapped(map))
+    pub(crate) fn mapped(map: Map, arriving: Option<Arc<dyn Arriving>>) -> Bytes {
+        Bytes::whole(Owner::Mapped(map, arriving))
     }
 
     /// A part of a file that is being loaded.
@@ -120,7 +122,7 @@ impl Bytes {
     /// Whether these are pages of a file (counted as mapped weights) and not a copy in anonymous memory.
     pub fn is_mapped(&self) -> bool {
         match &*self.owner {
-            Owner::Mapped(_) => true,
+            Owner::Mapped(..) => true,
             Owner::Loaded(source) => source.is_mapped(),
             Owner::Copied(_) | Owner::Vec(_) => false,
         }
@@ -128,13 +130,13 @@ impl Bytes {
 
     /// Whether these are bytes of a file, mapped or read, and not made in memory.
     pub fn is_of_file(&self) -> bool {
-        matches!(&*self.owner, Owner::Mapped(_) | Owner::Loaded(_))
+        matches!(&*self.owner, Owner::Mapped(..) | Owner::Loaded(_))
     }
 
     /// Starts reading a mapped view from disk in the background and returns at once; nothing to do for a copy.
     pub fn will_need(&self) -> io::Result<()> {
         match &*self.owner {
-            Owner::Mapped(map) => map.will_need(self.range.clone()),
+            Owner::Mapped(map, _) => map.will_need(self.range.clone()),
             Owner::Loaded(source) if source.is_mapped() => source.memory().will_need(self.range.clone()),
             Owner::Loaded(_) => Ok(()),
             Owner::Copied(_) | Owner::Vec(_) => Ok(()),
@@ -149,7 +151,7 @@ impl Bytes {
     /// The disk's, and EFAULT where the file has been truncated since it was mapped.
     pub fn populate(&self) -> io::Result<()> {
         match &*self.owner {
-            Owner::Mapped(map) => map.populate(self.range.clone()),
+            Owner::Mapped(map, _) => map.populate(self.range.clone()),
             Owner::Loaded(source) if source.is_mapped() => source.memory().populate(self.range.clone()),
             Owner::Loaded(_) => Ok(()),
             Owner::Copied(_) | Owner::Vec(_) => Ok(()),
@@ -163,7 +165,7 @@ impl Bytes {
     /// The kernel's.
     pub fn leave(&self) -> io::Result<()> {
         match &*self.owner {
-            Owner::Mapped(map) => map.leave(self.range.clone()),
+            Owner::Mapped(map, _) => map.leave(self.range.clone()),
             Owner::Loaded(source) if source.is_mapped() => source.memory().leave(self.range.clone()),
             Owner::Loaded(_) | Owner::Copied(_) | Owner::Vec(_) => Ok(()),
         }
@@ -174,8 +176,16 @@ impl Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &*self.owner {
-            // SAFETY: maps of files are read-only, and a buffer that was turned into bytes has no writer any more.
-            Owner::Mapped(map) | Owner::Copied(map) => unsafe { map.slice(self.range.clone()) },
+            Owner::Mapped(map, arriving) => {
+                if let Some(arriving) = arriving {
+                    // If it never comes, that is the error of every check of the file.
+                    let _ = arriving::wait(&**arriving, &(self.range.start as u64..self.range.end as u64));
+                }
+                // SAFETY: maps of files are read-only.
+                unsafe { map.slice(self.range.clone()) }
+            }
+            // SAFETY: a buffer that was turned into bytes has no writer any more.
+            Owner::Copied(map) => unsafe { map.slice(self.range.clone()) },
             Owner::Vec(bytes) => &bytes[self.range.clone()],
             Owner::Loaded(source) => source.bytes(self.range.clone()),
         }
@@ -261,7 +271,7 @@ mod tests {
     fn a_view_outlives_the_file_and_populates() {
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, &[3; 10_000]).unwrap();
-        let view = Bytes::mapped(Map::file(&file, 10_000).unwrap()).slice(4097..9001);
+        let view = Bytes::mapped(Map::file(&file, 10_000).unwrap(), None).slice(4097..9001);
         drop(file);
         view.will_need().unwrap();
         view.populate().unwrap();
@@ -276,7 +286,7 @@ mod tests {
     fn a_file_truncated_under_its_map_fails_to_populate() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
-        let view = Bytes::mapped(Map::file(&file, 1 << 20).unwrap());
+        let view = Bytes::mapped(Map::file(&file, 1 << 20).unwrap(), None);
         file.set_len(4096).unwrap();
         view.populate().unwrap_err();
     }

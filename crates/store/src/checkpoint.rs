@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::index::{INDEX_NAME, Index, siblings};
 use crate::load::ReadFile;
 use crate::map::{Buffer, Map};
 use crate::quote::quoted;
-use crate::safetensors::{Entry, Header};
+use crate::safetensors::{Entry, Header, MAX_HEADER};
 
 const SINGLE_NAME: &str = "model.safetensors";
 
@@ -420,9 +421,16 @@ fn open_file(path: &Path, if_missing: &'static str) -> Result<(Header, Bytes, Re
     // The length and stamp are taken before anything is read, so that later changes show.
     let file = ReadFile::open(path)?;
     // Read, not mapped: one request instead of a page fault for every few pages of JSON.
+    let mut prefix = [0; 8];
+    if file.is_arriving() {
+        file.wait_for(0..8)?;
+        // Whatever it says: the header is checked once it is there.
+        let _ = file.buffered.read_exact_at(&mut prefix, 0);
+        file.wait_for(0..u64::from_le_bytes(prefix).min(MAX_HEADER).saturating_add(8))?;
+    }
     let header = Header::read(&file.buffered, file.len, path)?;
     let too_long = |_| Error::io(path, "map")(ErrorKind::FileTooLarge.into());
     let len = usize::try_from(file.len).map_err(too_long)?;
     let map = Map::file(&file.buffered, len).map_err(Error::io(path, "map"))?;
-    Ok((header, Bytes::mapped(map), file))
+    Ok((header, Bytes::mapped(map, file.arriving().cloned()), file))
 }

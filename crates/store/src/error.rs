@@ -53,6 +53,9 @@ pub enum Error {
     /// A part of a file could not be read. `tensor` is the one that the offset (in the file) lies in.
     #[error("{}: cannot read{} at offset {offset}: {cause}", .path.display(), of_tensor(.tensor))]
     Read { path: PathBuf, tensor: Option<String>, offset: u64, cause: io::Error },
+    /// The bytes of a file that was arriving did not come, or are wrong.
+    #[error("{}: {why}", .path.display())]
+    NotArrived { path: PathBuf, why: String },
     /// A file ended before what its header promised, though it was long enough when it was opened.
     #[error("{}: truncated while it was in use: it had {len} bytes, and ends{} at offset {offset}", .path.display(), of_tensor(.tensor))]
     Shrunk { path: PathBuf, tensor: Option<String>, offset: u64, len: u64 },

@@ -3,6 +3,7 @@
 //! quantisation, no arithmetic.
 #![warn(missing_docs)]
 
+pub mod arriving;
 mod atomic;
 pub mod bundle;
 mod bytes;

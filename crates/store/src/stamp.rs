@@ -30,6 +30,11 @@ impl Stamp {
         }
     }
 
+    /// The stamp of a file that is arriving, whose times change all the while.
+    pub(crate) fn without_times(found: &Metadata) -> Stamp {
+        Stamp { modified: (0, 0), changed: (0, 0), ..Stamp::of(found) }
+    }
+
     /// Bytes of the file.
     pub fn len(&self) -> u64 {
         self.len

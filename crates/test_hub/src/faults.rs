@@ -17,6 +17,10 @@ pub struct Faults {
     pub stall_after: Option<(u64, u32)>,
     /// A pause after every 64 KiB.
     pub slow: Option<Duration>,
+    /// All connections for bytes together send so many of them in a second.
+    pub bandwidth: Option<u64>,
+    /// When so many bytes were sent in all, connections for them fall silent until this is another number.
+    pub hold_after: Option<u64>,
     /// So many answers have one wrong byte.
     pub wrong_bytes: u32,
     /// Bytes come without ranges: always the whole file.

@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -40,6 +40,10 @@ struct State {
     requests: Vec<Request>,
     /// Uses of a signed address that are left.
     signatures: Vec<Option<u32>>,
+    /// Bytes that were sent for signed addresses.
+    sent: u64,
+    /// When the next of them may be sent, if there is a bandwidth.
+    next: Option<Instant>,
 }
 
 /// A running hub.
@@ -74,7 +78,8 @@ impl TestHub {
                     }
                     let (Ok(stream), state) = (stream, Arc::clone(&state)) else { continue };
                     let bytes = servers[1];
-                    thread::spawn(move || Connection { state, stream, bytes, is_for_bytes }.serve());
+                    let is_over = Arc::clone(&is_over);
+                    thread::spawn(move || Connection { state, stream, bytes, is_for_bytes, is_over }.serve());
                 }
             });
         }
@@ -107,6 +112,11 @@ impl TestHub {
         change(&mut locked(&self.state).faults);
     }
 
+    /// Bytes of large files that were sent.
+    pub fn sent(&self) -> u64 {
+        locked(&self.state).sent
+    }
+
     /// The requests since the last call.
     pub fn requests(&self) -> Vec<Request> {
         std::mem::take(&mut locked(&self.state).requests)
@@ -128,6 +138,7 @@ struct Connection {
     /// The server that has the bytes.
     bytes: SocketAddr,
     is_for_bytes: bool,
+    is_over: Arc<AtomicBool>,
 }
 
 /// What an answer says beside its bytes.
@@ -325,7 +336,8 @@ impl Connection {
             faults.cut_after.filter(|_| faults.cuts.is_none() || self.counted(|faults| faults.cuts.get_or_insert(0)));
         let stall =
             faults.stall_after.filter(|_| self.counted(|faults| &mut faults.stall_after.get_or_insert((0, 0)).1));
-        let is_even = cut.is_none() && stall.is_none() && faults.slow.is_none();
+        let is_paced = faults.bandwidth.is_some() || faults.hold_after.is_some();
+        let is_even = cut.is_none() && stall.is_none() && faults.slow.is_none() && !is_paced;
         let mut buffer = vec![0; if is_even { LARGE_PIECE } else { PIECE }];
         while at < end {
             let wanted = (end - at).min(buffer.len() as u64) as usize;
@@ -335,6 +347,14 @@ impl Connection {
             }
             if is_wrong && at == begin && n > 0 {
                 buffer[n / 2] ^= 1;
+            }
+            if is_paced {
+                n = self.may_send(n);
+                if n == 0 {
+                    return Ok(false);
+                }
+            } else {
+                locked(&self.state).sent += n as u64;
             }
             self.stream.write_all(&buffer[..n])?;
             at += n as u64;
@@ -350,6 +370,31 @@ impl Connection {
             }
         }
         Ok(true)
+    }
+
+    /// How many of the next `n` bytes may be sent, once any may; 0 when everything is over.
+    fn may_send(&self, n: usize) -> usize {
+        loop {
+            let wait = {
+                let mut state = locked(&self.state);
+                let now = Instant::now();
+                let left = state.faults.hold_after.map_or(u64::MAX, |hold| hold.saturating_sub(state.sent));
+                let next = state.next.filter(|_| state.faults.bandwidth.is_some()).unwrap_or(now);
+                let n = (n as u64).min(left);
+                if n > 0 && next <= now {
+                    state.sent += n;
+                    // Time that nobody used is lost, but for a moment.
+                    let from = next.max(now.checked_sub(Duration::from_millis(20)).unwrap_or(now));
+                    state.next = state.faults.bandwidth.map(|b| from + Duration::from_secs_f64(n as f64 / b as f64));
+                    return n as usize;
+                }
+                if left == 0 { Duration::from_millis(5) } else { next - now }
+            };
+            if self.is_over.load(Ordering::Acquire) {
+                return 0;
+            }
+            thread::sleep(wait);
+        }
     }
 
     /// Takes one from a number of faults that are left; whether there was one.

@@ -23,7 +23,8 @@ const LOCK: &str = "lock";
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    _lock: File,
+    /// `None`: it is only looked at.
+    _lock: Option<File>,
 }
 
 impl Folder {
@@ -44,10 +45,17 @@ impl Folder {
         }
         let lock = open(&path.join(LOCK), true, OFlags::empty()).map_err(failed("lock"))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Folder { path: path.to_owned(), _lock: lock }),
+            Ok(()) => Ok(Folder { path: path.to_owned(), _lock: Some(lock) }),
             Err(TryLockError::WouldBlock) => Err(Error::InUse { path: path.to_owned() }),
             Err(TryLockError::Error(cause)) => Err(failed("lock")(cause)),
         }
+    }
+}
+
+impl Folder {
+    /// A folder that may be another process', to read.
+    pub(super) fn look_at(path: &Path) -> Folder {
+        Folder { path: path.to_owned(), _lock: None }
     }
 }
 

@@ -16,6 +16,7 @@ mod sessions;
 mod slab;
 mod slab_alloc;
 mod slot;
+mod snapshot;
 mod storage;
 mod write;
 

@@ -16,6 +16,7 @@ use super::reads::ReturnBox;
 use super::secret::{self, Found, SECRET};
 use super::slab::{OpenSlab, file_name};
 use super::slot::PAGE;
+use super::snapshot::Snapshot;
 use super::storage::Storage;
 use super::{Counts, DiskCache, Error};
 
@@ -83,6 +84,23 @@ impl DiskCache {
         }
         let settings = Settings { quota: Some(u64::MAX), key, ..Settings::default() };
         let mut cache = DiskCache::open_folder(dir, settings)?;
+        let quota = cache.attempt(|c| Ok(c.index.meta("quota")?))?;
+        cache.quota = quota.unwrap_or(cache.quota);
+        Ok(cache)
+    }
+
+    /// The cache in a folder that another process uses, as its index was made durable last. Uses since then are not counted, and slots cannot be read. What is changed is
+    /// changed in memory.
+    ///
+    /// # Errors
+    /// [`Error::NoCache`] where there is none; [`Error::InUse`] where its owner changes it too fast; those of [`DiskCache::open_folder`].
+    pub fn look_at(dir: &Path, key: Option<FileKey>) -> Result<DiskCache, Error> {
+        if !dir.join(SECRET).is_file() {
+            return Err(Error::NoCache { path: dir.to_owned() });
+        }
+        let snapshot: Arc<dyn Storage> = Arc::new(Snapshot::take(dir, &Folder::look_at(dir))?);
+        let settings = Settings { quota: Some(u64::MAX), key, ..Settings::default() };
+        let mut cache = DiskCache::open_once(&snapshot, &settings)?;
         let quota = cache.attempt(|c| Ok(c.index.meta("quota")?))?;
         cache.quota = quota.unwrap_or(cache.quota);
         Ok(cache)

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastrand::Rng;
 use sluice_cache::BlockHash;
@@ -157,6 +157,46 @@ fn what_was_stored_comes_back_from_real_files_in_any_order_and_after_a_restart()
             assert_eq!(mode, if name == "." { 0o700 } else { 0o600 }, "{name}");
         }
     }
+}
+
+#[test]
+fn a_folder_can_be_looked_at_while_its_owner_writes() {
+    let dir = TempDir::new().unwrap();
+    let folder = dir.path().join("c");
+    assert!(matches!(DiskCache::look_at(&folder, None), Err(Error::NoCache { .. })));
+    // Evicts, compacts and removes slabs all the while.
+    let mut cache = DiskCache::open_folder(&folder, settings(24 << 20)).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            for seed in 1..=60 {
+                let chain = Chain { seed, bytes: if seed % 20 < 10 { 60_000 } else { 9_000 } };
+                chain.store(&mut cache, 8).unwrap();
+            }
+            over.store(true, Ordering::Release);
+        });
+        let mut looks = 0;
+        while !over.load(Ordering::Acquire) || looks == 0 {
+            match DiskCache::look_at(&folder, None) {
+                Ok(mut seen) => {
+                    assert_eq!(seen.inconsistencies().unwrap(), [] as [String; 0]);
+                    assert_eq!(seen.notes(), [] as [String; 0]);
+                    let entries = seen.stat().unwrap().models.values().map(|m| m.entries).sum::<u64>();
+                    assert!(entries <= 60 * 8);
+                    looks += 1;
+                }
+                Err(e) => assert!(matches!(e, Error::InUse { .. }), "{e}"),
+            }
+        }
+        writing.join().unwrap();
+    });
+    let now = cache.stat().unwrap();
+    let files = modes(&folder);
+    let seen = DiskCache::look_at(&folder, None).unwrap().stat().unwrap();
+    assert_eq!((seen.slabs, seen.quota), (now.slabs, now.quota));
+    assert_eq!(seen.models[&MODEL].entries, now.models[&MODEL].entries);
+    assert!(now.models[&MODEL].entries > 0);
+    assert_eq!(modes(&folder), files);
 }
 
 #[test]

@@ -18,15 +18,16 @@ use clap::Args;
 use sluice_engine::text::{Message, ModelText};
 use sluice_engine::{Engine, Finish, Generation, LoadProgress, Loading, Options, SequenceId};
 
-use crate::engine_args::{EngineArgs, model_or_demo};
+use crate::engine_args::EngineArgs;
 use crate::generate::{self, Answer, Decoding, End, Piece};
+use crate::hub::DownloadArgs;
 use crate::load;
 use crate::progress::Progress;
 use crate::prompt::PromptArgs;
 use crate::prompt_cache_args::{self, PromptCacheArgs};
 use crate::sampling_args::SamplingArgs;
 use crate::stats::{self, RunMeasurements};
-use crate::{interrupt, terminal};
+use crate::{hub, interrupt, terminal};
 use command::ChatCommand;
 use conversation::Conversation;
 use input::{Input, Mode};
@@ -53,6 +54,8 @@ pub struct ChatArgs {
     prompt_cache: PromptCacheArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    download: DownloadArgs,
 }
 
 /// Recurrent states kept, if the model has any: at the ends of the last answers and prompts, for `/undo` and `/regenerate`.
@@ -63,11 +66,11 @@ const KEEPING: Duration = Duration::from_millis(200);
 
 /// Runs a chat until its input ends.
 pub fn run(args: ChatArgs) -> Result<()> {
-    let folder = model_or_demo(args.folder.or(args.model).as_deref())?;
+    let folder = hub::started(args.folder.or(args.model).as_deref(), &args.download, &args.engine)?;
     let before = args.session.as_deref().map_or(Ok(None), session)?;
     let options =
         Options { snapshots: SNAPSHOTS, prompt_cache: args.prompt_cache.options()?, ..args.engine.options()? };
-    let loaded = load::model(&folder, &args.engine, options)?;
+    let loaded = load::model(&folder, &args.engine, hub::options(options))?;
     let (mut engine, text) = (loaded.engine, loaded.text);
     let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;
     let sequence = engine.add_sequence();
@@ -125,6 +128,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     // The step that failed has reported it.
     let _ = chat.engine.save();
     prompt_cache_args::say_notes(&mut chat.engine);
+    hub::leave();
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Models by name: what an argument means, and the commands `pull`, `list`, `rm` and `verify`. Names, the cache and transfers are `sluice_hub`.
 
+mod arriving;
 mod pull;
 mod quantisations;
 mod screen;
@@ -8,9 +9,10 @@ mod shelf;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use sluice_hub::{Client, Extent, ModelName, Settings};
 
+pub use arriving::{DownloadArgs, figures, finish, first_token, leave, options, started};
 pub use pull::PullArgs;
 pub use pull::run as run_pull;
 pub use quantisations::{name_of, quantisations};
@@ -37,6 +39,7 @@ fn resolve(named: &Path, extent: Extent) -> Result<PathBuf> {
     if named.exists() {
         return quantisations::meant(sluice_hub::followed(named.to_owned())?);
     }
+    ensure!(!named.as_os_str().is_empty(), "the model's name is empty");
     let settings = Settings::from_env()?;
     let name = named_at(named, &settings)?;
     if let Some(model) = sluice_hub::find(&settings, &name, extent) {

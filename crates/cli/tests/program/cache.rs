@@ -122,7 +122,7 @@ fn an_encrypted_cache_wants_its_key_but_not_to_be_cleared() {
 }
 
 #[test]
-fn a_folder_that_is_none_or_in_use_is_refused() {
+fn a_folder_that_is_none_or_in_use_is_refused_but_to_those_who_look() {
     let dir = TempDir::new().unwrap();
     for command in ["ls", "stat", "verify", "gc", "clear"] {
         assert_refused(&output(&["cache", command, &text(dir.path())]), &["no prompt cache"]);
@@ -131,7 +131,20 @@ fn a_folder_that_is_none_or_in_use_is_refused() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     let cache = DiskCache::open_folder(dir.path(), Settings::default()).unwrap();
     assert_refused(&output(&["cache", "clear", &text(dir.path())]), &["in use by another process"]);
-    assert_refused(&output(&["cache", "ls", &text(dir.path())]), &["in use by another process"]);
+    let looked = output(&["cache", "ls", &text(dir.path())]);
+    assert!(stderr(&looked).contains("in use by another process"), "{}", stderr(&looked));
+    assert!(success(looked).contains("the cache is empty"));
+    drop(cache);
+    let filled = dir.path().join("filled");
+    fill(&filled, None);
+    let alone = json(output(&["cache", "stat", &text(&filled), "--json"]));
+    let cache = DiskCache::open_existing(&filled, None).unwrap();
+    let mut beside = json(output(&["cache", "stat", &text(&filled), "--json"]));
+    assert_eq!((alone["in_use"].as_bool(), beside["in_use"].as_bool()), (Some(false), Some(true)));
+    for key in ["in_use", "bytes"] {
+        beside[key] = alone[key].clone();
+    }
+    assert_eq!(alone, beside);
     drop(cache);
     assert!(success(output(&["cache", "ls", &text(dir.path())])).contains("the cache is empty"));
 }

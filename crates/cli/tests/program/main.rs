@@ -14,6 +14,7 @@ mod eval;
 mod folders;
 mod hostile_files;
 mod hub;
+mod hub_arriving;
 mod hub_disk;
 mod hub_kills;
 mod hub_python;

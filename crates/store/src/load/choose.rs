@@ -33,7 +33,8 @@ impl<'a> Chooser<'a> {
     /// The way (never `Auto`), the reason, and whether all of the file is in the page cache.
     pub fn choose(&mut self, file: &ReadFile, wanted: u64) -> Result<(LoadMode, String, bool), Error> {
         let cached = resident_bytes(&file.buffered, 0, file.len).ok().map(|n| n.min(file.len));
-        let all = cached == Some(file.len);
+        // What the page cache has of a file that is arriving says nothing of what is there.
+        let all = cached == Some(file.len) && !file.is_arriving();
         if self.options.mode != LoadMode::Auto {
             return Ok((self.options.mode, "asked for".into(), all));
         }
@@ -47,6 +48,13 @@ impl<'a> Chooser<'a> {
 
     fn by_facts(&mut self, file: &ReadFile, cached: Option<u64>) -> (LoadMode, String) {
         // 1. Nothing to choose
+        if file.is_arriving() {
+            // What arrives is in the page cache.
+            return match remote(file) {
+                Some(name) => (LoadMode::Pread, format!("still arriving, on {name}")),
+                None => (LoadMode::Mmap, "still arriving".into()),
+            };
+        }
         if file.len < SMALL {
             return (LoadMode::Mmap, "small".into());
         }
@@ -105,6 +113,7 @@ pub(crate) fn is_read_ahead(file: &ReadFile, options: &LoadOptions) -> bool {
     let is_slower = |speeds: Speeds| speeds.direct.is_some_and(|direct| direct > TIE_AHEAD * speeds.mapped);
     let speeds = || options.disk_speeds_file.as_deref().and_then(|memory| probe::recall(file, memory));
     file.len >= SMALL
+        && !file.is_arriving()
         && remote(file).is_none()
         && resident_bytes(&file.buffered, 0, file.len).is_ok_and(|cached| cached < file.len)
         && (options.mode == LoadMode::Mmap || speeds().is_some_and(|speeds| !is_slower(speeds)))

@@ -1,7 +1,8 @@
 //! A checkpoint between its headers and its bytes.
 
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::read::ReadFile;
@@ -30,12 +31,18 @@ impl OpenFile {
         let too_long = |_| Error::io(path, "map")(ErrorKind::FileTooLarge.into());
         let len = usize::try_from(file.len).map_err(too_long)?;
         let map = Map::file(&file.buffered, len).map_err(Error::io(path, "map"))?;
-        Ok(OpenFile { file, bytes: Bytes::mapped(map) })
+        let bytes = Bytes::mapped(map, file.arriving().cloned());
+        Ok(OpenFile { file, bytes })
     }
 
     /// The file, to read its header.
     pub fn file(&self) -> &File {
         &self.file.buffered
+    }
+
+    /// Reads the file from its beginning on, and waits for what is not there yet.
+    pub fn reader(&self) -> impl BufRead {
+        BufReader::with_capacity(READ, Reader { file: &self.file, at: 0 })
     }
 
     /// Its path.
@@ -51,6 +58,32 @@ impl OpenFile {
     /// All of it.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
+    }
+}
+
+/// Bytes that a header's reader takes at once.
+const READ: usize = 64 << 10;
+/// Bytes that it asks for, where a file is arriving: requests for less would mostly wait.
+const ASK: u64 = 4 << 20;
+
+struct Reader<'a> {
+    file: &'a ReadFile,
+    at: u64,
+}
+
+impl Read for Reader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let end = (self.at + buffer.len() as u64).min(self.file.len);
+        let waited = self.file.has(&(self.at..end)).and_then(|is_there| {
+            if !is_there {
+                self.file.ask(&(self.at..end.max(self.at + ASK)), true);
+            }
+            self.file.wait_for(self.at..end)
+        });
+        waited.map_err(|e| io::Error::other(e.to_string()))?;
+        let n = self.file.buffered.read_at(&mut buffer[..(end - self.at) as usize], self.at)?;
+        self.at += n as u64;
+        Ok(n)
     }
 }
 

@@ -1,17 +1,36 @@
 //! The chunks of a load that are not there yet, and in which order they are read.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, MutexGuard};
 use std::thread::JoinHandle;
 
 use super::delivery::Buffers;
 use super::options::LoadMode;
 use super::sink::Reader;
 use super::source::{PENDING, READY, Source};
+use crate::arriving::LOOK_AGAIN;
 use crate::bytes::Bytes;
+use crate::error::Error;
+
+/// Waits a short while: nobody tells when bytes arrive.
+pub(super) fn look_again<'a>(settled: &Condvar, pending: MutexGuard<'a, Pending>) -> MutexGuard<'a, Pending> {
+    settled.wait_timeout(pending, LOOK_AGAIN).unwrap_or_else(|e| e.into_inner()).0
+}
 
 /// (Source, chunk)
 pub(super) type ChunkId = (usize, usize);
+
+/// Chunks that are looked at for one that has arrived.
+const LOOKED_AT: usize = 64;
+
+/// What there is to read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Choice {
+    Read(ChunkId),
+    /// Nothing yet: bytes are still arriving.
+    Arriving,
+    Nothing,
+}
 
 /// Chunks that are not there yet, and the readers that run.
 #[derive(Debug, Default)]
@@ -66,6 +85,29 @@ impl Pending {
             }
         }
         ready
+    }
+
+    /// The next chunk for a kind of reader whose bytes are in its file. It stays in its lane. `any`: chunks may be read in another order than that which was asked
+    /// for, where those before them are still arriving.
+    ///
+    /// # Errors
+    /// Bytes that will never be in their file.
+    pub fn choose(&mut self, sources: &[Arc<Source>], reader: Reader, any: bool) -> Result<Choice, Error> {
+        let Some(first) = self.peek(sources, reader) else { return Ok(Choice::Nothing) };
+        let arrived = |&(source, chunk): &ChunkId| sources[source].has_arrived(chunk);
+        if arrived(&first)? {
+            return Ok(Choice::Read(first));
+        }
+        let lane = &self.lanes[reader as usize];
+        let urgent = self.urgent.iter().filter(|(source, _)| reader_of(sources[*source].mode) == reader);
+        let pending = |&&(source, chunk): &&ChunkId| sources[source].state(chunk) == PENDING;
+        let asked = lane.order[lane.next.min(lane.order.len())..].iter().filter(pending);
+        for id in urgent.chain(asked).take(if any { LOOKED_AT } else { 0 }) {
+            if arrived(id)? {
+                return Ok(Choice::Read(*id));
+            }
+        }
+        Ok(Choice::Arriving)
     }
 
     /// The next chunk for a kind of reader. It stays in its lane.

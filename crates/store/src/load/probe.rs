@@ -80,6 +80,10 @@ pub(crate) fn speeds(file: &ReadFile, options: &LoadOptions) -> Option<(Speeds, 
     if let Some(known) = memory.and_then(|m| recall(file, m)) {
         return Some((known, false));
     }
+    // Its bytes may not be there, or not yet on the disk.
+    if file.is_arriving() {
+        return None;
+    }
     // Two stretches that are not cached: one for each way, so that neither profits from the other.
     let stretches = (0..file.len / SAMPLE).map(|i| i * SAMPLE..(i + 1) * SAMPLE);
     let is_cold = |r: &Range<u64>| resident_bytes(&file.buffered, r.start, SAMPLE).is_ok_and(|n| n == 0);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::delivery::{Buffers, Delivery, Piece};
 use super::options::{LoadError, LoadMode, LoadOptions};
-use super::pending::{ChunkId, Pending};
+use super::pending::{self, Choice, ChunkId, Pending};
 use super::read::ReadFile;
 use super::sink::{Chunk, ChunkSink, Lent, Next, Reader};
 use super::source::{ChunkReader, FAILED, PENDING, READY, Source};
@@ -153,6 +153,9 @@ impl ChunkQueue {
         let bytes = |(number, chunk): &ChunkId| self.sources[*number].chunk(*chunk).len() as u64;
         let there: u64 = ready.iter().map(bytes).sum();
         let wanted = there + queue.lanes.iter().flat_map(|lane| &lane.order).map(bytes).sum::<u64>();
+        for (number, chunk) in queue.lanes.iter().flat_map(|lane| &lane.order) {
+            self.sources[*number].ask(&self.sources[*number].chunk(*chunk), false);
+        }
         self.wanted.store(wanted, Ordering::Release);
         self.there.store(there, Ordering::Release);
         self.ensure_readers(&mut queue);
@@ -281,6 +284,7 @@ impl ChunkQueue {
             if !self.is_halted() && (!is_asked_for || self.delivery.get().is_some()) {
                 let chunks = source.chunks(range).map(|chunk| (number, chunk));
                 let new: Vec<ChunkId> = chunks.filter(|id| !queue.urgent.contains(id)).collect();
+                new.iter().for_each(|(_, chunk)| source.ask(&source.chunk(*chunk), true));
                 queue.urgent.extend(new);
                 self.ensure_readers(&mut queue);
                 is_asked_for = true;
@@ -415,7 +419,20 @@ unsafe impl ChunkSink for ChunkQueue {
     fn next(&self, reader: Reader, block: bool) -> Next {
         let mut queue = self.lock();
         while !self.is_halted() {
-            let Some((number, chunk)) = queue.peek(&self.sources, reader) else { break };
+            let (number, chunk) = match queue.choose(&self.sources, reader, self.delivery.get().is_none()) {
+                Ok(Choice::Read(id)) => id,
+                Ok(Choice::Nothing) => break,
+                Ok(Choice::Arriving) if !block => return Next::Later,
+                Ok(Choice::Arriving) => {
+                    queue = pending::look_again(&self.settled, queue);
+                    continue;
+                }
+                Err(error) => {
+                    self.set_failure(error);
+                    self.settled.notify_all();
+                    break;
+                }
+            };
             let source = &self.sources[number];
             let range = source.chunk(chunk);
             // SAFETY: the chunk lies inside the source's memory.

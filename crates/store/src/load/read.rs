@@ -2,14 +2,16 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::OFlags;
 
+use crate::arriving::{self, Arriving};
 use crate::error::Error;
 use crate::page_cache::{self, resident_bytes};
 use crate::small::{open_regular, open_regular_with};
@@ -69,6 +71,9 @@ pub(crate) struct ReadFile {
     inode: Mutex<Inode>,
     direct: OnceLock<File>,
     refused: AtomicBool,
+    arriving: Option<Arc<dyn Arriving>>,
+    /// As it was when it was seen to be whole.
+    arrived: OnceLock<Identity>,
 }
 
 impl ReadFile {
@@ -78,16 +83,68 @@ impl ReadFile {
 
     pub fn new(path: &Path, buffered: File) -> Result<ReadFile, Error> {
         let found = buffered.metadata().map_err(Error::io(path, "open"))?;
+        let arriving = arriving::find(&found);
         Ok(ReadFile {
             path: path.to_owned(),
             buffered,
             len: found.len(),
-            stamp: Stamp::of(&found),
+            stamp: if arriving.is_some() { Stamp::without_times(&found) } else { Stamp::of(&found) },
             identity: Identity::of(&found),
             inode: Mutex::new(Inode::of(&found)),
             direct: OnceLock::new(),
             refused: AtomicBool::new(false),
+            arriving,
+            arrived: OnceLock::new(),
         })
+    }
+
+    /// Who brings its bytes, if it was arriving when it was opened.
+    pub fn arriving(&self) -> Option<&Arc<dyn Arriving>> {
+        self.arriving.as_ref()
+    }
+
+    /// Whether parts of it may not be there.
+    pub fn is_arriving(&self) -> bool {
+        self.arriving.is_some() && self.arrived.get().is_none()
+    }
+
+    /// Whether a part is there.
+    ///
+    /// # Errors
+    /// It never will be.
+    pub fn has(&self, part: &Range<u64>) -> Result<bool, Error> {
+        let has = |arriving: &Arc<dyn Arriving>| arriving.has(part).map_err(|why| arriving::error(&self.path, why));
+        self.arriving.as_ref().map_or(Ok(true), has)
+    }
+
+    /// Has a part brought before the rest, if it is not there: see [`Arriving::ask`].
+    pub fn ask(&self, part: &Range<u64>, waits: bool) {
+        if let Some(arriving) = self.arriving.as_ref().filter(|_| self.is_arriving()) {
+            arriving.ask(part, waits);
+        }
+    }
+
+    /// Waits for a part, up to the file's end.
+    ///
+    /// # Errors
+    /// It will never be there.
+    pub fn wait_for(&self, part: Range<u64>) -> Result<(), Error> {
+        let part = part.start.min(self.len)..part.end.min(self.len);
+        let wait = |arriving: &Arc<dyn Arriving>| {
+            arriving::wait(&**arriving, &part).map_err(|why| arriving::error(&self.path, why))
+        };
+        self.arriving.as_ref().map_or(Ok(()), wait)
+    }
+
+    /// How it is told from others: that of the file as it was opened, or as it arrived; `None` while it is arriving.
+    fn identity(&self) -> Result<Option<Identity>, Error> {
+        let Some(arriving) = &self.arriving else { return Ok(Some(self.identity)) };
+        if self.arrived.get().is_none() && arriving.is_whole().map_err(|why| arriving::error(&self.path, why))? {
+            let found = self.buffered.metadata().map_err(Error::io(&self.path, "look at"))?;
+            *self.inode.lock().unwrap_or_else(|e| e.into_inner()) = Inode::of(&found);
+            let _ = self.arrived.set(Identity::of(&found));
+        }
+        Ok(self.arrived.get().copied())
     }
 
     pub fn device(&self) -> u64 {
@@ -98,7 +155,7 @@ impl ReadFile {
     pub fn open_direct(&self) -> Option<String> {
         match open_regular_with(&self.path, OFlags::DIRECT) {
             // The name belongs to another file by now; only the open one was checked.
-            Ok(file) if file.metadata().is_ok_and(|m| Identity::of(&m) == self.identity) => {
+            Ok(file) if file.metadata().is_ok_and(|m| self.is_same(&Identity::of(&m))) => {
                 let _ = self.direct.set(file);
                 None
             }
@@ -106,6 +163,12 @@ impl ReadFile {
             Err(Error::Io { cause, .. }) => Some(self.refuse_direct(&format!("refused at open: {cause}"))),
             Err(e) => Some(self.refuse_direct(&e.to_string())),
         }
+    }
+
+    fn is_same(&self, found: &Identity) -> bool {
+        // Of a file that arrives, only the times change.
+        let times = if self.arriving.is_some() { found.modified } else { self.identity.modified };
+        *found == Identity { modified: times, ..self.identity }
     }
 
     /// Turns the kernel's read-ahead off, before buffered reads that should leave no trace.
@@ -128,9 +191,10 @@ impl ReadFile {
 
     /// Checks that neither the open file nor the file of this name has changed.
     pub fn check_unchanged(&self) -> Result<(), Error> {
+        let Some(identity) = self.identity()? else { return Ok(()) };
         let now = self.buffered.metadata().map_err(Error::io(&self.path, "look at"))?;
         let named = fs::metadata(&self.path).map_err(Error::io(&self.path, "look at"))?;
-        if Identity::of(&now) != self.identity || Identity::of(&named) != self.identity {
+        if Identity::of(&now) != identity || Identity::of(&named) != identity {
             return Err(Error::Replaced { path: self.path.clone() });
         }
         Ok(())
@@ -142,6 +206,9 @@ impl ReadFile {
     /// # Errors
     /// When it was written to, even if its time of modification was set back, or is shorter than it was.
     pub fn check_contents(&self) -> Result<(), Error> {
+        if self.identity()?.is_none() {
+            return Ok(());
+        }
         let found = self.buffered.metadata().map_err(Error::io(&self.path, "look at"))?;
         let now = Inode::of(&found);
         let mut known = self.inode.lock().unwrap_or_else(|e| e.into_inner());

@@ -45,15 +45,20 @@ pub(crate) fn replace(
     if wanted.is_empty() {
         return Ok(());
     }
+    // All at once, where they are not there yet.
+    wanted.iter().for_each(|(_, file, range)| sources[*file].file.ask(&(range.start as u64..range.end as u64), true));
     let (next, read) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(wanted.len())));
     let work = || {
         while let Some((tensor, file, range)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut bytes = vec![0; range.len()];
             let source = &sources[*file];
-            // SAFETY: a buffer of exactly this length, borrowed mutably.
-            let done = unsafe { source.file.read_buffered(bytes.as_mut_ptr(), range.start as u64, bytes.len()) };
+            let there = source.file.wait_for(range.start as u64..range.end as u64);
+            let done = there.and_then(|()| {
+                // SAFETY: a buffer of exactly this length, borrowed mutably.
+                let done = unsafe { source.file.read_buffered(bytes.as_mut_ptr(), range.start as u64, bytes.len()) };
+                done.map_err(|(at, cause)| source.naming(source.file.error(at, cause)))
+            });
             let done = done.map(|()| (*tensor, bytes));
-            let done = done.map_err(|(at, cause)| source.naming(source.file.error(at, cause)));
             read.lock().unwrap_or_else(|e| e.into_inner()).push(done);
         }
     };

@@ -155,6 +155,20 @@ impl Source {
         }
     }
 
+    /// Whether the bytes of a chunk are in the file.
+    ///
+    /// # Errors
+    /// They never will be.
+    pub fn has_arrived(&self, chunk: usize) -> Result<bool, Error> {
+        let range = self.chunk(chunk);
+        if self.file.is_arriving() { self.file.has(&(range.start as u64..range.end as u64)) } else { Ok(true) }
+    }
+
+    /// Has parts of a file that is arriving brought before the rest: see [`crate::arriving::Arriving::ask`].
+    pub fn ask(&self, range: &Range<usize>, waits: bool) {
+        self.file.ask(&(range.start as u64..range.end as u64), waits);
+    }
+
     pub fn is_ready(&self, range: &Range<usize>) -> bool {
         self.missing.load(Ordering::Acquire) == 0 || self.chunks(range).all(|c| self.state(c) == READY)
     }
@@ -191,15 +205,17 @@ impl Source {
             into.copy_from_slice(unsafe { self.memory.slice(range) });
             return Ok(());
         }
-        // SAFETY: a buffer of exactly this length, borrowed mutably.
-        let done = unsafe { self.file.read_buffered(into.as_mut_ptr(), range.start as u64, into.len()) };
-        done.map_err(|(at, cause)| {
-            let error = LoadError::from(Arc::new(self.naming(self.file.error(at, cause))));
+        let failed = |error: Error| {
+            let error = LoadError::from(Arc::new(self.naming(error)));
             if let Some(queue) = self.reader.get().and_then(|(queue, _)| queue.upgrade()) {
                 queue.fail(error.clone());
             }
             error
-        })
+        };
+        self.file.wait_for(range.start as u64..range.end as u64).map_err(failed)?;
+        // SAFETY: a buffer of exactly this length, borrowed mutably.
+        let done = unsafe { self.file.read_buffered(into.as_mut_ptr(), range.start as u64, into.len()) };
+        done.map_err(|(at, cause)| failed(self.file.error(at, cause)))
     }
 
     /// Adds to an error the name of the tensor at its offset.

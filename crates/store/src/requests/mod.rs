@@ -17,6 +17,7 @@ use ring::Ring;
 pub use ring::SPIN;
 use threads::Threads;
 
+use crate::arriving::LOOK_AGAIN;
 use crate::load::Source;
 
 /// How requests are read.
@@ -63,6 +64,10 @@ pub struct Requests {
     files: Vec<Arc<Source>>,
     direct: bool,
     in_flight: usize,
+    /// Requests of those in flight whose bytes are still arriving in their files.
+    arriving: Vec<ReadRequest>,
+    /// Requests of those in flight whose bytes will never be there.
+    failed: Vec<Completion>,
     notes: Vec<String>,
     reader: Reader,
 }
@@ -92,16 +97,56 @@ impl Requests {
                 Reader::Threads(Threads::new(&files, options.threads, faults)?)
             }
         };
-        Ok(Requests { files, direct: options.direct, in_flight: 0, notes, reader })
+        let (arriving, failed) = (Vec::new(), Vec::new());
+        Ok(Requests { files, direct: options.direct, in_flight: 0, arriving, failed, notes, reader })
+    }
+
+    /// Begins with requests whose bytes have arrived.
+    fn look_for_arrived(&mut self) {
+        if self.arriving.is_empty() {
+            return;
+        }
+        let before = self.arriving.len();
+        for request in std::mem::take(&mut self.arriving) {
+            self.begin(request);
+        }
+        if self.arriving.len() < before {
+            self.submit();
+        }
+    }
+
+    /// Queues a request, if its bytes are there.
+    fn begin(&mut self, request: ReadRequest) {
+        let source = &self.files[request.file as usize];
+        let is_arriving = source.file.is_arriving();
+        if is_arriving {
+            match source.file.has(&(request.offset..request.offset + request.len as u64)) {
+                Ok(true) => {}
+                Ok(false) => return self.arriving.push(request),
+                Err(e) => {
+                    let error = Some(source.naming(e));
+                    return self.failed.push(Completion { tag: request.tag, error });
+                }
+            }
+        }
+        // What has just arrived is in the page cache, and perhaps not on the disk.
+        let direct = self.direct && !is_arriving && source.file.direct().is_some();
+        let flight = Flight::new(request, direct);
+        match &mut self.reader {
+            Reader::Ring(ring) => ring.push(flight),
+            Reader::Threads(threads) => threads.push(flight),
+        }
     }
 
     /// Hands back what is complete by now.
     fn collect(&mut self, each: &mut dyn FnMut(Completion)) {
+        self.look_for_arrived();
         let in_flight = &mut self.in_flight;
-        let counted = |done| {
+        let mut counted = |done| {
             *in_flight -= 1;
             each(done);
         };
+        self.failed.drain(..).for_each(&mut counted);
         match &mut self.reader {
             Reader::Threads(threads) => threads.collect(&mut self.notes, counted),
             Reader::Ring(ring) => ring.collect(&self.files, &mut self.notes, counted),
@@ -112,11 +157,11 @@ impl Requests {
 impl ReadQueue for Requests {
     unsafe fn push(&mut self, request: ReadRequest) {
         self.in_flight += 1;
-        let direct = self.direct && self.files[request.file as usize].file.direct().is_some();
-        let flight = Flight::new(request, direct);
-        match &mut self.reader {
-            Reader::Ring(ring) => ring.push(flight),
-            Reader::Threads(threads) => threads.push(flight),
+        let arriving = self.arriving.len();
+        self.begin(request);
+        if self.arriving.len() > arriving {
+            let part = request.offset..request.offset + request.len as u64;
+            self.files[request.file as usize].file.ask(&part, true);
         }
     }
 
@@ -133,6 +178,12 @@ impl ReadQueue for Requests {
             self.collect(each);
             if self.in_flight < before || !wait {
                 return;
+            }
+            if self.in_flight == self.arriving.len() + self.failed.len() {
+                if self.failed.is_empty() {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                continue;
             }
             match &mut self.reader {
                 Reader::Ring(ring) => ring.wait(&self.files),
@@ -156,7 +207,9 @@ impl ReadQueue for Requests {
 
 impl Drop for Requests {
     fn drop(&mut self) {
-        // The kernel must be done with the memory.
+        // The kernel must be done with the memory; it knows nothing of these.
+        self.in_flight -= self.arriving.len();
+        self.arriving.clear();
         while self.in_flight > 0 {
             self.reap(true, &mut |_| ());
         }

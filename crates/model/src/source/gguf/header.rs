@@ -73,7 +73,11 @@ impl Header {
         Header::from_reader(bytes, bytes.len() as u64, path)
     }
 
-    fn from_reader(from: impl Read, len: u64, path: &Path) -> Result<Header> {
+    /// The header of a file of `len` bytes, read from its beginning on.
+    ///
+    /// # Errors
+    /// As for [`Header::read`].
+    pub fn from_reader(from: impl Read, len: u64, path: &Path) -> Result<Header> {
         let at = path.display();
         let mut cursor = Cursor::new(from, len);
         let plain = |why: String| anyhow!("{at}: {why}");

@@ -56,7 +56,8 @@ impl GgufModel {
     pub fn open(path: &Path) -> Result<GgufModel> {
         let read = |path: &Path| -> Result<(Header, OpenFile)> {
             let open = OpenFile::open(path)?;
-            Ok((Header::read(open.file(), open.stamp().len(), path)?, open))
+            let header = Header::from_reader(open.reader(), open.stamp().len(), path)?;
+            Ok((header, open))
         };
         // 1. the files of the set
         let named = read(path)?;

@@ -1,5 +1,6 @@
 //! Every way of reading gives the bytes of the file, whatever its layout, and says so when it cannot.
 
+mod arriving;
 mod changes;
 
 use std::collections::BTreeMap;
