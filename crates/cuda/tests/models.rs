@@ -284,7 +284,9 @@ fn embeddings_have_the_cpus_bits() {
 fn experts_on_disk_change_no_logit() {
     let Some((device, _turn)) = device() else { return };
     for folder in folders() {
-        if on(None, &folder, options(Activations::Int8, None, 64)).model().experts().is_none() {
+        // The unquantised checkpoint stores experts by columns, and those are not streamed.
+        let by_columns = folder.ends_with("gpt_oss");
+        if by_columns || on(None, &folder, options(Activations::Int8, None, 64)).model().experts().is_none() {
             continue;
         }
         for experts in [Placement::Slots, Placement::PageCache] {
