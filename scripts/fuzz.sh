@@ -26,21 +26,26 @@ if ! (cd fuzz && RUSTFLAGS=$(echo $coverage) cargo build --release --locked "${s
 fi
 
 mkdir -p target/fuzz/found
-for name in "${targets[@]}"; do
-    corpus=target/fuzz/corpus/$name
+# One target, by its name.
+fuzz() {
+    local name=$1 corpus=target/fuzz/corpus/$1 log=target/fuzz/$1.log begun runs
     mkdir -p "$corpus"
-    limits=(-rss_limit_mb=2048 -timeout=25 -max_len=16384)
+    local limits=(-rss_limit_mb=2048 -timeout=25 -max_len=16384)
     # A template may ask for any memory and time: its process has limits, which are tested elsewhere. Here it must not panic.
     [ "$name" = template ] && limits=(-rss_limit_mb=1024 -malloc_limit_mb=256 -timeout=5 -max_len=8192 -fork=1 -ignore_ooms=1 -ignore_timeouts=1)
-    log=target/fuzz/$name.log
     begun=$(date +%s)
-    if ! SLUICE_FUZZ_TARGET=$name target/fuzz/"$host"/release/fuzz_targets "${limits[@]}" -max_total_time="$seconds" -print_final_stats=1 \
+    if ! SLUICE_FUZZ_TARGET=$name "$program" "${limits[@]}" -max_total_time="$seconds" -print_final_stats=1 \
         -artifact_prefix=target/fuzz/found/"$name"- "$corpus" fuzz/seeds/"$name" >"$log" 2>&1; then
         tail -40 "$log"
         echo "fuzz: $name: FOUND something, see target/fuzz/found"
-        exit 1
+        # Ends the others.
+        return 255
     fi
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p; s/^INFO: fuzzed for [0-9]* seconds, wrapping up soon.*//p' "$log" | tail -1)
     [ -n "$runs" ] || runs=$(sed -n 's/^#\([0-9]*\):.*/\1/p' "$log" | tail -1)
     echo "fuzz: $name: ${runs:-?} executions in $(($(date +%s) - begun)) s, nothing found"
-done
+}
+export -f fuzz
+export seconds program=target/fuzz/$host/release/fuzz_targets
+# One for each core.
+printf '%s\n' "${targets[@]}" | xargs -P "$(nproc)" -I{} bash -c 'fuzz "$1"' fuzz {}
