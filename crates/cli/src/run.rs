@@ -64,11 +64,10 @@ const SNAPSHOTS: usize = 4;
 pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     // 1. Find the prompt and load the model
     let (model, question) = prompt::from_command_line(args.model, args.prompt_text, args.words)?;
-    let folder = hub::started(model.as_deref(), &args.download, &args.engine)?;
+    let folder = hub::started(model.as_deref(), &args.download, &args.engine, &args.prompt_cache)?;
     let mut options = args.engine.options()?;
     options.profile = args.profile;
     options.prompt_cache = args.prompt_cache.options()?;
-    options = hub::options(options);
     options.snapshots = if options.prompt_cache.is_some() { SNAPSHOTS } else { 0 };
     let loaded = load::model(&folder, &args.engine, options)?;
     let (mut engine, text) = (loaded.engine, loaded.text);

@@ -128,10 +128,11 @@ fn name_of(folder: &Path) -> String {
 impl ServeArgs {
     /// The models' folders, the default first.
     fn folders(&self) -> Result<Vec<PathBuf>> {
+        let started = |one: Option<&Path>| hub::started(one, &self.download, &self.engine, &self.prompt_cache);
         let folders = match (&self.models, &self.folders[..]) {
             (Some(folder), _) => within(folder)?,
-            (None, []) => vec![hub::started(self.model.as_deref(), &self.download, &self.engine)?],
-            (None, [one]) => vec![hub::started(Some(one), &self.download, &self.engine)?],
+            (None, []) => vec![started(self.model.as_deref())?],
+            (None, [one]) => vec![started(Some(one))?],
             (None, named) => named.iter().map(|f| model_or_demo(Some(f))).collect::<Result<_>>()?,
         };
         // Without this, clients would be the first to learn that a folder is missing.
@@ -198,7 +199,6 @@ pub fn run(args: ServeArgs) -> Result<()> {
         caller_memory: sluice_server::memory(args.parallel.into(), &limits, context),
         ..engine
     };
-    let options = hub::options(options);
     let offers = sources.iter().map(|source| args.offer(&**source, &options)).collect::<Result<Vec<_>>>()?;
     let names: Vec<String> = offers.iter().map(|offer| offer.name.clone()).collect();
     let twice = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name));

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use serde_json::{Value, json};
-use sluice_engine::Options;
 use sluice_hub::{Arrival, ArrivingFile, Client, Error, Event, Extent, ModelName, Settings, Watch};
 use sluice_store::arriving::{self, Arriving, ArrivingHere};
 
 use super::screen::Screen;
 use super::{named_at, resolved};
 use crate::engine_args::EngineArgs;
+use crate::prompt_cache_args::PromptCacheArgs;
 use crate::terminal::note;
 use crate::{default_model, progress, units};
 
@@ -123,11 +123,16 @@ impl Arriving for Bringer {
 }
 
 /// What to open for the model that the command line names, or a setting, or else the demo model's folder. A model of the hub's that is not in the cache is opened while
-/// it is fetched, if its weights go to memory that the CPU reads.
+/// it is fetched, if its weights go to memory that the CPU reads, and nothing is kept for later that was computed from bytes that are not checked yet.
 ///
 /// # Errors
 /// As for [`resolved`].
-pub fn started(named: Option<&Path>, download: &DownloadArgs, engine: &EngineArgs) -> Result<PathBuf> {
+pub fn started(
+    named: Option<&Path>,
+    download: &DownloadArgs,
+    engine: &EngineArgs,
+    prompt_cache: &PromptCacheArgs,
+) -> Result<PathBuf> {
     let Some(named) = named.or(default_model::configured()) else { return default_model::demo_folder() };
     if download.wait_for_download || named.as_os_str().is_empty() || named.exists() || TRANSFER.get().is_some() {
         return resolved(named);
@@ -137,8 +142,13 @@ pub fn started(named: Option<&Path>, download: &DownloadArgs, engine: &EngineArg
     if settings.offline || sluice_hub::find(&settings, &name, Extent::Whole).is_some() {
         return resolved(named);
     }
-    if !engine.device().is_host() {
-        note(&format!("{name}: --device {}: fetched whole before it is computed with", engine.device()));
+    let whole = match prompt_cache.options()? {
+        Some(_) => Some("--prompt-cache".to_owned()),
+        None if !engine.device().is_host() => Some(format!("--device {}", engine.device())),
+        None => None,
+    };
+    if let Some(why) = whole {
+        note(&format!("{name}: {why}: fetched whole before it is computed with"));
         return resolved(named);
     }
     let host = settings.host().to_owned();
@@ -222,14 +232,6 @@ fn opened(transfer: &Arc<Transfer>, arrival: Arrival) -> Result<PathBuf> {
 /// The transfer, as long as it runs.
 fn running() -> Option<&'static Arc<Transfer>> {
     TRANSFER.get().filter(|transfer| transfer.ended.get().is_none())
-}
-
-/// Options for a model that may be arriving: nothing that was computed from bytes that are not checked is kept for later.
-pub fn options(mut options: Options) -> Options {
-    if running().is_some() && options.prompt_cache.take().is_some() {
-        note("without the prompt cache this time: the model is still arriving, and is checked at the end");
-    }
-    options
 }
 
 /// What a progress line says beside its own.

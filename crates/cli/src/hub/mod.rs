@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use sluice_hub::{Client, Extent, ModelName, Settings};
 
-pub use arriving::{DownloadArgs, figures, finish, first_token, leave, options, started};
+pub use arriving::{DownloadArgs, figures, finish, first_token, leave, started};
 pub use pull::PullArgs;
 pub use pull::run as run_pull;
 pub use quantisations::{name_of, quantisations};
