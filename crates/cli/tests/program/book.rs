@@ -22,7 +22,7 @@ sluice() {
   command sluice "$@" &
   server=$!
   servers="$servers $server"
-  until curl -s -o nothing "http://localhost:$SLUICE_PORT/health"; do kill -0 $server; sleep 0.05; done
+  until curl -sf -o nothing "http://localhost:$SLUICE_PORT/health"; do kill -0 $server; sleep 0.05; done
 }
 "#;
 
