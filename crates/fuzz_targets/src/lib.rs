@@ -391,13 +391,15 @@ fn answer(bytes: &[u8]) {
     };
     if !all.iter().any(is_call) {
         let mut expected = text.to_string();
+        let [think, thought] =
+            if calls == Some(Calls::Mistral) { ["[THINK]", "[/THINK]"] } else { ["<think>", "</think>"] };
         let mut thinks = matches!(opened, Opened::Yes { .. });
-        if matches!(opened, Opened::No) && style.thoughts && expected.trim_start().starts_with("<think>") {
-            expected = expected.replacen("<think>", "", 1);
+        if matches!(opened, Opened::No) && style.thoughts && expected.trim_start().starts_with(think) {
+            expected = expected.replacen(think, "", 1);
             thinks = true;
         }
         if thinks {
-            expected = expected.replacen("</think>", "", 1);
+            expected = expected.replacen(thought, "", 1);
         }
         assert_eq!(all.iter().map(said).collect::<String>(), unspaced(&expected));
     }
