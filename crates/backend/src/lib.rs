@@ -35,23 +35,6 @@ pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wanted};
 pub use streamed::{Lookahead, Streamed};
 
-/// A device has no kernels for a weight format.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FormatRefused {
-    /// What people call the format.
-    pub format: String,
-    /// What people call such devices.
-    pub device: &'static str,
-}
-
-impl std::fmt::Display for FormatRefused {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "{} weights are not supported on {}", self.format, self.device)
-    }
-}
-
-impl std::error::Error for FormatRefused {}
-
 /// What a recurrent layer's decay is multiplied by, of the logarithms that checkpoints store: `0 - exp(A_log)`.
 pub fn decay_rates(a_log: &[f32]) -> Vec<f32> {
     a_log.iter().map(|&a| 0.0 - sluice_kernels::math::exp1(a)).collect()

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
-use sluice_backend::{Activations, FormatRefused, Isa};
+use sluice_backend::{Activations, Isa};
 use sluice_cpu::Cpu;
 use sluice_engine::text::{ChatTemplate, ModelText, Tokenizer};
 use sluice_engine::{Engine, Loading, ModelSource, ModelTensors, Options, Placement, refused_by_device, source};
@@ -78,8 +78,6 @@ fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options)
     let opened = loop {
         let opened = open(&device, options.clone());
         let next = match &opened {
-            // Further devices of the kind have no kernels for it either.
-            Err(why) if why.is::<FormatRefused>() => Some(device::host()),
             Err(why) if refused_by_device(why) => Some(device.and_another().unwrap_or_else(device::host)),
             _ => None,
         };

@@ -208,6 +208,22 @@ impl Case {
         Sequence { len, ..to }
     }
 
+    /// A step in which any of these take part, with one token or several, `most` in all.
+    pub fn take_some(&mut self, groups: &mut [Group], sequences: &mut [Sequence], most: usize) -> StepInputs {
+        let mut inputs = inputs_for(groups);
+        let mut left = most;
+        for s in sequences {
+            let most = self.one_of(&[0, 1, 1, 8, 70]).min(left);
+            let n = if most > 1 { self.random.usize(1..=most) } else { most };
+            if n > 0 {
+                self.shape(format!("{n} tokens from {}", s.len));
+                self.take(groups, s, n, 2, Wanted::None, &mut inputs);
+                left -= n;
+            }
+        }
+        inputs
+    }
+
     /// Adds the next `n` tokens of a sequence to a step.
     pub fn take(
         &mut self,
@@ -269,17 +285,7 @@ pub fn attention(c: &mut Case) {
     }
     for _ in 0..c.random.usize(1..=3) {
         // 2. Any of them take part, with one token or several
-        let mut inputs = inputs_for(&groups);
-        let mut left = TOKENS;
-        for s in &mut sequences {
-            let most = c.one_of(&[0, 1, 1, 8, 70]).min(left);
-            let n = if most > 1 { c.random.usize(1..=most) } else { most };
-            if n > 0 {
-                c.shape(format!("{n} tokens from {}", s.len));
-                c.take(&mut groups, s, n, 2, Wanted::None, &mut inputs);
-                left -= n;
-            }
-        }
+        let inputs = c.take_some(&mut groups, &mut sequences, TOKENS);
         if inputs.sequences() == 0 {
             continue;
         }

@@ -1,8 +1,8 @@
 //! Latent attention: rows of one vector and one rotated key for all heads; projections by rows and by columns, in any format.
 
-use sluice_backend::{AttentionMode, HeadRows, KvLayout, KvType, LatentKeys, LatentLayer, Wanted};
+use sluice_backend::{AttentionMode, HeadRows, KvLayout, KvType, LatentKeys, LatentLayer};
 
-use super::attention::{POSITIONS, Sequence, inputs_for};
+use super::attention::{POSITIONS, Sequence};
 use crate::case::{Case, Placed};
 
 /// A layer with its own tensors.
@@ -93,17 +93,7 @@ pub fn latent_attention(c: &mut Case) {
     }
     for _ in 0..2 {
         // 2. Any of them take part, with one token or several
-        let mut inputs = inputs_for(&groups);
-        let mut left = tokens;
-        for s in &mut sequences {
-            let most = c.one_of(&[0, 1, 1, 8, 70]).min(left);
-            let n = if most > 1 { c.random.usize(1..=most) } else { most };
-            if n > 0 {
-                c.shape(format!("{n} tokens from {}", s.len));
-                c.take(&mut groups, s, n, 2, Wanted::None, &mut inputs);
-                left -= n;
-            }
-        }
+        let inputs = c.take_some(&mut groups, &mut sequences, tokens);
         if inputs.sequences() == 0 {
             continue;
         }

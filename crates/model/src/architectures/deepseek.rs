@@ -1,16 +1,13 @@
 //! DeepSeek-V3, V3.1 and R1, and Kimi-K2, which has their layers: latent attention, and a sigmoid mixture with a shared expert behind some dense layers. DeepSeek-V2's
 //! mixture has a softmax. Reference: `modeling_deepseek_v3.py` and `modeling_deepseek_v2.py` of transformers.
 
-use std::sync::Arc;
-
 use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::glm4_moe;
 use crate::config::Config;
 use crate::description::{
-    AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, MoeDescription,
-    Outline, RouterDescription, RouterScoring,
+    AttentionDescription, Description, MoeDescription, Outline, RouterDescription, RouterScoring,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::options::Options;
@@ -59,18 +56,10 @@ fn layers(
     let context = options.context.unwrap_or(outline.max_context);
     let rotary = rope::rotary(config, config.size("qk_rope_head_dim")?, None, context)?;
     let attention = scaled(read, &rotary);
-    let (moe, every) = (Arc::new(moe), config.size_or("moe_layer_freq", 1)?);
+    let every = config.size_or("moe_layer_freq", 1)?;
     let path = config.path().display();
     ensure!(every == 1, "{path}: `moe_layer_freq` is {every}, which is not supported");
-    let dense = config.count_or("first_k_dense_replace", dense)?;
-    let layer = |i: usize| -> Result<LayerDescription> {
-        let feed_forward = match i < dense {
-            true => FeedForwardDescription::dense(config.size("intermediate_size")?),
-            false => FeedForwardDescription::Moe(Arc::clone(&moe)),
-        };
-        Ok(LayerDescription { mixer: MixerDescription::Attention(attention), feed_forward })
-    };
-    let layers = (0..outline.count).map(layer).collect::<Result<_>>()?;
+    let layers = glm4_moe::dense_then_mixture(config, outline.count, dense, attention, moe)?;
     let mut keys = rotary_keys(config).to_vec();
     keys.push(("moe_layer_freq", Some(json!(1))));
     let described = outline.with(config, architecture, false, rotary, layers, MlxLm::new(config, prefix, keys))?;

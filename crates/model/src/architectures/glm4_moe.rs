@@ -28,16 +28,8 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         },
         ..read
     };
-    let moe = Arc::new(mixture(config, options, (1, 1), 1.0)?);
-    let dense = config.count_or("first_k_dense_replace", 1)?;
-    let layer = |i: usize| -> Result<LayerDescription> {
-        let feed_forward = match i < dense {
-            true => FeedForwardDescription::dense(config.size("intermediate_size")?),
-            false => FeedForwardDescription::Moe(Arc::clone(&moe)),
-        };
-        Ok(LayerDescription { mixer: MixerDescription::Attention(attention), feed_forward })
-    };
-    let layers = (0..outline.count).map(layer).collect::<Result<_>>()?;
+    let moe = mixture(config, options, (1, 1), 1.0)?;
+    let layers = dense_then_mixture(config, outline.count, 1, attention, moe)?;
     let context = options.context.unwrap_or(outline.max_context);
     let rotary = rope::rotary(config, attention.head_dim, Some(PARTIAL), context)?;
     let mlx = MlxLm::new(config, "", rotary_keys(config).into());
@@ -73,4 +65,24 @@ pub(super) fn mixture(
     config.product("`n_shared_experts` and `moe_intermediate_size`", &[shared, read.intermediate])?;
     let shared = SharedExpertDescription { intermediate: shared * read.intermediate, gated: false };
     Ok(MoeDescription { router, shared: Some(shared), ..read })
+}
+
+/// So many layers, of which the first, by default `dense`, have a dense feed-forward part and the others a mixture.
+pub(super) fn dense_then_mixture(
+    config: &Config,
+    count: usize,
+    dense: usize,
+    attention: AttentionDescription,
+    moe: MoeDescription,
+) -> Result<Vec<LayerDescription>> {
+    let dense = config.count_or("first_k_dense_replace", dense)?;
+    let moe = Arc::new(moe);
+    let layer = |i: usize| -> Result<LayerDescription> {
+        let feed_forward = match i < dense {
+            true => FeedForwardDescription::dense(config.size("intermediate_size")?),
+            false => FeedForwardDescription::Moe(Arc::clone(&moe)),
+        };
+        Ok(LayerDescription { mixer: MixerDescription::Attention(attention), feed_forward })
+    };
+    (0..count).map(layer).collect()
 }

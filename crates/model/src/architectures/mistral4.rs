@@ -1,14 +1,11 @@
 //! Mistral 4: DeepSeek-V3's layers with a softmax router, and queries that grow with the position. Reference: `modeling_mistral4.py` of transformers.
 
-use std::sync::Arc;
-
 use anyhow::Result;
 
 use super::{deepseek, glm4_moe, mistral};
 use crate::config::Config;
 use crate::description::{
-    AttentionDescription, Description, FeedForwardDescription, LayerDescription, MixerDescription, MoeDescription,
-    Outline, RouterDescription, RouterScoring,
+    AttentionDescription, Description, MoeDescription, Outline, RouterDescription, RouterScoring,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::options::Options;
@@ -30,16 +27,8 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let attention = deepseek::scaled(read, &rotary);
     let read = glm4_moe::mixture(config, options, (1, 1), 1.0)?;
     let router = RouterDescription { scoring: RouterScoring::Softmax, correction_bias: false, ..read.router };
-    let moe = Arc::new(MoeDescription { router, ..read });
-    let dense = config.count_or("first_k_dense_replace", 0)?;
-    let layer = |i: usize| -> Result<LayerDescription> {
-        let feed_forward = match i < dense {
-            true => FeedForwardDescription::dense(config.size("intermediate_size")?),
-            false => FeedForwardDescription::Moe(Arc::clone(&moe)),
-        };
-        Ok(LayerDescription { mixer: MixerDescription::Attention(attention), feed_forward })
-    };
-    let layers = (0..outline.count).map(layer).collect::<Result<_>>()?;
+    let moe = MoeDescription { router, ..read };
+    let layers = glm4_moe::dense_then_mixture(config, outline.count, 0, attention, moe)?;
     let prefix = if config.is_multimodal() { "language_model." } else { "" };
     let mlx = MlxLm::new(config, prefix, rotary_keys(config).into());
     let described = outline.with(config, "mistral4", false, rotary, layers, mlx)?;
