@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from functools import cache
+from pathlib import Path
 
 import machine as host
 import peers
@@ -25,8 +26,12 @@ SUITE = "gpu"
 CONTEXT, GENERATED, DEEP = 128, 128, 8192
 THREADS = len(os.sched_getaffinity(0))
 LLAMA = CudaLlamaCpp()
+TORCH = "torch in bf16"
 SMALL, LARGE, MIXTURE, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "Next of 48 layers"
 SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", HYBRID: "next-48"}
+# Integers of 11 bits for products and of 16 for attention: nearer to f32 than int8, and what prompts are quickest with.
+FINE = ("--activations", "int11", "--attention", "int16")
+FINELY = ", int11 and int16"
 TO_COME = 34
 # Bytes of the device's memory: keys and values of some 2,000 tokens of the mixture, of which scratch takes a part.
 LONGER = 192_000_000
@@ -46,6 +51,11 @@ PICKS = [
     ),
     Pick(f"Decode at {DEEP:,}, {SMALL}", f"decode at {DEEP:,}, {SMALL}, 4 bit", "speed", "llama.cpp"),
     *(Pick(f"Prompt of {n:,}, {name}", f"prefill {n:,}, {name}, 4 bit", "speed", "llama.cpp", front="GPU: prompt, 8B" if (n, name) == (2048, LARGE) else "") for name in (LARGE, MIXTURE, HYBRID) for n in (512, 2048)),
+    *(
+        Pick(f"Prompt of {n:,}, {LARGE}{FINELY}", f"prefill {n:,}, {LARGE}, 4 bit{FINELY}", "speed", "llama.cpp", front="GPU: prompt, 8B, int11" if n == 2048 else "")
+        for n in (512, 2048, 8192, 32768)
+    ),
+    *(Pick(f"{n} sequences, {LARGE}", f"{n} sequences, {LARGE}, 4 bit", "speed", "llama.cpp") for n in (8, 32, 64)),
     *(Pick(f"{n} sequences, {MIXTURE}", f"{n} sequences, {MIXTURE}, 4 bit", "speed", "llama.cpp") for n in (8, 32)),
     *(Pick(f"Decode, {share} of the experts in VRAM", f"decode, {share} of the experts in VRAM, {MIXTURE}", "speed", "llama.cpp") for share in ("none", "a quarter", "half")),
     Pick("Prompt of 4,096, experts in RAM", f"prefill 4,096, experts in RAM, {MIXTURE}", "speed", "llama.cpp"),
@@ -72,9 +82,11 @@ def found(rows):
         *said("Decode runs at {spread} times llama.cpp's speed with everything in VRAM, in {cases}; goals met: {goals}.", having([r for r in rows if " of the experts " not in r.case], "decode", "speed", peer)),
         *said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
         *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
-        *said("Prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", having(rows, "prefill", "speed", peer)),
+        *said("Prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY not in r.case]),
+        *said("With products of 11 bits and attention of 16, nearer to f32: {spread} times, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
+        *said("That is {spread} of the speed of torch in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
         *said("With attention on integers, which is lossy: {spread} times.", having(rows, "prefill", "lossy speed", peer)),
-        *said("8 and 32 sequences at once: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
+        *said("8 to 64 sequences at once: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
         *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
         *said("Keys and values that no longer fit the device come back from host memory. Time to first token is {spread} times lower than when they are recomputed.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
         *said("A model larger than all its memory reads experts at {percent} of the disk's bandwidth; goals met: {goals}.", having(rows, "larger than", "experts read")),
@@ -107,16 +119,20 @@ MEASURED = {
     "limits": lambda rounds: [*device_limits(rounds)],
     f"{SMALL}: 4 bit": lambda rounds: decode(SMALL, "q4", "Q4_0", rounds, 2.5, deep=True),
     f"{SMALL}: bf16": lambda rounds: decode(SMALL, "bf16", "BF16", rounds, 2.5),
+    f"{SMALL}: bf16 prompts": lambda rounds: prompts_of_bf16(rounds),
     f"{SMALL}: bits": lambda _: bits(SMALL, "q4", ("int8", "bf16", "f32")) + bits(SMALL, "bf16", ("int8", "f32")),
     f"{LARGE}: decode": lambda rounds: decode(LARGE, "q4", "Q4_0", rounds, 2.1, of_limit=0.6, matrices=lambda _: 0.85),
+    f"{LARGE}: decode, int11": lambda rounds: decode_finely(rounds),
     f"{LARGE}: prompts": lambda rounds: prefill(LARGE, rounds, 1.2),
+    f"{LARGE}: prompts, int11": lambda rounds: prefill_finely(rounds),
+    f"{LARGE}: sequences": lambda rounds: sequences(LARGE, {8: 1.8, 32: 1.8, 64: 2.0}, rounds),
     f"{LARGE}: returning": lambda rounds: returning(rounds),
     f"{HYBRID}: decode": lambda rounds: decode(HYBRID, "q4", "Q4_0", rounds, 2.8),
     f"{HYBRID}: prompts": lambda rounds: prefill(HYBRID, rounds, None),
     f"{HYBRID}: bits": lambda _: bits(HYBRID, "q4", ("int8",)),
     f"{MIXTURE}: decode": lambda rounds: decode(MIXTURE, "q4", "Q4_0", rounds, 2.4, matrices=lambda phase: 0.6 if phase == "experts" else None),
     f"{MIXTURE}: prompts": lambda rounds: prefill(MIXTURE, rounds, 1.3),
-    f"{MIXTURE}: sequences": lambda rounds: sequences(rounds),
+    f"{MIXTURE}: sequences": lambda rounds: sequences(MIXTURE, {8: 2.0, 32: 1.5}, rounds),
     f"{MIXTURE}: experts, none": lambda rounds: experts("none", 0.0, 48, rounds, 2.0),
     f"{MIXTURE}: experts, half": lambda rounds: experts("half", 0.5, 24, rounds, 3.0),
     f"{MIXTURE}: experts, a quarter": lambda rounds: experts("a quarter", 0.25, 36, rounds, None),
@@ -247,20 +263,67 @@ def prefill(name, rounds, goal):
     return rows
 
 
-def sequences(rounds):
-    """Decode of several sequences, each behind a prompt of its own."""
-    many, folder, file = (8, 32), quickly(SHAPES[MIXTURE], "q4"), quickly(SHAPES[MIXTURE], "Q4_0")
-    # llama-batched-bench measures once: its rounds are processes, and ours rounds of one.
-    lines = ours("decode", folder, rounds, "--sequences", ",".join(map(str, many)), "--context", CONTEXT, "--tokens", 32)
+@cache
+def torch(shape, rounds, *prompts):
+    """Tokens per second of plain torch in bf16, by tokens of the prompt, and why there are none."""
     peer = Peer()
-    command = [LLAMA.program("llama-batched-bench"), "-m", file, "-ngl", 99, "-fa", "on", "-c", 8192 + 512, "-npp", CONTEXT, "-ntg", GENERATED, "-npl", ",".join(map(str, many)), "--output-format", "jsonl"]
+    command = [peers.PYTHON, Path(__file__).parent.parent / "prompts_torch.py", shape, rounds, *prompts]
+    peer.measure(lambda: answer(command, lambda text: json.loads(text.splitlines()[-1])))
+    return (lambda n: peer.all[0].get(str(n), []) if peer.all else []), peer.died
+
+
+def prefill_finely(rounds):
+    """Prompts up to a long one with finer integers, beside llama.cpp and beside torch in bf16."""
+    goals, folder = {512: 2.0, 2048: 2.2, 8192: 2.0, 32768: 2.0}, quickly(SHAPES[LARGE], "q4")
+    lines = ours("prefill", folder, rounds, "--tokens", ",".join(map(str, goals)), *FINE)
+    peer, died = beside(rounds, quickly(SHAPES[LARGE], "Q4_0"), "-p", ",".join(map(str, goals)), "-n", 0, "-b", 2048, "-ub", 2048)
+    other, without = torch(SHAPES[LARGE], rounds, *goals)
+    rows = []
+    for line, (n, goal) in zip(lines, goals.items()):
+        case = f"prefill {n:,}, {LARGE}, 4 bit{FINELY}"
+        rows.append(compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(n, 0, 0), LLAMA.name("Q4_0"), goal, died=died))
+        rows.append(compare(SUITE, case, "speed", "tokens/s", speeds(line), other(n), TORCH, 0.5, died=without))
+    return rows
+
+
+def decode_finely(rounds):
+    """A token with finer integers, beside llama.cpp and beside integers of 8 bits."""
+    folder, case = quickly(SHAPES[LARGE], "q4"), f"decode, {LARGE}, 4 bit{FINELY}"
+    fine, usual = (ours("decode", folder, rounds, "--context", CONTEXT, "--tokens", GENERATED, *more)[0] for more in (FINE, ()))
+    peer, died = beside(rounds, quickly(SHAPES[LARGE], "Q4_0"), "-p", 0, "-n", GENERATED, "-d", CONTEXT)
+    return [
+        compare(SUITE, case, "speed", "tokens/s", speeds(fine), peer(0, GENERATED, CONTEXT), LLAMA.name("Q4_0"), died=died),
+        compare(SUITE, case, "speed", "tokens/s", speeds(fine), speeds(usual), "int8", 0.98),
+    ]
+
+
+def prompts_of_bf16(rounds):
+    """A prompt through weights in bf16, beside llama.cpp and beside torch."""
+    n, case = 2048, f"prefill 2,048, {SMALL}, bf16"
+    [line] = ours("prefill", quickly(SHAPES[SMALL], "bf16"), rounds, "--tokens", n)
+    peer, died = beside(rounds, quickly(SHAPES[SMALL], "BF16"), "-p", n, "-n", 0, "-ub", 2048)
+    other, without = torch(SHAPES[SMALL], rounds, n)
+    return [
+        compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(n, 0, 0), LLAMA.name("BF16"), 1.0, died=died),
+        compare(SUITE, case, "speed", "tokens/s", speeds(line), other(n), TORCH, died=without),
+    ]
+
+
+def sequences(name, goals, rounds):
+    """Decode of several sequences, each behind a prompt of its own."""
+    folder, file = quickly(SHAPES[name], "q4"), quickly(SHAPES[name], "Q4_0")
+    many = ",".join(map(str, goals))
+    # llama-batched-bench measures once: its rounds are processes, and ours rounds of one.
+    lines = ours("decode", folder, rounds, "--sequences", many, "--context", CONTEXT, "--tokens", 32)
+    peer = Peer()
+    room = max(goals) * (CONTEXT + GENERATED) + 512
+    command = [LLAMA.program("llama-batched-bench"), "-m", file, "-ngl", 99, "-fa", "on", "-c", room, "-npp", CONTEXT, "-ntg", GENERATED, "-npl", many, "--output-format", "jsonl"]
     for _ in range(rounds):
         peer.measure(lambda: LLAMA.attempt(lambda _: answer(command, by_parallel)))
-    goal = {8: 2.0, 32: 1.5}
     rows = []
-    for n, line in zip(many, lines):
+    for line, (n, goal) in zip(lines, goals.items()):
         theirs = [one[n] for one in peer.all]
-        rows.append(compare(SUITE, f"{n} sequences, {MIXTURE}, 4 bit", "speed", "tokens/s together", speeds(line), theirs, LLAMA.name("Q4_0"), goal[n], died=peer.died))
+        rows.append(compare(SUITE, f"{n} sequences, {name}, 4 bit", "speed", "tokens/s together", speeds(line), theirs, LLAMA.name("Q4_0"), goal, died=peer.died))
     return rows
 
 

@@ -78,6 +78,7 @@ macro_rules! tests {
             blocks_agree_with_the_generic_cpu BLOCKS;
             mixtures_of_blocks_agree_with_the_generic_cpu MIXTURES_OF_BLOCKS;
             dense_layers_agree_with_the_generic_cpu DENSE_LAYERS;
+            elementwise_operations_agree_with_the_generic_cpu ELEMENTWISE;
             attention_agrees_with_the_generic_cpu ATTENTION;
             attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;
             attention_behind_deep_contexts_agrees_with_the_generic_cpu DEEP_CONTEXTS;

@@ -1,7 +1,8 @@
 //! Runs every target with its seeds and random changes of these: the same at every run, or, with
-//! `SLUICE_FUZZ_SECONDS`, as many as there is time for. It needs no fuzzer.
+//! `SLUICE_FUZZ_SECONDS`, other ones each time and as many as there is time for. It needs no fuzzer.
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sluice_fuzz_targets::{FuzzTarget, TARGETS, root};
@@ -70,6 +71,18 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
     }
 }
 
+/// Keeps what was found where `scripts/fuzz.sh` keeps it, and says where.
+fn keep(name: &str, bytes: &[u8]) -> PathBuf {
+    let folder = root().join("target/fuzz/found");
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(format!(
+        "{name}-{:016x}",
+        bytes.iter().fold(0, |h: u64, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01B3))
+    ));
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
 fn replay((name, target): FuzzTarget) {
     let mut paths: Vec<_> =
         fs::read_dir(root().join("fuzz/seeds").join(name)).unwrap().map(|e| e.unwrap().path()).collect();
@@ -78,13 +91,16 @@ fn replay((name, target): FuzzTarget) {
     assert!(!seeds.is_empty());
     seeds.iter().for_each(|seed| target(seed));
     let seconds = std::env::var("SLUICE_FUZZ_SECONDS").ok().map(|s| Duration::from_secs(s.parse().unwrap()));
-    let (begun, mut random, mut rounds) = (Instant::now(), Random(0), 0);
+    let start = if seconds.is_some() { fastrand::u64(..) } else { 0 };
+    let (begun, mut random, mut rounds) = (Instant::now(), Random(start), 0);
     while seconds.map_or(rounds < ROUNDS, |s| begun.elapsed() < s) {
         let mut bytes = seeds[random.below(seeds.len())].clone();
         let other = &seeds[random.below(seeds.len())];
         (0..=random.below(4)).for_each(|_| change(&mut bytes, other, &mut random));
         let result = std::panic::catch_unwind(|| target(&bytes));
-        assert!(result.is_ok(), "{name}: round {rounds} panics at {:?}", String::from_utf8_lossy(&bytes));
+        if result.is_err() {
+            panic!("{name}: round {rounds} from {start} panics at what lies in {}", keep(name, &bytes).display());
+        }
         rounds += 1;
     }
     println!("{name}: {rounds} changes of {} seeds, {:.1} s", seeds.len(), begun.elapsed().as_secs_f64());

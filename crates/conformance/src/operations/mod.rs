@@ -25,18 +25,18 @@ pub const MIXTURES_OF_BLOCKS: Family =
     Family { name: "mixtures of blocks", cases: 24, run: mixture::mixtures_of_blocks };
 pub const DENSE_LAYERS: Family = Family { name: "dense layers", cases: 60, run: dense::dense_layers };
 pub const ELEMENTWISE: Family = Family { name: "elementwise", cases: 40, run: elementwise::elementwise };
-pub const ATTENTION: Family = Family { name: "attention", cases: 80, run: attention::attention };
-pub const DEEP_CONTEXTS: Family = Family { name: "deep contexts", cases: 60, run: attention::deep_contexts };
-pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 60, run: attention::shared_prefixes };
+pub const ATTENTION: Family = Family { name: "attention", cases: 60, run: attention::attention };
+pub const DEEP_CONTEXTS: Family = Family { name: "deep contexts", cases: 40, run: attention::deep_contexts };
+pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 40, run: attention::shared_prefixes };
 pub const LATENT_ATTENTION: Family = Family { name: "latent attention", cases: 60, run: latent::latent_attention };
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
 pub const DELTA_RULES_OF_ONE_TOKEN: Family =
     Family { name: "delta rules of one token", cases: 60, run: delta_rule::delta_rules_of_one_token };
-pub const MIXTURES: Family = Family { name: "mixtures", cases: 50, run: mixture::mixtures };
+pub const MIXTURES: Family = Family { name: "mixtures", cases: 32, run: mixture::mixtures };
 pub const MIXTURES_OF_ONE_TOKEN: Family =
-    Family { name: "mixtures of one token", cases: 60, run: mixture::mixtures_of_one_token };
+    Family { name: "mixtures of one token", cases: 40, run: mixture::mixtures_of_one_token };
 pub const MIXTURES_OF_FEW_TOKENS: Family =
-    Family { name: "mixtures of few tokens", cases: 60, run: mixture::mixtures_of_few_tokens };
+    Family { name: "mixtures of few tokens", cases: 40, run: mixture::mixtures_of_few_tokens };
 pub const CLAMPED_MIXTURES: Family = Family { name: "clamped mixtures", cases: 40, run: mixture::clamped };
 pub const STREAMED_CLAMPED_MIXTURES: Family =
     Family { name: "streamed clamped mixtures", cases: 12, run: streamed::clamped };
