@@ -70,21 +70,20 @@ extern "C" __global__ void __launch_bounds__(1024) encode_int11(const Quantize p
         if (threadIdx.x == 0) p.to.tn[r] = scale.behind;
         // 2. Whole groups stay in a warp. Columns beyond the last are zeros.
         for (u32 i = threadIdx.x; i / WARP * WARP < 8 * groups; i += blockDim.x) {
-            float v[8];
-            u32 words[4];
+            float x_own[8], v[8], sum;
             if (keeps && i < eights) {
                 const float4 low = ((const float4*)smem)[2 * i], high = ((const float4*)smem)[2 * i + 1];
-                v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+                x_own[0] = low.x, x_own[1] = low.y, x_own[2] = low.z, x_own[3] = low.w, x_own[4] = high.x, x_own[5] = high.y, x_own[6] = high.z, x_own[7] = high.w;
             } else {
 #pragma unroll
-                for (u32 k = 0; k < 8; k++) v[k] = i < eights ? value(8 * i + k) : 0.0f;
+                for (u32 k = 0; k < 8; k++) x_own[k] = i < eights ? value(8 * i + k) : 0.0f;
             }
-            const float sum = encode_eight(v, scale.before, words);
+            round_eight(x_own, scale.before, v, sum);
             const u32 g = i / 8, j = i % 8 / 2, a = i % 2;
             if (g >= groups) continue;
             u8* row = (u8*)p.to.n + int11_row(r, g, groups);
 #pragma unroll
-            for (u32 c = 0; c < 4; c++) *(u32*)(row + ((4 * a + c ^ (u32)r & 7) * 16) + 4 * j) = words[c];
+            for (u32 c = 0; c < 4; c++) *(u32*)(row + ((4 * a + c ^ (u32)r & 7) * 16) + 4 * j) = to_f16(v[c]) | (u32)to_f16(v[c + 4]) << 16;
             // A sum of integers below 2^20: exact.
             if (i % 8 == 0) p.to.sn[(u64)g * p.to.padded + int11_place((u32)r)] = mul(sum, STEP);
         }

@@ -36,11 +36,10 @@ __device__ __forceinline__ TokenScale scale_of_token(u32 greatest) {
     return {finite ? power(15 - e) : 0.0f, finite ? power(e + 5) : bits(NOT_A_NUMBER)};
 }
 
-// Encodes eight columns of a token; eight neighbouring lanes have a group, and get the sum of its integers, times 2^e. `words[c]` belongs to sixteen bytes c or
-// 4 + c of a row.
-__device__ __forceinline__ float encode_eight(const float (&x)[8], float scale, u32 (&words)[4]) {
-    float u[8], sum = 0.0f;
-    u32 size = 0, n[8];
+// Rounds eight columns of a token to v = n 2^e; eight neighbouring lanes have a group, and get its e and the sum of its v.
+__device__ __forceinline__ int round_eight(const float (&x)[8], float scale, float (&v)[8], float& sum) {
+    float u[8];
+    u32 size = 0;
 #pragma unroll
     for (u32 k = 0; k < 8; k++) {
         u[k] = scale == 0.0f ? 0.0f : mul(x[k], scale);
@@ -48,21 +47,19 @@ __device__ __forceinline__ float encode_eight(const float (&x)[8], float scale, 
     }
 #pragma unroll
     for (u32 step = 4; step > 0; step /= 2) size = max(size, __shfl_xor_sync(ALL, size, step));
-    const int least = (max(exponent(size) - 14, -20) + 127) << 23;
+    const int e = max(exponent(size) - 14, -20), least = (e + 127) << 23;
+    sum = 0.0f;
 #pragma unroll
     for (u32 k = 0; k < 8; k++) {
         // The distance of integers of 11 bits around u, at least 2^e, as the bits of a float; to it u is rounded by an addition.
         const int distance = max((int)(bits(u[k]) & 0x7f800000u) - (10 << 23), least);
         const float magic = bits((u32)(distance + (23 << 23)) | 0x400000u);
-        const float v = sub(add(u[k], magic), magic);
-        sum = add(sum, v);
-        n[k] = to_f16(v);
+        v[k] = sub(add(u[k], magic), magic);
+        sum = add(sum, v[k]);
     }
 #pragma unroll
-    for (u32 c = 0; c < 4; c++) words[c] = n[c] | n[c + 4] << 16;
-#pragma unroll
     for (u32 step = 4; step > 0; step /= 2) sum = add(sum, __shfl_xor_sync(ALL, sum, step));
-    return sum;
+    return e;
 }
 
 // d += a b: a [16, 16] f16, b [16, 8] f16.

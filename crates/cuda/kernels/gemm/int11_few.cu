@@ -1,29 +1,14 @@
 // Products of integers of 11 bits for up to eight tokens, with 4-bit weights in groups of 64 or 128, on f16 tensor cores at the speed of memory.
 //
-// One token may come as floats: each block then norms and encodes it for itself, which costs less than a kernel in front. Gate and up of one token take turns in
-// a block, set by set, so that the chain that ends with up's row still has gate's.
-//
 // A block takes sixteen rows at a time, in turns of 32 groups of 64 columns. Eight warps multiply: four groups each, whose weights come to a ring of the warp's own,
 // turns ahead. Sums go to shared memory, where other warps run the chains of the turn before: a thread (row, token).
 #include "format/int11.cuh"
 #include "format/list.cuh"
-#include "gemm/int11_stage.cuh"
 #include "gemm/matmul.cuh"
 #include "prim/cp_async.cuh"
 #include "prim/mma.cuh"
 #include "prim/pdl.cuh"
 #include "prim/smem.cuh"
-
-// One token as floats.
-struct OneToken {
-    Matmul parts[3];
-    Tensor x;
-    Norm norm;
-    // Parts are gate and up; the first's output takes silu(gate) * up.
-    u32 gated;
-    // Whether there is room to keep the floats.
-    u32 keeps;
-};
 
 static const u32 ROWS = 16, WARPS = 8, OWN = 4, TURN = WARPS * OWN;
 // Turns of a ring, and bytes of a warp's turn: 128 of each row.
@@ -36,35 +21,27 @@ struct Turn {
     u32 set;
     u32 from;
 
-    // `gated`: sets of gate are even, those of up odd, and a block takes both.
-    __device__ __forceinline__ void next(u32 groups, bool gated) {
+    __device__ __forceinline__ void next(u32 groups) {
         from += TURN;
         if (from >= groups) {
             from = 0;
-            set += !gated ? gridDim.x : set % 2 ? 2 * gridDim.x - 1 : 1;
+            set += gridDim.x;
         }
     }
 };
 
-// Which product a set of rows belongs to, in which it then has that number.
-__device__ __forceinline__ const Matmul& part_of(const Matmul* parts, u32 count, bool gated, u32& set) {
-    if (gated) {
-        const u32 part = set % 2;
-        set /= 2;
-        return parts[part];
-    }
+// Which product a set of rows belongs to.
+__device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count, u32& set) {
     u32 k = 0;
-    for (; k + 1 < count && set * ROWS >= parts[k].rows; k++) set -= (parts[k].rows + ROWS - 1) / ROWS;
-    return parts[k];
+    for (; k + 1 < count && set * ROWS >= all.parts[k].rows; k++) set -= (all.parts[k].rows + ROWS - 1) / ROWS;
+    return all.parts[k];
 }
 
-// `one`: null where tokens are encoded.
-template <int T> __device__ __forceinline__ void gemm_few(const Matmul* parts, const OneToken* one) {
-    const Matmul& first = parts[0];
-    const bool gated = one && one->gated;
+template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
+    const Matmul& first = all.parts[0];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % 4, row = lane / 4, groups = first.cols / 64, t0 = blockIdx.y * T;
     u32 count = 1, sets = (first.rows + ROWS - 1) / ROWS;
-    for (; count < 3 && parts[count].rows; count++) sets += (parts[count].rows + ROWS - 1) / ROWS;
+    for (; count < 3 && all.parts[count].rows; count++) sets += (all.parts[count].rows + ROWS - 1) / ROWS;
     // Rings of weights and of scales; what chains need of two turns: sums of products [32 groups][T][16 rows], scales, biases; sums of activations [groups][T];
     // tokens [groups][T][128 bytes].
     u8* ring = (u8*)smem + warp % WARPS * RING * RING_BYTES;
@@ -74,12 +51,12 @@ template <int T> __device__ __forceinline__ void gemm_few(const Matmul* parts, c
     const u32 log_wide = first.matrix.group == 128;
     float* of_x = sums + 2 * SUMS;
     u8* x = (u8*)(of_x + (groups * T + 3) / 4 * 4);
-    Turn turn = {gated ? 2 * blockIdx.x : blockIdx.x, 0};
+    Turn turn = {blockIdx.x, 0};
     if (turn.set >= sets) return;
     const bool multiplies = warp < WARPS;
     // Sixteen bytes are at their number xor twice the lowest two bits of the row's, and its third: eight lanes then meet all banks.
     auto place = [](u32 r, u32 c) { return r * 128 + (c ^ (r & 3) * 2 ^ (r >> 2 & 1)) * 16; };
-    Turn ahead = turn;
+    Turn ahead = {blockIdx.x, 0};
     u32 slot = 0;
     // Where this lane's pieces of four rows come from, and a row's scales, or biases.
     const u8 *rows[4], *scales_from = nullptr;
@@ -88,7 +65,7 @@ template <int T> __device__ __forceinline__ void gemm_few(const Matmul* parts, c
         if (ahead.set < sets) {
             if (ahead.from == 0) {
                 u32 set = ahead.set;
-                const Matmul& p = part_of(parts, count, gated, set);
+                const Matmul& p = part_of(all, count, set);
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) rows[i] = p.matrix.data + p.in_matrix(min(set * ROWS + 4 * i + lane / 8, p.rows - 1)) * p.matrix.row_bytes + warp * OWN * 32 + chunk * 16;
                 scales_from = (lane < ROWS ? p.matrix.scales : p.matrix.biases) + 2 * (p.in_matrix(min(set * ROWS + lane % ROWS, p.rows - 1)) * p.matrix.groups + (warp * OWN >> log_wide));
@@ -103,7 +80,7 @@ template <int T> __device__ __forceinline__ void gemm_few(const Matmul* parts, c
                 if (!log_wide) cp_async_8(scale_ring + slot * SCALE_BYTES, from);
                 else cp_async_4(scale_ring + slot * SCALE_BYTES, from);
             }
-            ahead.next(groups, gated);
+            ahead.next(groups);
         }
         slot = slot + 1 == RING ? 0 : slot + 1;
         cp_async_commit();
@@ -117,19 +94,14 @@ template <int T> __device__ __forceinline__ void gemm_few(const Matmul* parts, c
     begin();
     // Tokens and their sums; a token that is not there is the last one again.
     const u32 last = first.outputs - 1;
-    float scale_of_one = 0.0f;
-    if (one) {
-        scale_of_one = stage_int11(one->x.row(0), one->norm, first.cols, x, of_x, one->keeps ? (float*)(x + groups * 128) : nullptr);
-    } else {
-        for (u32 i = threadIdx.x; i < groups * T * 8; i += blockDim.x) {
-            const u32 c = i % 8, t = i / 8 % T, g = i / 8 / T, token = min(t0 + t, last);
-            cp_async_16(x + (u64)(g * T + t) * 128 + 16 * (c ^ (token ^ t) & 7), (const u8*)first.x.n + int11_row(token, g, groups) + 16 * c);
-        }
-        for (u32 i = threadIdx.x; i < groups * T; i += blockDim.x) of_x[i] = first.x.sn[(u64)(i / T) * first.x.padded + int11_place(min(t0 + i % T, last))];
-        cp_async_wait_all();
+    for (u32 i = threadIdx.x; i < groups * T * 8; i += blockDim.x) {
+        const u32 c = i % 8, t = i / 8 % T, g = i / 8 / T, token = min(t0 + t, last);
+        cp_async_16(x + (u64)(g * T + t) * 128 + 16 * (c ^ (token ^ t) & 7), (const u8*)first.x.n + int11_row(token, g, groups) + 16 * c);
     }
+    for (u32 i = threadIdx.x; i < groups * T; i += blockDim.x) of_x[i] = first.x.sn[(u64)(i / T) * first.x.padded + int11_place(min(t0 + i % T, last))];
+    cp_async_wait_all();
     __syncthreads();
-    float acc = 0.0f, gate = 0.0f;
+    float acc = 0.0f;
     Turn before = turn;
     bool there = false;
     u32 buffer = 0, now = 0;
@@ -186,7 +158,7 @@ template <int T> __device__ __forceinline__ void gemm_few(const Matmul* parts, c
         }
         if (chains && there) {
             u32 set = before.set;
-            const Matmul& p = part_of(parts, count, gated, set);
+            const Matmul& p = part_of(all, count, set);
             const float *turn_sums = sums + (buffer ^ 1) * SUMS, *d = turn_sums + chain_token * ROWS + chain_row, *scale = turn_sums + TURN * T * ROWS + chain_row;
             const float* m = of_x + before.from * T + chain_token;
             const u32 here = min(TURN, groups - before.from);
@@ -208,29 +180,23 @@ template <int T> __device__ __forceinline__ void gemm_few(const Matmul* parts, c
             for (; from < here; from++) acc = fma(scale[SCALES + from * ROWS], m[from * T], fma(scale[from * ROWS], d[from * T * ROWS], acc));
             if (before.from + TURN >= groups) {
                 const u32 r = set * ROWS + chain_row, t = t0 + chain_token;
-                const float y = mul(acc, one ? scale_of_one : t <= last ? first.x.tn[t] : 0.0f);
-                if (gated && before.set % 2 == 0) gate = y;
-                else if (r < p.rows && t <= last) {
-                    if (gated) parts[0].out.row(0)[r] = mul(silu(gate), y);
-                    else put(p, t, r, y);
-                }
+                if (r < p.rows && t <= last) put(p, t, r, mul(acc, first.x.tn[t]));
                 acc = 0.0f;
             }
         }
         if (!more) break;
         before = turn;
         there = true;
-        turn.next(groups, gated);
+        turn.next(groups);
         buffer ^= 1;
         __syncthreads();
     }
 }
 
 #define GEMM_FEW(name, F) \
-    extern "C" __global__ void __launch_bounds__(288, 2) gemm_few_##name##_one(const __grid_constant__ OneToken p) { ON_TENSOR_CORES(gemm_few<1>(p.parts, &p);) } \
-    extern "C" __global__ void __launch_bounds__(288, 2) gemm_few_##name##_1(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<1>(p.parts, nullptr);) } \
-    extern "C" __global__ void __launch_bounds__(288, 2) gemm_few_##name##_2(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<2>(p.parts, nullptr);) } \
-    extern "C" __global__ void __launch_bounds__(320, 2) gemm_few_##name##_4(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<4>(p.parts, nullptr);) } \
-    extern "C" __global__ void __launch_bounds__(384, 1) gemm_few_##name##_8(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<8>(p.parts, nullptr);) }
+    extern "C" __global__ void __launch_bounds__(288, 2) gemm_few_##name##_1(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<1>(p);) } \
+    extern "C" __global__ void __launch_bounds__(288, 2) gemm_few_##name##_2(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<2>(p);) } \
+    extern "C" __global__ void __launch_bounds__(320, 2) gemm_few_##name##_4(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<4>(p);) } \
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_few_##name##_8(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<8>(p);) }
 
 INT11_TENSOR_FORMATS(GEMM_FEW)

@@ -97,11 +97,6 @@ impl KernelFormat {
         Kernel::of(Family::GemmFew, self, tile)
     }
 
-    /// The same for one token together with all that comes before the product.
-    pub fn gemm_one(self) -> Option<Kernel> {
-        Kernel::of(Family::GemmOne, self, 0)
-    }
-
     /// The same for prompts.
     pub fn gemm_wide(self) -> Option<Kernel> {
         Kernel::of(Family::GemmWide, self, 0)
@@ -117,6 +112,12 @@ impl KernelFormat {
     pub fn gemv_fused(self) -> Option<[Kernel; 3]> {
         let [small, wide, deep] = [0, 1, 2].map(|tile| Kernel::of(Family::GemvFused, self, tile));
         Some([small?, wide?, deep?])
+    }
+
+    /// The same with integers of 11 bits, for rows of so many groups of 64, and the groups that it takes at a time.
+    pub fn gemv_one(self, groups: usize) -> Option<(Kernel, usize)> {
+        let (tile, lanes) = if (1..=16).contains(&(groups % 32)) { (1, 16) } else { (0, 32) };
+        Some((Kernel::of(Family::GemvOne, self, tile)?, lanes))
     }
 
     /// The kernels of a mixture for one token: of gate and up, of these where the device may have to ask for experts, and of down.

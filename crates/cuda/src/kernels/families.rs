@@ -155,6 +155,10 @@ kernels! {
             in "gemv/fused" of INT8_FORMATS by ["", "_wide", "_deep"] takes GemvFused;
             in "gemv/fused_blocks" of BLOCK_FORMATS by ["", "_wide", "_deep"] takes GemvFused;
         }
+        /// One token with integers of 11 bits, with what comes before the product and behind it: rows by 32 lanes, and by 16.
+        GemvOne "gemv_one" {
+            in "gemv/fused_int11" of INT11_FORMATS by ["", "_short"] takes OneToken;
+        }
         /// Many tokens on tensor cores; tiles by groups of activations in a weight group.
         GemmMma "gemm_mma" {
             in "gemm/mma" of INT8_FORMATS by ["_1", "_2", "_4"] takes Products;
@@ -182,10 +186,6 @@ kernels! {
         /// Integers of 11 bits for up to eight tokens on tensor cores.
         GemmFew "gemm_few" {
             in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_1", "_2", "_4", "_8"] takes Products;
-        }
-        /// The same for one token as floats, with what comes before the product and behind it.
-        GemmOne "gemm_few" {
-            in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_one"] takes OneToken;
         }
         /// The same for prompts, by wgmma.
         GemmWide "gemm_wide" {

@@ -1,4 +1,4 @@
-//! Products of integers of 11 bits with 4-bit weights: on tensor cores where these were seen to add exactly.
+//! Products of integers of 11 bits: of one token in one kernel with what comes before them, and with 4-bit weights on tensor cores where these were seen to add exactly.
 //!
 //! That f16 products whose sums fit 24 bits are added without rounding is no promise of the instruction set. So a device is asked when it is opened in this mode: products
 //! of extreme values must have the bits of plain arithmetic. What differs is not used.
@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::device::stream::Gpu;
-use crate::kernels::{Exact, KernelFormat, STATIC_SHARED};
+use crate::kernels::{Exact, KernelFormat, STATIC_SHARED, Variant};
 use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, encode};
 use crate::ops::product::{MAX_GRID_Y, MatmulInput, Product};
 use crate::parameters::{self as p, number};
@@ -19,6 +19,10 @@ const TURN: usize = 32;
 const FEW: [(usize, u32); 4] = [(1, 288), (2, 288), (4, 320), (8, 384)];
 const FEW_BLOCKS: usize = 2;
 const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
+/// `kernels/gemv/fused_int11.cu`: rows of a set, threads of a block, the most blocks of a multiprocessor.
+const ONE_ROWS: usize = 32;
+const ONE_THREADS: u32 = 544;
+const ONE_BLOCKS: usize = 2;
 /// Columns whose squares are summed together.
 const NORMED: usize = 256;
 /// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
@@ -104,32 +108,47 @@ fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact:
 pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool) -> Result<bool> {
     let MatmulInput::Floats { x, norm, rows: 1 } = input else { return Ok(false) };
     let first = &products[0];
-    let (cols, shared) = (first.cols, gpu.device.shared);
-    let alike = |product: &Product| (product.kinds(), product.cols, product.outputs) == (first.kinds(), cols, 1);
-    let kernel = first.kinds()[0].gemm_one().filter(|_| gpu.device.exact().is_some_and(|exact| exact.few));
-    let Some(kernel) = kernel.filter(|_| products.len() <= p::PARTS && products.iter().all(alike)) else {
+    let (cols, m) = (first.cols, first.matrix);
+    let groups = cols / GROUP;
+    let Some((kernel, lanes)) = first.kinds()[0].gemv_one(groups).filter(|_| gpu.device.has(Variant::One)) else {
         return Ok(false);
     };
-    let aligned = x.at.is_multiple_of(16) && norm.weight.is_multiple_of(16);
-    if !aligned || !fits(products) || (norm.weight != 0 && !cols.is_multiple_of(NORMED)) {
+    let alike = |product: &Product| {
+        let own = product.matrix;
+        product.table.is_none()
+            && (product.cols, product.outputs) == (cols, 1)
+            && (own.kind, own.group, own.element) == (m.kind, m.group, m.element)
+            && (own.data | own.row_bytes) % 16 == 0
+    };
+    let fits = products.len() <= p::PARTS
+        && matches!(m.group, 64 | 128)
+        && HALVES.contains(&m.element)
+        && cols.is_multiple_of(GROUP)
+        && [x.at, norm.weight].iter().all(|at| at.is_multiple_of(16))
+        && (norm.weight == 0 || cols.is_multiple_of(NORMED));
+    if !fits || !products.iter().all(alike) {
         return Ok(false);
     }
-    // The floats are kept where a norm needs them, or as many blocks have room for them.
-    let bytes = few_shared(1, cols);
-    let resident = |bytes: usize| (shared / (bytes + 1024)).clamp(1, FEW_BLOCKS);
-    let keeps = norm.weight != 0 || resident(bytes + 4 * cols) == resident(bytes);
+    // Slices of the token, powers and sums, what two turns leave for chains, and the floats where there is room.
+    let bytes = 16 * 8 * (groups + 1) + 4 * 2 * groups.next_multiple_of(4) + 4 * 4 * ONE_ROWS * (lanes + 1);
+    let room = |bytes: usize| bytes + STATIC_SHARED <= gpu.device.shared;
+    let resident = |bytes: usize| (gpu.device.shared / (bytes + 1024)).clamp(1, ONE_BLOCKS);
+    let bytes_of_norm = if norm.weight != 0 { 4 * cols } else { 0 };
+    let bytes = bytes + bytes_of_norm;
+    let keeps = room(bytes + 4 * cols) && (norm.weight != 0 || resident(bytes + 4 * cols) == resident(bytes));
     let bytes = bytes + if keeps { 4 * cols } else { 0 };
-    if bytes + STATIC_SHARED > shared {
+    if !room(bytes) || (norm.weight != 0 && !keeps) {
         return Ok(false);
     }
     let mut parameters = p::OneToken { x, norm, gated: gated.into(), keeps: keeps.into(), ..p::OneToken::default() };
     for (product, part) in products.iter().zip(&mut parameters.parts) {
         *part = product.parameters(p::Encoded::default());
     }
-    let sets = products.iter().map(|product| product.rows.div_ceil(SET)).sum::<usize>() / if gated { 2 } else { 1 };
+    let sets =
+        products.iter().map(|product| product.rows.div_ceil(ONE_ROWS)).sum::<usize>() / if gated { 2 } else { 1 };
     let grid = [number(sets.min(gpu.device.multiprocessors * resident(bytes))), 1, 1];
     // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
-    unsafe { gpu.launch(kernel, grid, FEW[0].1, number(bytes), &parameters)? };
+    unsafe { gpu.launch(kernel, grid, ONE_THREADS, number(bytes), &parameters)? };
     Ok(true)
 }
 

@@ -1,0 +1,274 @@
+// Products of integers of 11 bits for one token, as a layer's part: each block norms and encodes the token for itself, and where the matrices are gate and up, what
+// comes out is silu(gate) * up.
+//
+// The integers are split into two slices of eight bits, n = 256 h + l, which `dp4a` multiplies. A block takes 32 rows at a time, in turns of a row's groups of 64
+// columns, one for each lane that the row has. What a row's chain needs of a turn goes to shared memory, where a warp of its own, a thread for each row, adds up the turn
+// before. Of gate and up a block takes the same rows, one after the other, so that the thread that ends up's chain still has gate's.
+#include "format/int11.cuh"
+#include "format/list.cuh"
+#include "gemm/matmul.cuh"
+#include "gemv/fused.cuh"
+#include "prim/cp_async.cuh"
+#include "prim/pdl.cuh"
+#include "prim/reduce.cuh"
+#include "prim/smem.cuh"
+
+struct OneToken {
+    Matmul parts[3];
+    Tensor x;
+    Norm norm;
+    // Parts are gate and up; the first's output takes silu(gate) * up.
+    u32 gated;
+    // Whether there is room to keep the floats; a norm needs it.
+    u32 keeps;
+};
+
+static const u32 WARPS = 16, ROWS = 32;
+
+// A token in shared memory: of each group both slices, by quarters of sixteen columns; 2^(e-20); and the sum of its integers times that.
+struct Slices {
+    uint4* high;
+    uint4* low;
+    u32 stride;
+    float* powers;
+    float* sums;
+};
+
+// Two slices of four integers as bytes.
+__device__ __forceinline__ void slice(u32 a, u32 b, u32 c, u32 d, u32& high, u32& low) {
+    low = __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+    high = __byte_perm(__byte_perm(a + 128, b + 128, 0x0051), __byte_perm(c + 128, d + 128, 0x0051), 0x5410);
+}
+
+// Encodes a token by the whole block. `kept`: room for it as floats; without it they are read twice. Returns what results are multiplied with.
+__device__ __forceinline__ float stage(const float* x, const Norm& norm, u32 cols, const Slices& to, float* kept, const float* weights) {
+    __shared__ float inverse;
+    __shared__ u32 greatest[WARPS + 1];
+    const u32 lane = threadIdx.x % WARP, eights = cols / 8;
+    if (norm.weight) {
+        for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x) ((float4*)kept)[i] = __ldcg((const float4*)x + i);
+        cp_async_wait_all();
+        __syncthreads();
+        if (threadIdx.x < WARP) {
+            const float own = inverse_rms_256(kept, cols, norm.eps);
+            if (lane == 0) inverse = own;
+        }
+        __syncthreads();
+    }
+    u32 most = 0;
+#pragma unroll 2
+    for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+        float4 v = norm.weight ? ((const float4*)kept)[i] : __ldcg((const float4*)x + i);
+        if (norm.weight) {
+            const float4 w = ((const float4*)weights)[i];
+            const float inv = inverse;
+            v = make_float4(mul(mul(v.x, inv), w.x), mul(mul(v.y, inv), w.y), mul(mul(v.z, inv), w.z), mul(mul(v.w, inv), w.w));
+        }
+        if (kept) ((float4*)kept)[i] = v;
+        most = max(max(most, max(bits(v.x) & 0x7fffffffu, bits(v.y) & 0x7fffffffu)), max(bits(v.z) & 0x7fffffffu, bits(v.w) & 0x7fffffffu));
+    }
+    most = warp_max_redux(most);
+    if (lane == 0) greatest[threadIdx.x / WARP] = most;
+    __syncthreads();
+    most = 0;
+#pragma unroll
+    for (u32 i = 0; i <= WARPS; i++) most = max(most, greatest[i]);
+    const TokenScale scale = scale_of_token(most);
+    // Whole warps go on, so that groups stay together.
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i / WARP * WARP < eights; i += blockDim.x) {
+        float own[8], v[8], sum;
+        if (kept) load_eight(own, kept, i, i < eights);
+        else load_eight_written(own, x, i, i < eights);
+        const int e = round_eight(own, scale.before, v, sum);
+        if (i >= eights) continue;
+        // Adding 1.5 2^23 leaves an integer in the low bits; both are exact.
+        const float by = power(-e);
+        u32 n[8];
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) n[k] = bits(fma(v[k], by, 12582912.0f));
+        uint2 high, low;
+        slice(n[0], n[2], n[4], n[6], high.x, low.x);
+        slice(n[1], n[3], n[5], n[7], high.y, low.y);
+        const u32 at = (i / 2 % 4 * to.stride + i / 8) * 2 + i % 2;
+        ((uint2*)to.high)[at] = high;
+        ((uint2*)to.low)[at] = low;
+        if (i % 8 == 0) {
+            to.powers[i / 8] = power(e - 20);
+            // A sum of integers below 2^20: exact.
+            to.sums[i / 8] = mul(sum, STEP);
+        }
+    }
+    return scale.behind;
+}
+
+// A place among turns of sets of rows, which all threads of a block go through together.
+struct Turn {
+    u32 set;
+    u32 from;
+
+    // `gated`: sets of gate are even, those of up odd, and a block takes both.
+    __device__ __forceinline__ void next(u32 lanes, u32 groups, bool gated) {
+        from += lanes;
+        if (from >= groups) {
+            from = 0;
+            set += !gated ? gridDim.x : set % 2 ? 2 * gridDim.x - 1 : 1;
+        }
+    }
+};
+
+// Which product a set belongs to, in which it then has that number.
+__device__ __forceinline__ const Matmul& part_of(const OneToken& p, u32& set) {
+    if (p.gated) {
+        const u32 part = set % 2;
+        set /= 2;
+        return p.parts[part];
+    }
+    u32 k = 0;
+    for (; k < 2 && p.parts[k + 1].rows && set * ROWS >= p.parts[k].rows; k++) set -= (p.parts[k].rows + ROWS - 1) / ROWS;
+    return p.parts[k];
+}
+
+// A row has LANES lanes; a lane takes a group of OWN rows at a time. Another block of the multiprocessor multiplies while this one waits for weights.
+template <class F, u32 LANES> __device__ __forceinline__ void gemv_one(const OneToken& p) {
+    const u32 OWN = ROWS / WARPS * LANES / WARP, STRIDE = LANES + 1, BUFFER = ROWS * STRIDE;
+    const Matmul& first = p.parts[0];
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, in_row = lane % LANES, groups = first.cols / 64;
+    const u32 log_wide = first.matrix.group == 128, type = first.matrix.type, row = warp * (ROWS / WARPS) + lane / LANES * OWN;
+    u32 sets = 0;
+    for (u32 k = 0; k < 3; k++) sets += (p.parts[k].rows + ROWS - 1) / ROWS;
+    Slices x;
+    x.high = (uint4*)smem;
+    x.stride = groups + 1;
+    x.low = x.high + 4 * x.stride;
+    x.powers = (float*)(x.low + 4 * x.stride);
+    x.sums = x.powers + (groups + 3) / 4 * 4;
+    // What chains need of two turns: sums of products, and scales with biases.
+    float* sums = x.sums + (groups + 3) / 4 * 4;
+    u32* scales = (u32*)(sums + 2 * BUFFER);
+    float* kept = p.keeps ? (float*)(scales + 2 * BUFFER) : nullptr;
+    Turn turn = {p.gated ? 2 * blockIdx.x : blockIdx.x, 0}, ahead = turn;
+    if (turn.set >= sets) return;
+    const bool multiplies = warp < WARPS;
+
+    typename F::Part words[OWN][2];
+    u32 scale[OWN];
+    // Where this lane's group of each of its rows begins, in the first turn of a set; null: there is no such row.
+    const u8* data[OWN];
+    const u16 *scales_of[OWN], *biases_of[OWN];
+    auto load = [&] {
+        if (ahead.from == 0) {
+            u32 set = ahead.set;
+            const Matmul& part = part_of(p, set);
+            const bool there = multiplies && ahead.set < sets;
+#pragma unroll
+            for (u32 i = 0; i < OWN; i++) {
+                const u32 r = set * ROWS + row + i;
+                data[i] = nullptr;
+                if (!there || r >= part.rows) continue;
+                const u64 own = part.in_matrix(r), at = own * part.matrix.groups + (in_row >> log_wide);
+                data[i] = part.matrix.data + own * part.matrix.row_bytes + in_row * (8 * F::BITS);
+                scales_of[i] = (const u16*)part.matrix.scales + at;
+                biases_of[i] = (const u16*)part.matrix.biases + at;
+            }
+        }
+        const bool inside = ahead.from + in_row < groups;
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) {
+            const bool there = inside && data[i];
+            const u8* from = data[i] + ahead.from * (8 * F::BITS);
+            words[i][0].load(from, there);
+            words[i][1].load(from + 4 * F::BITS, there);
+            const u32 at = ahead.from >> log_wide;
+            scale[i] = there ? __ldcs(scales_of[i] + at) | (u32)__ldcs(biases_of[i] + at) << 16 : 0;
+        }
+        ahead.next(LANES, groups, p.gated);
+    };
+    load();
+    float* weights = kept + first.cols;
+    if (p.norm.weight) {
+        for (u32 i = threadIdx.x; i < first.cols / 4; i += blockDim.x) cp_async_16((float4*)weights + i, (const float4*)p.norm.weight + i);
+    }
+    begin();
+    const float of_token = stage(p.x.row(0), p.norm, first.cols, x, kept, weights);
+    __syncthreads();
+    float acc = 0.0f, gate = 0.0f;
+    Turn before = turn;
+    bool there = false;
+    u32 buffer = 0;
+    while (true) {
+        const bool more = turn.set < sets;
+        if (multiplies && more) {
+            const u32 g = min(turn.from + in_row, groups - 1);
+            const float by = x.powers[g];
+            float high[OWN], low[OWN];
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const uint4 h0 = x.high[2 * half * x.stride + g], h1 = x.high[(2 * half + 1) * x.stride + g];
+                const uint4 l0 = x.low[2 * half * x.stride + g], l1 = x.low[(2 * half + 1) * x.stride + g];
+#pragma unroll
+                for (u32 i = 0; i < OWN; i++) {
+                    const float h = F::part_sum(words[i][half].words, h0, h1), l = F::part_sum(words[i][half].words, l0, l1);
+                    high[i] = half ? add(high[i], h) : h;
+                    low[i] = half ? add(low[i], l) : l;
+                }
+            }
+#pragma unroll
+            for (u32 i = 0; i < OWN; i++) {
+                const u32 at = buffer * BUFFER + (row + i) * STRIDE + in_row;
+                // Both sums are exact; up to four bits of weights, so is this one.
+                sums[at] = mul(fma(256.0f, high[i], low[i]), by);
+                scales[at] = scale[i];
+            }
+        }
+        load();
+        if (!multiplies && there) {
+            u32 set = before.set;
+            const Matmul& part = part_of(p, set);
+            const float *of = sums + (buffer ^ 1) * BUFFER + lane * STRIDE, *m = x.sums + before.from;
+            const u32 *pair = scales + (buffer ^ 1) * BUFFER + lane * STRIDE, here = min(LANES, groups - before.from);
+            u32 from = 0;
+#pragma unroll 1
+            for (; from + 8 <= here; from += 8) {
+                float ss[8], bb[8], dd[8], mm[8];
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) {
+                    const u32 raw = pair[from + i];
+                    ss[i] = half_value(raw & 0xffff, type);
+                    bb[i] = half_value(raw >> 16, type);
+                    dd[i] = of[from + i];
+                    mm[i] = m[from + i];
+                }
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) acc = fma(bb[i], mm[i], fma(ss[i], dd[i], acc));
+            }
+#pragma unroll 1
+            for (; from < here; from++) {
+                const u32 raw = pair[from];
+                acc = fma(half_value(raw >> 16, type), m[from], fma(half_value(raw & 0xffff, type), of[from], acc));
+            }
+            if (before.from + LANES >= groups) {
+                const u32 r = set * ROWS + lane;
+                const float y = mul(acc, of_token);
+                if (p.gated && before.set % 2 == 0) gate = y;
+                else if (r < part.rows) {
+                    if (p.gated) p.parts[0].out.row(0)[r] = mul(silu(gate), y);
+                    else put(part, 0, r, y);
+                }
+                acc = 0.0f;
+            }
+        }
+        if (!more) return;
+        before = turn;
+        there = true;
+        turn.next(LANES, groups, p.gated);
+        buffer ^= 1;
+        __syncthreads();
+    }
+}
+
+#define GEMV_ONE(name, F) \
+    extern "C" __global__ void __launch_bounds__(544, 2) gemv_one_##name(const __grid_constant__ OneToken p) { gemv_one<F, 32>(p); } \
+    extern "C" __global__ void __launch_bounds__(544, 2) gemv_one_##name##_short(const __grid_constant__ OneToken p) { gemv_one<F, 16>(p); }
+
+INT11_FORMATS(GEMV_ONE)
