@@ -185,13 +185,29 @@ impl Operations for Cpu {
                 });
                 self.record(Phase::Mlp, t0, std::iter::empty(), 0);
             }
-            Elementwise::Norm { x, norm } => {
-                let (x, weight) = (self.place(x), self.place(norm.weight));
+            Elementwise::Zero { out } => {
+                let out = self.place(out);
+                // SAFETY: a task alone uses its rows.
+                self.each_row(tokens, &|t, _| unsafe { out.get_mut(t, 0..out.cols) }.fill(0.0));
+                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
+            }
+            Elementwise::Norm { x, norm, out } => {
+                let (from, to, weight) = (self.place(x), self.place(out), self.place(norm.weight));
                 // SAFETY: weights are written once, at load.
                 let weight = unsafe { weight.get(0, 0..weight.cols) };
+                let is_in_place = (x.buffer, x.offset) == (out.buffer, out.offset);
                 self.each_row(tokens, &|t, _| {
-                    // SAFETY: a task alone uses its rows.
-                    norm::rms_norm_in_place(isa, unsafe { x.get_mut(t, 0..x.cols) }, Some(weight), norm.eps);
+                    for run in (0..from.cols).step_by(weight.len()) {
+                        let run = run..run + weight.len();
+                        // SAFETY: a task alone uses its rows; the second is borrowed only if it is another.
+                        unsafe {
+                            let out = to.get_mut(t, run.clone());
+                            match is_in_place {
+                                true => norm::rms_norm_in_place(isa, out, Some(weight), norm.eps),
+                                false => norm::rms_norm(isa, from.get(t, run), weight, norm.eps, out),
+                            }
+                        }
+                    }
                 });
                 self.record(Phase::Attention, t0, std::iter::empty(), 0);
             }
@@ -217,7 +233,8 @@ impl Operations for Cpu {
                 self.each_row(tokens, &|t, _| {
                     // SAFETY: a task alone uses its rows.
                     let (x, residual) = unsafe { (x.get_mut(t, 0..x.cols), residual.get_mut(t, 0..residual.cols)) };
-                    norm::rms_norm_in_place(isa, x, Some(weight), norm.eps);
+                    let runs = x.chunks_exact_mut(weight.len());
+                    runs.for_each(|run| norm::rms_norm_in_place(isa, run, Some(weight), norm.eps));
                     elementwise::add(isa, x, residual);
                 });
                 self.record(Phase::Project, t0, std::iter::empty(), 0);
@@ -234,7 +251,7 @@ impl Operations for Cpu {
         }
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
         let t0 = Instant::now();
         let (x, vocabulary) = (self.place(x), self.weights[head.number()].rows());
         let (weight, eps) = self.norm_weight(&norm);
@@ -260,6 +277,12 @@ impl Operations for Cpu {
         context.wait_for([&linear]);
         self.products.push(context.product(&linear, out, false));
         self.run_products(count);
+        if let Some(cap) = softcap {
+            self.pool.run(count, &|row, _| {
+                // SAFETY: this task alone uses this row, and the products are done.
+                elementwise::soft_cap(isa, cap, unsafe { out.get_mut(row, 0..vocabulary) });
+            });
+        }
         self.last_logits = Logits { rows: count, vocabulary };
         self.record(Phase::Head, t0, std::iter::once((head.number(), vocabulary)), count);
     }

@@ -153,7 +153,7 @@ impl Config {
         let default = match self.text_type() {
             "llama" | "granite" | "granitemoehybrid" | "olmo2" | "olmo3" | "deepseek_v2" => 2048,
             "phi3" | "deepseek_v3" | "kimi_k2" => 4096,
-            "mistral" | "ministral" | "mixtral" | "glm4" | "glm4_moe" => 131_072,
+            "mistral" | "ministral" | "mixtral" | "glm4" | "glm4_moe" | "gemma4_text" => 131_072,
             "minimax_m2" => 196_608,
             "glm4_moe_lite" => 202_752,
             "mistral4" => 1_048_576,

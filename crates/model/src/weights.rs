@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
     Backend, ExpertBiases, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MatrixSource,
     MemoryClass, Mlp, Norm, RowFactors, Tensor, WeightFormat, decay_rates,
@@ -172,8 +172,13 @@ impl<'a> Weights<'a> {
         self.load(&format!("{}.weight", self.module(&w)), &[], w.rows, w.cols)
     }
 
+    /// The table `part` outside of layers, of which a step reads a row for each token.
+    pub fn table(&mut self, part: &str) -> Result<MatrixId> {
+        self.matrix(None, part)
+    }
+
     /// The matrix `part` with its bias, if it has one.
-    pub fn linear(&mut self, layer: usize, part: &str) -> Result<Linear> {
+    pub fn linear(&mut self, layer: impl Into<Option<usize>> + Copy, part: &str) -> Result<Linear> {
         let w = self.described(layer, part);
         let matrix = self.matrix(layer, part)?;
         let bias = format!("{}.bias", self.module(&w));
@@ -240,6 +245,19 @@ impl<'a> Weights<'a> {
         self.scaled_norm(layer, part, None)
     }
 
+    /// An RMS norm over `len` elements that multiplies by nothing.
+    pub fn norm_without_weights(&mut self, len: usize) -> Result<Norm> {
+        Ok(Norm { weight: self.upload(&vec![1.0; len], 1, len)?, eps: self.description.eps as f32 })
+    }
+
+    /// The norm of a router's input, whose weights are the vector `part` over the root of its length.
+    pub fn router_norm(&mut self, layer: usize, part: &str) -> Result<Norm> {
+        let mut values = self.host_vector(layer, part)?;
+        let root = (values.len() as f64).sqrt();
+        values.iter_mut().for_each(|w| *w = (f64::from(*w) / root) as f32);
+        Ok(Norm { weight: self.upload(&values, 1, values.len())?, eps: self.description.eps as f32 })
+    }
+
     /// The same, and what it puts out is multiplied by `scale`.
     pub fn scaled_norm(&mut self, layer: impl Into<Option<usize>>, part: &str, scale: Option<f64>) -> Result<Norm> {
         let w = self.described(layer, part);
@@ -300,7 +318,7 @@ impl<'a> Weights<'a> {
     /// The mixture of a layer.
     fn mixture(&self, layer: usize) -> &'a MoeDescription {
         match &self.description.layers[layer].feed_forward {
-            FeedForwardDescription::Moe(moe) => moe,
+            FeedForwardDescription::Moe(moe) | FeedForwardDescription::Beside { moe, .. } => moe,
             FeedForwardDescription::Dense { .. } => panic!("layer {layer} has no experts"),
         }
     }
@@ -360,7 +378,7 @@ impl<'a> Weights<'a> {
         let kind = match moe.activation {
             ExpertActivation::SwiGlu => ExpertKind::SwiGlu,
             ExpertActivation::ClampedSwiGlu { alpha, limit } => ExpertKind::ClampedSwiGlu { alpha, limit },
-            ExpertActivation::GeGlu => bail!("layer {layer}: experts with GELU are not supported"),
+            ExpertActivation::GeGlu => ExpertKind::GeGlu,
         };
         Ok(Experts { count, kind, parts, biases })
     }

@@ -77,7 +77,7 @@ impl Anatomy {
         for t in checkpoint.tensors() {
             let (part, layer) = match model.as_ref().map(|model| tensors.belongs(model, &t.name)) {
                 Some(Belongs::Text(m)) => match m.weight.class {
-                    WeightClass::Embedding => (Component::Embedding, None),
+                    WeightClass::Embedding | WeightClass::PerLayerEmbedding => (Component::Embedding, None),
                     // Biases are vectors, which stay in memory.
                     WeightClass::Expert if m.leaf != Leaf::Bias => (Component::Experts, m.weight.layer),
                     _ => (Component::Rest, None),

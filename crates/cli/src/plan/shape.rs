@@ -54,7 +54,7 @@ impl Shape {
             experts,
             k,
             per_expert: of(WeightClass::Expert) / all_experts,
-            embedding: of(WeightClass::Embedding),
+            embedding: of(WeightClass::Embedding) + of(WeightClass::PerLayerEmbedding),
             head: of(WeightClass::Head),
             dense: by_class.iter().filter(|(class, _)| class.is_dense()).map(|(_, n)| n).sum(),
             routers: of(WeightClass::Router),

@@ -21,6 +21,7 @@ pub enum Architecture {
     Qwen35,
     Qwen35Moe,
     Gemma3,
+    Gemma4,
     GptOss,
     Mistral3,
     Phi3,
@@ -34,12 +35,12 @@ pub enum Architecture {
 }
 
 use Architecture::{
-    DeepSeek2, Gemma3, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe,
-    Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
+    DeepSeek2, Gemma3, Gemma4, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3,
+    Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 18] = [
+const ALL: [(Architecture, &str, &str); 19] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -48,6 +49,7 @@ const ALL: [(Architecture, &str, &str); 18] = [
     (Qwen35, "qwen35", "qwen3_5_text"),
     (Qwen35Moe, "qwen35moe", "qwen3_5_moe_text"),
     (Gemma3, "gemma3", "gemma3_text"),
+    (Gemma4, "gemma4", "gemma4_text"),
     (GptOss, "gpt-oss", "gpt_oss"),
     (Mistral3, "mistral3", "mistral"),
     (Phi3, "phi3", "phi3"),
@@ -161,14 +163,19 @@ pub fn json(
     set("hidden_size", json!(hidden));
     set("num_hidden_layers", json!(layers));
     set("num_attention_heads", json!(heads));
-    set("num_key_value_heads", json!(keys.size_if("attention.head_count_kv")?.unwrap_or(heads)));
+    // Gemma 4's differ from layer to layer: see below.
+    if architecture != Gemma4 {
+        set("num_key_value_heads", json!(keys.size_if("attention.head_count_kv")?.unwrap_or(heads)));
+    }
     set("head_dim", json!(head_dim));
     set("max_position_embeddings", json!(keys.size("context_length")?));
     set("tie_word_embeddings", json!(!keys.has("output.weight")));
     if let Some(eps) = keys.float_if("attention.layer_norm_rms_epsilon")? {
         set("rms_norm_eps", json!(eps));
     }
-    if let Some(width) = keys.size_if("feed_forward_length")?.filter(|&width| width > 0) {
+    if architecture != Gemma4
+        && let Some(width) = keys.size_if("feed_forward_length")?.filter(|&width| width > 0)
+    {
         set("intermediate_size", json!(width));
     }
     if matches!(architecture, Llama | Granite | SmolLm3 | Glm4 | Glm4Moe) {
@@ -182,7 +189,9 @@ pub fn json(
     // 2. positions
     let theta = keys.float_if("rope.freq_base")?.unwrap_or(10_000.0);
     set("rope_theta", json!(theta));
-    let mut rope = scaling(&keys, factors)?;
+    // Its table says which part of a head is rotated.
+    let none = Factors::default();
+    let mut rope = scaling(&keys, if architecture == Gemma4 { &none } else { factors })?;
     let rotated = keys.size_if("rope.dimension_count")?.unwrap_or(head_dim);
     if is_latent {
         // A size of its own; see below.
@@ -243,6 +252,7 @@ pub fn json(
         }
         Qwen35 => recurrent(&keys, layers, &mut more)?,
         Gemma3 => gemma(&keys, (layers, heads, hidden, head_dim), &mut more)?,
+        Gemma4 => family::gemma4(&keys, (layers, heads, head_dim), theta, factors.all.as_deref(), &mut more)?,
         GptOss => gpt_oss(&keys, &mut more)?,
     }
     config.extend(more);
