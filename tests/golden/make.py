@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).resolve().parent
 PROMPT, STEPS = 70, 16
-ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma3")  # y = x / rms(x) * (1 + weight)
+ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3")  # y = x / rms(x) * (1 + weight)
 MARGIN = 7e-4  # between the last chosen and the first unchosen router logit, at every position of every layer
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -446,6 +446,14 @@ CHECKPOINTS = {
         variants={"-old": [without("layer_types", "rope_parameters"),
                            changed(sliding_window_pattern=2, rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0}),
                            dict(note="the same with older keys")]}),
+    # ---- Gemma 2
+    "gemma2": dict(
+        seed=215, dtype="float32", note="a window of 24 in every other layer, capped scores and logits, query_pre_attn_scalar, f32",
+        config=dict(model_type="gemma2", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=24,
+                    query_pre_attn_scalar=20, sliding_window=24, attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        edit=[old_style, without("layer_types")],
+        variants={"-uncapped": [changed(attn_logit_softcapping=None, final_logit_softcapping=None), dict(note="neither scores nor logits are capped")]}),
     # ---- Gemma 4
     "gemma4": dict(
         seed=211, dtype="float32", note="windows of 24, full layers with wider heads, fewer of them and K = V, a quarter of them rotated, capped logits, f32",

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use sluice_backend::{
     AttentionLayer, Backend, DeltaLayer, Device, Elementwise, LatentLayer, Linear, Logits, MatrixId, MemoryClass,
-    MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed,
-    Tensor,
+    MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, RowStats, StepInputs,
+    Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
@@ -46,6 +46,11 @@ impl Operations for Cpu {
         let place = self.place(out);
         let weight = &self.weights[table.number()];
         let tokens = self.inputs.tokens();
+        if self.tables.embed(table, weight, (self.isa, &mut self.pool), place) {
+            let tokens = tokens.len();
+            self.record(Phase::Embed, t0, std::iter::once((table.number(), tokens)), 0);
+            return;
+        }
         // Reads a few rows alone. For many it is better to wait for the whole matrix.
         if !weight.is_ready() && tokens.len() <= FEW_ROWS {
             let isa = self.isa;
@@ -301,6 +306,8 @@ impl Backend for Cpu {
         self.began = Instant::now();
         self.pool.use_threads(if self.is_short() { self.tuner.chosen() } else { self.pool.threads() });
         self.attention.begin();
+        // Reads begin now, and are waited for where a row is used.
+        self.tables.begin(&self.inputs);
         self.last_logits = Logits::default();
         for table in &mut self.rotary {
             table.fill(self.inputs.positions(), &mut self.pool);
@@ -308,7 +315,8 @@ impl Backend for Cpu {
     }
 
     fn end(&mut self) -> Outcome {
-        let (failed, routed, synchronisations) = self.mixture.end();
+        let (mut failed, routed, synchronisations) = self.mixture.end();
+        failed.extend(self.tables.take_failed());
         // Steps with drafts take longer, by the number of these.
         if self.is_short() && self.inputs.tokens().len() == self.inputs.sequences() {
             let (pool, waits) = (&self.pool, &mut self.waits);
@@ -342,10 +350,14 @@ impl Backend for Cpu {
         self.mixture.streaming_mut().map(Streaming::take)
     }
 
+    fn table_stats(&self) -> Option<RowStats> {
+        self.tables.stats()
+    }
+
     fn notes(&self) -> Vec<String> {
         let streaming = self.mixture.streaming().into_iter().flat_map(|s| s.store.notes().to_vec());
         let failed = self.replicas.as_ref().and_then(Replicas::failed);
-        self.binding_note.iter().chain(failed).cloned().chain(streaming).collect()
+        self.binding_note.iter().chain(failed).cloned().chain(streaming).chain(self.tables.notes().cloned()).collect()
     }
 
     fn memory(&mut self) -> Vec<MemoryUse> {
@@ -366,7 +378,7 @@ impl Backend for Cpu {
         let scratch = scratch + self.attention.bytes() + self.latents.bytes() + self.delta.bytes();
         let bytes = |class| match class {
             MemoryClass::WeightsMapped => of(class) + weights(true),
-            MemoryClass::WeightsCopied => of(class) + weights(false) + copies,
+            MemoryClass::WeightsCopied => of(class) + weights(false) + copies + self.tables.bytes(),
             MemoryClass::Scratch => of(class) + scratch,
             MemoryClass::Experts => self.mixture.streaming().map_or(0, |s| s.store.bytes()),
             MemoryClass::Kv | MemoryClass::State => of(class),

@@ -27,5 +27,5 @@ pub use policy::Policy;
 pub use pool::{ExpertPool, FetchId, Next, PinnedExpert, SlotClass, TierMove, no_faster};
 pub use residency::{Promotion, Residency};
 pub use routing::{MAX_RECORDING, Recording, simulate};
-pub use rows::{RowOptions, RowStats, RowTable};
+pub use rows::{RowOptions, RowStats, RowTable, Wave};
 pub use sluice_store::requests::{ReadFaults, SPIN};

@@ -57,7 +57,10 @@ struct PlaneRows {
 enum Content {
     Nothing,
     /// A row, of which some requests are in flight.
-    Arriving { row: u32, pending: u32 },
+    Arriving {
+        row: u32,
+        pending: u32,
+    },
     Row(u32),
 }
 
@@ -69,6 +72,9 @@ struct Slot {
     /// The current step has not taken it yet.
     held: bool,
 }
+
+/// Bytes that describe a slot: itself, and its row's entry in a table that is half full at worst.
+const ENTRY_BYTES: usize = size_of::<Slot>() + 24;
 
 /// A table on disk, and its cache.
 pub struct RowTable {
@@ -101,6 +107,18 @@ impl RowTable {
     /// Bytes that a row takes in a cache, with planes of so many bytes in a row.
     pub fn slot_bytes(row_bytes: impl Iterator<Item = usize>) -> usize {
         row_bytes.map(|bytes| (bytes + ALIGNMENT - 1).next_multiple_of(ALIGNMENT)).sum()
+    }
+
+    /// Rows of the cache for a table of `rows` rows within a budget.
+    fn slots_within(slot_bytes: usize, rows: usize, budget: u64) -> usize {
+        let most = usize::try_from(budget / slot_bytes as u64).unwrap_or(usize::MAX);
+        most.max(RowTable::LEAST).min(rows.max(1))
+    }
+
+    /// Bytes that the cache of such a table takes, with what describes it.
+    pub fn bytes_of(row_bytes: impl Iterator<Item = usize>, rows: usize, budget: u64) -> usize {
+        let slot_bytes = RowTable::slot_bytes(row_bytes).max(ALIGNMENT);
+        RowTable::slots_within(slot_bytes, rows, budget) * (slot_bytes + ENTRY_BYTES)
     }
 
     /// A table of `rows` rows whose planes are views of files that are being loaded.
@@ -136,7 +154,7 @@ impl RowTable {
         queue: Box<dyn ReadQueue>,
     ) -> std::io::Result<RowTable> {
         let slot_bytes = RowTable::slot_bytes(planes.iter().map(|plane| plane.row_bytes)).max(ALIGNMENT);
-        let count = usize::try_from(budget / slot_bytes as u64).unwrap_or(usize::MAX).max(RowTable::LEAST).min(rows.max(1));
+        let count = RowTable::slots_within(slot_bytes, rows, budget);
         let memory = host_memory(count * slot_bytes)?;
         let none = Slot { content: Content::Nothing, used: false, held: false };
         Ok(RowTable {
@@ -158,7 +176,7 @@ impl RowTable {
 
     /// Bytes of the cache and what describes it.
     pub fn bytes(&self) -> usize {
-        self.slots.len() * (self.slot_bytes + size_of::<Slot>() + 16)
+        self.slots.len() * (self.slot_bytes + ENTRY_BYTES)
     }
 
     /// Rows that the cache has room for.
@@ -177,10 +195,10 @@ impl RowTable {
     }
 
     /// Begins a step that wants these rows, and starts to read those that the cache lacks, as many as it has room for. Returns at once.
-    pub fn begin(&mut self, rows: impl ExactSizeIterator<Item = u32> + Clone) {
+    pub fn begin(&mut self, rows: &[u32]) {
         self.slots.iter_mut().for_each(|slot| slot.held = false);
         self.step.clear();
-        self.step.extend(rows);
+        self.step.extend_from_slice(rows);
         self.left.clear();
         self.left.extend(0..self.step.len() as u32);
         self.wave.clear();
@@ -315,26 +333,52 @@ impl RowTable {
         false
     }
 
-    /// Places of the step and the slots that have their rows, until [`RowTable::next_wave`] or [`RowTable::begin`].
-    pub fn wave(&self) -> &[(u32, u32)] {
-        &self.wave
+    /// Places of the step whose rows are in the cache now, until [`RowTable::next_wave`] or [`RowTable::begin`].
+    pub fn wave(&self) -> Wave<'_> {
+        let RowTable { planes, memory, slot_bytes, slots, step, wave, .. } = self;
+        Wave { planes, memory: &**memory, slot_bytes: *slot_bytes, slots, step, wave }
     }
 
     /// Places of the step whose rows cannot be read, and why. Known once there are no more waves.
     pub fn failed(&self) -> &[(u32, Arc<Error>)] {
         &self.failed
     }
+}
 
-    /// The planes of the row `row` in a slot of the current wave.
-    pub fn row(&self, place: u32, slot: u32) -> impl Iterator<Item = &[u8]> {
+/// Rows of a step that are in the cache.
+#[derive(Clone, Copy)]
+pub struct Wave<'a> {
+    planes: &'a [PlaneRows],
+    memory: &'a dyn Memory,
+    slot_bytes: usize,
+    slots: &'a [Slot],
+    step: &'a [u32],
+    wave: &'a [(u32, u32)],
+}
+
+impl<'a> Wave<'a> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.wave.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.wave.is_empty()
+    }
+
+    /// The place in the step of the row with this number in the wave, and the planes of it.
+    pub fn row(self, number: usize) -> (usize, impl Iterator<Item = &'a [u8]>) {
+        let (place, slot) = self.wave[number];
         let row = self.step[place as usize];
         assert_eq!(self.slots[slot as usize].content, Content::Row(row), "a slot of this wave");
-        self.planes.iter().map(move |plane| {
+        let planes = self.planes.iter().map(move |plane| {
             let skipped = (plane.offset + u64::from(row) * plane.row_bytes as u64) as usize % ALIGNMENT;
             let at = slot as usize * self.slot_bytes + plane.at + skipped;
-            // SAFETY: inside the slot, whose reads are over; nothing is read to it before `&mut self` is used again.
+            // SAFETY: inside the slot, whose reads are over; none begins while the table is borrowed.
             unsafe { std::slice::from_raw_parts(self.memory.start().add(at), plane.row_bytes) }
-        })
+        });
+        (place as usize, planes)
     }
 }
 
@@ -406,13 +450,15 @@ mod tests {
 
     /// Takes a step, compares every row that comes, and returns the places that failed.
     fn step(table: &mut RowTable, rows: &[u32]) -> Vec<u32> {
-        table.begin(rows.iter().copied());
+        table.begin(rows);
         let mut seen = vec![false; rows.len()];
         while table.next_wave() {
-            for &(place, slot) in table.wave() {
-                assert!(!std::mem::replace(&mut seen[place as usize], true), "a place twice");
-                let row = u64::from(rows[place as usize]);
-                for (plane, (offset, len)) in table.row(place, slot).zip([(5000, 6000), (7_000_123, 70)]) {
+            let wave = table.wave();
+            for number in 0..wave.len() {
+                let (place, planes) = wave.row(number);
+                assert!(!std::mem::replace(&mut seen[place], true), "a place twice");
+                let row = u64::from(rows[place]);
+                for (plane, (offset, len)) in planes.zip([(5000, 6000), (7_000_123, 70)]) {
                     let start = offset + row * len;
                     assert!(plane.iter().zip(start..).all(|(b, at)| *b == byte(at)), "row {row}");
                     assert_eq!(plane.len() as u64, len);
@@ -444,7 +490,7 @@ mod tests {
     fn a_step_that_is_given_up_leaves_nothing_wrong() {
         let mut table = table(None);
         let rows: Vec<u32> = (0..40).collect();
-        table.begin(rows.iter().copied());
+        table.begin(&rows);
         assert!(step(&mut table, &(100..300).collect::<Vec<u32>>()).is_empty());
         assert!(step(&mut table, &rows).is_empty());
     }

@@ -119,6 +119,21 @@ impl Config {
         }
     }
 
+    /// The same; null is `None`, as in the reference.
+    ///
+    /// # Errors
+    /// Another value.
+    pub fn float_or_null(
+        &self,
+        key: &str,
+        default: f64,
+        fits: impl Fn(f64) -> bool,
+        wanted: &str,
+    ) -> Result<Option<f64>> {
+        let part = if self.nested { &self.root["text_config"] } else { &self.root };
+        if part.get(key).is_some_and(Value::is_null) { Ok(None) } else { self.float_or(key, default, fits, wanted).map(Some) }
+    }
+
     /// The same with a default where the key is missing; null is `None`, as in the reference.
     ///
     /// # Errors
@@ -153,6 +168,7 @@ impl Config {
         let default = match self.text_type() {
             "llama" | "granite" | "granitemoehybrid" | "olmo2" | "olmo3" | "deepseek_v2" => 2048,
             "phi3" | "deepseek_v3" | "kimi_k2" => 4096,
+            "gemma2" => 8192,
             "mistral" | "ministral" | "mixtral" | "glm4" | "glm4_moe" | "gemma4_text" => 131_072,
             "minimax_m2" => 196_608,
             "glm4_moe_lite" => 202_752,

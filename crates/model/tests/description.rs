@@ -35,7 +35,15 @@ fn names_and_shapes_are_those_of_every_checkpoint() {
             let m = match tensors.belongs(&description, &values) {
                 Belongs::Text(meaning) => meaning,
                 Belongs::LeftOut(part) => {
-                    let known = ["visual", "vision_tower", "multi_modal_projector", "mtp"];
+                    let known = [
+                        "visual",
+                        "vision_tower",
+                        "multi_modal_projector",
+                        "mtp",
+                        "audio_tower",
+                        "embed_vision",
+                        "embed_audio",
+                    ];
                     assert!(known.contains(&&*part), "{name}: {}", t.name);
                     continue;
                 }

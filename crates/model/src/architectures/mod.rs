@@ -55,6 +55,7 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "qwen3_5_text", describe: qwen3_5::describe },
     Architecture { model_type: "qwen3_5_moe", describe: qwen3_5_moe::describe },
     Architecture { model_type: "qwen3_5_moe_text", describe: qwen3_5_moe::describe },
+    Architecture { model_type: "gemma2", describe: gemma3::describe_2 },
     Architecture { model_type: "gemma3", describe: gemma3::describe },
     Architecture { model_type: "gemma3_text", describe: gemma3::describe },
     Architecture { model_type: "gemma4", describe: gemma4::describe },

@@ -14,7 +14,7 @@ use sluice_store::{Dtype, TensorPlan, Writer};
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 20] = [
+pub const ARCHITECTURES: [&str; 21] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -22,6 +22,7 @@ pub const ARCHITECTURES: [&str; 20] = [
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "gemma2",
     "gemma3_text",
     "gemma4_text",
     "mixtral",
@@ -285,7 +286,7 @@ impl Model {
         let is_tiled = self.model_type().starts_with("qwen3_5");
         let part = match w.part {
             "post_attention_layernorm"
-                if ["gemma3_text", "gemma4_text", "olmo3", "glm4", "glm4_moe", "gpt_oss"]
+                if ["gemma2", "gemma3_text", "gemma4_text", "olmo3", "glm4", "glm4_moe", "gpt_oss"]
                     .contains(&self.model_type()) =>
             {
                 "post_attention_norm"

@@ -23,6 +23,10 @@ pub fn config(model_type: &str) -> Value {
             "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 7,
             "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0,
         }),
+        "gemma2" => json!({
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 7,
+            "attn_logit_softcapping": 20.0, "final_logit_softcapping": 12.0,
+        }),
         "gemma4_text" => json!({
             "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 7, "num_hidden_layers": 5, "global_head_dim": 32,
             "num_global_key_value_heads": 1, "attention_k_eq_v": true, "num_kv_shared_layers": 2, "use_double_wide_mlp": true,
@@ -113,6 +117,11 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
             }
             file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
             file.u32(&key("rope.scaling.original_context_length"), 16);
+        }
+        "gemma2" => {
+            file.u32(&key("attention.sliding_window"), size("sliding_window"));
+            file.f32(&key("attn_logit_softcapping"), number("attn_logit_softcapping"));
+            file.f32(&key("final_logit_softcapping"), number("final_logit_softcapping"));
         }
         "gemma4_text" => {
             let (width, shared) = (size("intermediate_size") as i32, size("num_kv_shared_layers") as usize);

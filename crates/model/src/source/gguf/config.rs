@@ -20,6 +20,7 @@ pub enum Architecture {
     Qwen3Next,
     Qwen35,
     Qwen35Moe,
+    Gemma2,
     Gemma3,
     Gemma4,
     GptOss,
@@ -35,12 +36,12 @@ pub enum Architecture {
 }
 
 use Architecture::{
-    DeepSeek2, Gemma3, Gemma4, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3,
+    DeepSeek2, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3,
     Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 19] = [
+const ALL: [(Architecture, &str, &str); 20] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -48,6 +49,7 @@ const ALL: [(Architecture, &str, &str); 19] = [
     (Qwen3Next, "qwen3next", "qwen3_next"),
     (Qwen35, "qwen35", "qwen3_5_text"),
     (Qwen35Moe, "qwen35moe", "qwen3_5_moe_text"),
+    (Gemma2, "gemma2", "gemma2"),
     (Gemma3, "gemma3", "gemma3_text"),
     (Gemma4, "gemma4", "gemma4_text"),
     (GptOss, "gpt-oss", "gpt_oss"),
@@ -251,7 +253,7 @@ pub fn json(
             recurrent(&keys, layers, &mut more)?;
         }
         Qwen35 => recurrent(&keys, layers, &mut more)?,
-        Gemma3 => gemma(&keys, (layers, heads, hidden, head_dim), &mut more)?,
+        Gemma2 | Gemma3 => gemma(&keys, (architecture, layers), (heads, hidden, head_dim), &mut more)?,
         Gemma4 => family::gemma4(&keys, (layers, heads, head_dim), theta, factors.all.as_deref(), &mut more)?,
         GptOss => gpt_oss(&keys, &mut more)?,
     }
@@ -391,14 +393,16 @@ fn recurrent(keys: &Keys, layers: u64, more: &mut Map<String, Json>) -> Result<(
 
 fn gemma(
     keys: &Keys,
-    (layers, heads, hidden, head_dim): (u64, u64, u64, u64),
+    (architecture, layers): (Architecture, u64),
+    (heads, hidden, head_dim): (u64, u64, u64),
     more: &mut Map<String, Json>,
 ) -> Result<()> {
-    /// Layers of the 27B model, the one whose scores are scaled by something else than the size of heads; no key says so.
-    const LAYERS_OF_27B: u64 = 62;
+    /// Layers of the 27B models, the ones whose scores are scaled by something else than the size of heads; no key says so.
+    const LAYERS_OF_27B: [(Architecture, u64); 2] = [(Gemma2, 46), (Gemma3, 62)];
     let mut set = |key: &str, value: Json| more.insert(key.to_owned(), value);
+    let is_27b = LAYERS_OF_27B.contains(&(architecture, layers));
     set("hidden_activation", json!("gelu_pytorch_tanh"));
-    set("query_pre_attn_scalar", json!(if layers == LAYERS_OF_27B { hidden / heads.max(1) } else { head_dim }));
+    set("query_pre_attn_scalar", json!(if is_27b { hidden / heads.max(1) } else { head_dim }));
     set("rope_local_base_freq", json!(keys.float_if("rope.freq_base_swa")?.unwrap_or(10_000.0)));
     if let Some(window) = keys.size_if("attention.sliding_window")?.filter(|&window| window > 0) {
         set("sliding_window", json!(window));
