@@ -278,6 +278,13 @@ def without(*keys):
     return lambda config: {k: v for k, v in config.items() if k not in keys}
 
 
+def as_published(config):
+    """Gemma 4's config as it stands on the hub: what full layers have of their own is said once, not for each. Layers without a window are those by default."""
+    text = {k: v for k, v in config["text_config"].items() if k not in ("per_layer_config", "layer_types")}
+    own = next(iter(config["text_config"]["per_layer_config"].values()))
+    return config | {"text_config": text | {"global_head_dim": own["head_dim"], "num_global_key_value_heads": own["num_key_value_heads"]}}
+
+
 def beside(**scaling):
     """Adds `rope_scaling` to a config that has `rope_parameters`, as who follows a model card does; theta stands at the top, too."""
     return lambda config: config | {"rope_scaling": scaling, "rope_theta": config["rope_parameters"]["rope_theta"]}
@@ -358,6 +365,7 @@ VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2
 GEMMA4_VISION = {"model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
                  "patch_size": 4, "position_embedding_size": 16}
 GEMMA4_AUDIO = {"model_type": "gemma4_audio", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "subsampling_conv_channels": [4, 2], "output_proj_dims": 16}
+GEMMA4_PATCHES = {"model_type": "gemma4_unified_vision", "patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 16, "output_proj_dims": 16}
 # The reference puts another token in the place of these, even where there is no image.
 GEMMA4_IDS = dict(image_token_id=1000, video_token_id=1001, audio_token_id=1002, boi_token_id=1003, eoi_token_id=1004, boa_token_id=1005, eoa_token_index=1006)
 
@@ -474,6 +482,12 @@ CHECKPOINTS = {
             model_type="gemma4_text", vocab_size=256, vocab_size_per_layer_input=256, hidden_size=40, intermediate_size=52, num_hidden_layers=6, num_attention_heads=4,
             num_key_value_heads=1, head_dim=16, global_head_dim=32, sliding_window=24, final_logit_softcapping=20.0, hidden_size_per_layer_input=12, num_kv_shared_layers=3,
             use_double_wide_mlp=True, layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]))),
+    "gemma4_unified": dict(
+        seed=215, dtype="float32", architectures="Gemma4UnifiedForConditionalGeneration", note="windows and heads by default, K = V; in the wrapper without towers, f32",
+        config=dict(model_type="gemma4_unified", vision_config=GEMMA4_PATCHES, audio_config={"audio_embed_dim": 16}, **GEMMA4_IDS, text_config=dict(
+            model_type="gemma4_unified_text", vocab_size=256, hidden_size=40, intermediate_size=52, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+            global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=24, final_logit_softcapping=20.0)),
+        edit=[as_published]),
     # ---- gpt-oss
     "gpt_oss": dict(
         seed=201, dtype="bfloat16", stacked=True, note="experts by columns with rows of gate and up in turns, biases, sinks, a window of 24 in every other layer, a limit that "

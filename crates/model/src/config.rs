@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use sluice_store::{MAX_SETTINGS, read_small};
 
 use crate::method::Method;
+use crate::mlx_names;
 
 /// The part of a `config.json` that describes the text model, with accessors that say which key is wrong.
 #[derive(Debug)]
@@ -131,7 +132,11 @@ impl Config {
         wanted: &str,
     ) -> Result<Option<f64>> {
         let part = if self.nested { &self.root["text_config"] } else { &self.root };
-        if part.get(key).is_some_and(Value::is_null) { Ok(None) } else { self.float_or(key, default, fits, wanted).map(Some) }
+        if part.get(key).is_some_and(Value::is_null) {
+            Ok(None)
+        } else {
+            self.float_or(key, default, fits, wanted).map(Some)
+        }
     }
 
     /// The same with a default where the key is missing; null is `None`, as in the reference.
@@ -378,11 +383,7 @@ impl Quantization {
     /// The same with the mode.
     pub(crate) fn width_of(&self, module: &str) -> Result<Width> {
         // A bundle gives each expert its own tensors; the config still names the layer's stack.
-        let stack = module.split_once(".experts.").and_then(|(mlp, rest)| {
-            let (expert, part) = rest.split_once('.')?;
-            expert.bytes().all(|b| b.is_ascii_digit()).then(|| format!("{mlp}.switch_mlp.{part}"))
-        });
-        let found = self.layers.get(module).or_else(|| self.layers.get(stack?));
+        let found = self.layers.get(module).or_else(|| self.layers.get(mlx_names::stack_of(module)?));
         match found {
             Some(v) if v.is_object() => group(v).with_context(|| format!("config.json: `quantization` of {module}")),
             _ => self.default.ok_or_else(|| anyhow!("{module} has scales, but config.json has no `quantization`")),
@@ -392,7 +393,7 @@ impl Quantization {
     /// (bits, group size) of routed experts: those of their first module that has its own, else the default.
     pub fn of_experts(&self) -> Option<(u8, u16)> {
         let modules = self.layers.as_object().into_iter().flatten();
-        let of_expert = |(name, v): (&String, &Value)| name.contains(".switch_mlp.").then(|| group(v).ok()).flatten();
+        let of_expert = |(name, v): (&String, &Value)| mlx_names::split(name).and_then(|_| group(v).ok());
         modules.filter_map(of_expert).next().or(self.default).map(|(_, bits, group)| (bits, group))
     }
 

@@ -13,6 +13,7 @@ mod head;
 mod layers;
 mod method;
 mod mlx_lm;
+mod mlx_names;
 mod options;
 mod rope;
 pub mod source;

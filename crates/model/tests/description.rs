@@ -101,6 +101,21 @@ fn experts_mean_the_same_in_each_of_their_spellings() {
 }
 
 #[test]
+fn a_name_in_the_spelling_of_mlx_means_the_weight_it_was_made_of() {
+    for name in ["qwen3_5_moe", "deepseek_v3", "gpt_oss", "gemma4_moe", "gemma4_per_layer"] {
+        let (d, _) = open(name);
+        for w in d.weights() {
+            let spelled = d.mlx_name(&w);
+            let meant = d.meaning(&format!("{spelled}.weight")).unwrap_or_else(|| panic!("{name}: {spelled}"));
+            assert_eq!((meant.weight.name(), meant.expert), (w.name(), None), "{name}: {spelled}");
+        }
+    }
+    let (d, _) = open("gemma4_moe");
+    let down = d.weights().find(|w| w.name() == "layers.0.mlp.experts.down_proj").unwrap();
+    assert_eq!(d.mlx_name(&down), "layers.0.experts.switch_glu.down_proj");
+}
+
+#[test]
 fn what_no_layer_has_is_left_out_and_named_once() {
     let (d, tensors) = open("qwen3_5_vl");
     let text = |short: &str| format!("model.language_model.{short}");

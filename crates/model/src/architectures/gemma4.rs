@@ -25,6 +25,21 @@ const SPELLING: &[(&str, &str)] = &[
 ];
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
+    describe_with(config, options, (512, 256))
+}
+
+/// The 12B: no embeddings for each layer, and no towers for images and sound. Reference: `modeling_gemma4_unified.py`.
+pub(crate) fn describe_unified(config: &Config, options: &Options) -> Result<Description> {
+    for key in ["hidden_size_per_layer_input", "enable_moe_block"] {
+        let off = [Value::Null, Value::from(0), Value::from(false)];
+        let other = config.get(key).filter(|value| !off.contains(value));
+        ensure!(other.is_none(), "{}: `{key}`, which this type does not have", config.path().display());
+    }
+    describe_with(config, options, (1024, 0))
+}
+
+/// `usual`: the window and the width of embeddings for each layer where the config is silent.
+fn describe_with(config: &Config, options: &Options, usual: (usize, usize)) -> Result<Description> {
     let path = config.path().display().to_string();
     // 1. what this architecture could have, and no operation computes
     config.require("hidden_activation", "gelu_pytorch_tanh")?;
@@ -39,7 +54,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let head_dim = config.size_or("head_dim", 256)?;
     let read = AttentionDescription::read_with_heads_of(config, head_dim)?;
     let local = AttentionDescription { values_normed: true, scale: Some(1.0), ..read };
-    let window = Some(config.size_or("sliding_window", 512)?);
+    let window = Some(config.size_or("sliding_window", usual.0)?);
     let mut windows = layer_windows(config, outline.count, window, |layer| !(layer + 1).is_multiple_of(6))?;
     // As in the reference, whatever the list says.
     windows.last_mut().into_iter().for_each(|last| *last = None);
@@ -68,7 +83,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         }
     };
     let layers: Vec<LayerDescription> = windows.into_iter().enumerate().map(layer).collect();
-    let per_layer = match config.count_or("hidden_size_per_layer_input", 256)? {
+    let per_layer = match config.count_or("hidden_size_per_layer_input", usual.1)? {
         0 => None,
         width => {
             let vocabulary = config.size_or("vocab_size_per_layer_input", 262_144)?;

@@ -60,6 +60,8 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "gemma3_text", describe: gemma3::describe },
     Architecture { model_type: "gemma4", describe: gemma4::describe },
     Architecture { model_type: "gemma4_text", describe: gemma4::describe },
+    Architecture { model_type: "gemma4_unified", describe: gemma4::describe_unified },
+    Architecture { model_type: "gemma4_unified_text", describe: gemma4::describe_unified },
     Architecture { model_type: "gpt_oss", describe: gpt_oss::describe },
     Architecture { model_type: "mistral", describe: mistral::describe },
     Architecture { model_type: "ministral", describe: mistral::describe },

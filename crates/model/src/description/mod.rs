@@ -4,6 +4,7 @@
 mod attention;
 mod delta_net;
 mod experts;
+mod meaning;
 mod support;
 mod weights;
 mod windows;
@@ -26,8 +27,9 @@ pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
     StackOrder,
 };
+pub use meaning::{Leaf, Meaning};
 pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE};
-pub use weights::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};
+pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
 
 /// A decoder-only transformer: embedding, layers of a token mixer and a feed-forward part, head.

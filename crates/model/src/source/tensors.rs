@@ -13,9 +13,10 @@ use crate::config::Config;
 use crate::description::{Description, Leaf, Meaning, WeightClass};
 
 /// Parts of multimodal and draft models, which stay behind.
-const OTHER_PARTS: [&str; 10] = [
+const OTHER_PARTS: [&str; 11] = [
     "visual",
     "vision_tower",
+    "vision_embedder",
     "multi_modal_projector",
     "mtp",
     "audio_tower",
