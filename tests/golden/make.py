@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).resolve().parent
 PROMPT, STEPS = 70, 16
-ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma3")  # y = x / rms(x) * (1 + weight)
+ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3")  # y = x / rms(x) * (1 + weight)
 MARGIN = 7e-4  # between the last chosen and the first unchosen router logit, at every position of every layer
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -37,7 +37,7 @@ def fill(name, shape, family, generator):
     def normal(mean, std):
         return mean + std * torch.randn(shape, generator=generator)
     leaf = name.rsplit(".", 2)[-2] if name.endswith((".weight", ".bias")) else name.rsplit(".", 1)[-1]
-    if any(part in name for part in (".visual.", "vision_tower.", "multi_modal_projector.")) or name.startswith("mtp."):
+    if any(part in name for part in (".visual.", "vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.")) or name.startswith("mtp."):
         return normal(0.0, 0.1)
     if leaf == "A_log":  # decay rates between 0.03 and 3, so that some heads remember and others forget
         return torch.empty(shape).uniform_(-3.5, 1.1, generator=generator)
@@ -53,8 +53,12 @@ def fill(name, shape, family, generator):
         return normal(0.0, 0.3)
     if leaf == "sinks":
         return normal(0.5, 1.0)
-    if leaf == "embed_tokens":
+    if leaf in ("embed_tokens", "embed_tokens_per_layer"):
         return normal(0.0, 0.4)
+    if leaf in ("scale", "per_expert_scale"):  # Gemma 4's router
+        return normal(1.0, 0.3)
+    if name.endswith("router.proj.weight"):
+        leaf = "router"
     gain = {"gate": 3.0, "router": 3.0, "shared_expert_gate": 2.0, "in_proj_ba": 1.5, "in_proj_a": 1.5, "in_proj_b": 1.5, "lm_head": 2.0}.get(leaf, 1.3)
     if leaf in ("q_proj", "k_proj", "qkv_proj", "q_b_proj", "kv_b_proj"):
         gain = 1.8
@@ -77,6 +81,8 @@ def build(config, seed):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("layer_scalar"):
+                buffer.copy_(0.6 + 0.5 * torch.rand(buffer.shape, generator=generator))
     return model.float().eval()
 
 
@@ -132,6 +138,8 @@ def margin(router, given, logits):
     def gap(scores, k):
         best = scores.sort(descending=True).values
         return best[:, k - 1:k + 1].diff().abs().min()
+    if hasattr(router, "per_expert_scale"):  # Gemma 4's gives probabilities
+        return gap(logits.log(), router.config.top_k_experts)
     bias = given[1] if len(given) > 1 else getattr(router, "e_score_correction_bias", None)
     if bias is None:
         return gap(logits, router.top_k)
@@ -150,7 +158,8 @@ def examine(name, model, tokens, reference):
     """How much each kind of layer matters, and how near the routers come to a tie. Complains where a case would test too little."""
     facts = {}
     for what, pattern in {"attention": "self_attn.o_proj.weight", "linear attention": "linear_attn.out_proj.weight", "mlp": "mlp.down_proj.weight",
-                          "experts": "mlp.experts.down_proj", "shared expert": ("mlp.shared_expert.down_proj.weight", "mlp.shared_experts.down_proj.weight"),
+                          "experts": ("mlp.experts.down_proj", ".experts.down_proj"), "per-layer embeddings": "embed_tokens_per_layer.weight",
+                          "shared expert": ("mlp.shared_expert.down_proj.weight", "mlp.shared_experts.down_proj.weight"),
                           "shared mlp": "shared_mlp.output_linear.weight"}.items():
         hit = [p for n, p in model.named_parameters() if n.endswith(pattern) and "visual" not in n and "vision_tower" not in n]
         if not hit:
@@ -163,7 +172,7 @@ def examine(name, model, tokens, reference):
             p.copy_(k)
         assert facts[what] > 0.05, f"{name}: {what} hardly matters ({facts[what]})"
     margins = []
-    routers = [m for n, m in model.named_modules() if type(m).__name__.lower().endswith("topkrouter")]
+    routers = [m for n, m in model.named_modules() if type(m).__name__.lower().endswith(("topkrouter", "gemma4textrouter"))]
     hooks = [r.register_forward_hook(lambda r, given, out: margins.append(margin(r, given, out[0].float()))) for r in routers]
     logits_whole(model, tokens)
     for hook in hooks:
@@ -269,6 +278,13 @@ def without(*keys):
     return lambda config: {k: v for k, v in config.items() if k not in keys}
 
 
+def as_published(config):
+    """Gemma 4's config as it stands on the hub: what full layers have of their own is said once, not for each. Layers without a window are those by default."""
+    text = {k: v for k, v in config["text_config"].items() if k not in ("per_layer_config", "layer_types")}
+    own = next(iter(config["text_config"]["per_layer_config"].values()))
+    return config | {"text_config": text | {"global_head_dim": own["head_dim"], "num_global_key_value_heads": own["num_key_value_heads"]}}
+
+
 def beside(**scaling):
     """Adds `rope_scaling` to a config that has `rope_parameters`, as who follows a model card does; theta stands at the top, too."""
     return lambda config: config | {"rope_scaling": scaling, "rope_theta": config["rope_parameters"]["rope_theta"]}
@@ -345,6 +361,13 @@ def widen_state(name, tensor):
 
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 20, "num_position_embeddings": 16, "patch_size": 4,
           "in_channels": 3, "temporal_patch_size": 2, "spatial_merge_size": 2}
+
+GEMMA4_VISION = {"model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+                 "patch_size": 4, "position_embedding_size": 16}
+GEMMA4_AUDIO = {"model_type": "gemma4_audio", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "subsampling_conv_channels": [4, 2], "output_proj_dims": 16}
+GEMMA4_PATCHES = {"model_type": "gemma4_unified_vision", "patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 16, "output_proj_dims": 16}
+# The reference puts another token in the place of these, even where there is no image.
+GEMMA4_IDS = dict(image_token_id=1000, video_token_id=1001, audio_token_id=1002, boi_token_id=1003, eoi_token_id=1004, boa_token_id=1005, eoa_token_index=1006)
 
 LINEAR = dict(linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=24, linear_num_key_heads=2, linear_num_value_heads=6)
 IDS = dict(image_token_id=250, video_token_id=251, vision_start_token_id=252, vision_end_token_id=253)
@@ -431,6 +454,40 @@ CHECKPOINTS = {
         variants={"-old": [without("layer_types", "rope_parameters"),
                            changed(sliding_window_pattern=2, rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0}),
                            dict(note="the same with older keys")]}),
+    # ---- Gemma 2
+    "gemma2": dict(
+        seed=215, dtype="float32", note="a window of 24 in every other layer, capped scores and logits, query_pre_attn_scalar, f32",
+        config=dict(model_type="gemma2", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=24,
+                    query_pre_attn_scalar=20, sliding_window=24, attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        edit=[old_style, without("layer_types")],
+        variants={"-uncapped": [changed(attn_logit_softcapping=None, final_logit_softcapping=None), dict(note="neither scores nor logits are capped")]}),
+    # ---- Gemma 4
+    "gemma4": dict(
+        seed=211, dtype="float32", note="windows of 24, full layers with wider heads, fewer of them and K = V, a quarter of them rotated, capped logits, f32",
+        config=dict(model_type="gemma4_text", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                    global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=24, final_logit_softcapping=4.0, hidden_size_per_layer_input=0,
+                    layer_types=["sliding_attention", "full_attention"] * 2),
+        variants={"-uncapped": [changed(final_logit_softcapping=None), dict(note="logits without a cap")]}),
+    "gemma4_moe": dict(
+        seed=212, dtype="float32", architectures="Gemma4ForConditionalGeneration", note="a dense part and a mixture side by side, K = V; in the wrapper with a part for images, f32",
+        config=dict(model_type="gemma4", vision_config=GEMMA4_VISION, **GEMMA4_IDS, text_config=dict(
+            model_type="gemma4_text", vocab_size=256, hidden_size=40, intermediate_size=52, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+            global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=24, final_logit_softcapping=20.0, hidden_size_per_layer_input=0,
+            enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=20, layer_types=["sliding_attention", "sliding_attention", "full_attention"]))),
+    "gemma4_per_layer": dict(
+        seed=213, dtype="float32", architectures="Gemma4ForConditionalGeneration",
+        note="embeddings for each layer, two layers that share keys and values and are twice as wide; in the wrapper with parts for images and sound, f32",
+        config=dict(model_type="gemma4", vision_config=GEMMA4_VISION, audio_config=GEMMA4_AUDIO, **GEMMA4_IDS, text_config=dict(
+            model_type="gemma4_text", vocab_size=256, vocab_size_per_layer_input=256, hidden_size=40, intermediate_size=52, num_hidden_layers=6, num_attention_heads=4,
+            num_key_value_heads=1, head_dim=16, global_head_dim=32, sliding_window=24, final_logit_softcapping=20.0, hidden_size_per_layer_input=12, num_kv_shared_layers=3,
+            use_double_wide_mlp=True, layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]))),
+    "gemma4_unified": dict(
+        seed=215, dtype="float32", architectures="Gemma4UnifiedForConditionalGeneration", note="windows and heads by default, K = V; in the wrapper without towers, f32",
+        config=dict(model_type="gemma4_unified", vision_config=GEMMA4_PATCHES, audio_config={"audio_embed_dim": 16}, **GEMMA4_IDS, text_config=dict(
+            model_type="gemma4_unified_text", vocab_size=256, hidden_size=40, intermediate_size=52, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+            global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=24, final_logit_softcapping=20.0)),
+        edit=[as_published]),
     # ---- gpt-oss
     "gpt_oss": dict(
         seed=201, dtype="bfloat16", stacked=True, note="experts by columns with rows of gate and up in turns, biases, sinks, a window of 24 in every other layer, a limit that "

@@ -1,8 +1,8 @@
 //! A device that takes models through steps.
 
 use crate::{
-    Caches, DeviceSampling, Isa, Logits, MemoryUse, Norm, Operations, Outcome, Profile, Resources, StepInputs,
-    Streamed, Tensor,
+    Caches, DeviceSampling, Isa, Logits, MemoryUse, Norm, Operations, Outcome, Profile, Resources, RowStats,
+    StepInputs, Streamed, Tensor,
 };
 
 /// A device: what it keeps ([`Resources`], [`Caches`]), what it computes ([`Operations`]), and the steps that frame the operations.
@@ -50,6 +50,10 @@ pub trait Backend: Operations + Resources + Caches + Send {
     fn take_profile(&mut self) -> Profile;
     /// What streamed experts took since the last call, and how they are read. `None` where none are streamed.
     fn take_streamed(&mut self) -> Option<Streamed>;
+    /// What of tables on disk was read since the start. `None` where none are.
+    fn table_stats(&self) -> Option<RowStats> {
+        None
+    }
     /// The fallbacks that it uses, a clause each.
     fn notes(&self) -> Vec<String>;
     /// Bytes by class and device.

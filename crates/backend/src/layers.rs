@@ -60,6 +60,8 @@ pub struct AttentionLayer {
     pub group: usize,
     /// The layer in that cache group.
     pub layer: usize,
+    /// Keys and values are those that an earlier layer of the model has stored there (Gemma 3n): `k`, `v` and `k_norm` are not used.
+    pub shared: bool,
     /// Scores are multiplied by it.
     pub scale: f32,
     /// The number of last positions that a token sees, its own among them. `None`: all.
@@ -103,12 +105,19 @@ pub enum Elementwise {
         /// `[tokens, cols]`
         up: Tensor,
     },
-    /// `x = norm(x)`
+    /// `out = 0`
+    Zero {
+        /// `[tokens, cols]`
+        out: Tensor,
+    },
+    /// `out = norm(x)`, in each run of as many columns as the norm has.
     Norm {
         /// `[tokens, cols]`
         x: Tensor,
-        /// Over `cols`.
+        /// Over a number of columns that divides `cols`.
         norm: Norm,
+        /// `[tokens, cols]`, which may be `x`.
+        out: Tensor,
     },
     /// Each row of `x` is multiplied by the factor of its token's position.
     ScaleRows {
@@ -117,11 +126,11 @@ pub enum Elementwise {
         /// By position.
         factors: RowFactors,
     },
-    /// `residual += norm(x)`; nothing is promised about `x` afterwards.
+    /// `residual += norm(x)`, in each run of as many columns as the norm has; nothing is promised about `x` afterwards.
     AddNormed {
         /// `[tokens, cols]`
         x: Tensor,
-        /// Over `cols`.
+        /// Over a number of columns that divides `cols`.
         norm: Norm,
         /// `[tokens, cols]`
         residual: Tensor,
@@ -250,6 +259,8 @@ impl ExpertMatrix {
 pub enum ExpertKind {
     /// Parts are gate, up and down: `down(silu(gate(x)) * up(x))`.
     SwiGlu,
+    /// The same parts: `down(gelu(gate(x)) * up(x))`, GELU in its tanh form (Gemma 4).
+    GeGlu,
     /// The same parts. With `g = min(gate(x), limit)` and `u = clamp(up(x), -limit, limit)`: `down((u + 1) * (g * sigmoid(g * alpha)))` (gpt-oss).
     ClampedSwiGlu {
         /// What the gate is multiplied by within the sigmoid.
@@ -331,6 +342,8 @@ impl Experts {
 pub struct Moe {
     /// Norm of the input.
     pub norm: Norm,
+    /// Norm of the router's input, where it has one of its own (Gemma 4).
+    pub router_norm: Option<Norm>,
     /// `[experts, hidden]`
     pub router: Linear,
     /// How router logits become experts and weights.
@@ -339,6 +352,13 @@ pub struct Moe {
     pub experts: Experts,
     /// The expert that every token takes.
     pub shared: Option<SharedExpert>,
+}
+
+impl Moe {
+    /// The norm of what its router takes.
+    pub fn norm_of_router(&self) -> &Norm {
+        self.router_norm.as_ref().unwrap_or(&self.norm)
+    }
 }
 
 /// The experts of each token, and their weights.

@@ -25,7 +25,7 @@ pub use operations::Operations;
 pub use profile::{Phase, PhaseRow, Profile};
 pub use resources::{Caches, Resources};
 pub use sampling::{Best, DRAWN_TOGETHER, DeviceSampling, MAX_RANKS, Ranked, Scaled, Top};
-pub use sluice_experts::{ExpertOptions, ExpertStats};
+pub use sluice_experts::{ExpertOptions, ExpertStats, RowOptions, RowStats};
 pub use sluice_kernels::attention::{AttentionMode, KvType};
 pub use sluice_kernels::format::{Activations, BlockFormat, E2m1, Element, Float, Fp8, Fp8Scale, WeightFormat};
 pub use sluice_kernels::isa::Isa;

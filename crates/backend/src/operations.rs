@@ -34,8 +34,9 @@ pub trait Operations {
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor);
     /// Work between the fused operations.
     fn elementwise(&mut self, operation: &Elementwise);
-    /// `head(norm(x[row]))` for each row whose logits are wanted. The step's [`crate::Outcome`] names the result.
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId);
+    /// `head(norm(x[row]))` for each row whose logits are wanted. The step's [`crate::Outcome`] names the result. With a soft cap logits become
+    /// `cap * tanh(logit / cap)`.
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>);
     /// Like [`Operations::mixture`], but leaves out what routed experts add. Writes their input to `normed` and returns their routing. Only calibration calls
     /// it. A stand-in, which does not compute, returns no routing.
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing;

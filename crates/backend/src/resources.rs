@@ -5,7 +5,7 @@ use sluice_store::{Bytes, Loading, Memory};
 
 use crate::{
     DeviceMemory, ExpertOptions, KvLayout, KvPool, Lookahead, MatrixId, MatrixSource, MemoryClass, Moe, MoeId,
-    Operations, RotaryFrequencies, RotaryId, StepInputs, StepScratch, Tensor,
+    Operations, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch, Tensor,
 };
 
 /// Tensors, weights and other handles, which are made once when a model is loaded. Nothing here is called between [`crate::Backend::begin`] and
@@ -64,6 +64,17 @@ pub trait Resources {
     /// # Errors
     /// When the budget holds fewer experts than one token wants, or without memory.
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()>;
+    /// Bytes of host memory that [`Resources::stream_table`] would take.
+    fn table_bytes(&self, _table: MatrixId, _options: &RowOptions) -> usize {
+        0
+    }
+    /// From here on reads the rows of this table, which only [`Operations::embed`] takes, when tokens want them. Its bytes are not loaded.
+    ///
+    /// # Errors
+    /// On a device that cannot, or without memory for rows.
+    fn stream_table(&mut self, _table: MatrixId, _options: &RowOptions) -> Result<()> {
+        bail!("tables cannot stay on disk on a GPU: keep them in memory (--tables memory)")
+    }
     /// Reads some streamed experts into free slots. Returns whether there may be more to read.
     fn fill_experts(&mut self) -> bool {
         false

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum, value_parser};
 use sluice_cpu::default_threads;
 use sluice_engine::{
     Activations, AttentionMode, DraftOptions, DrafterChoice, ExpertOptions, HotExperts, KvType, LoadMode, LoadOptions,
-    Lookahead, Numa, Options, Placement, Policy,
+    Lookahead, Numa, Options, Placement, Policy, TablePlacement,
 };
 use sluice_store::{MAX_SETTINGS, read_small};
 
@@ -77,6 +77,13 @@ pub struct EngineArgs {
     /// Memory for experts that are on disk, within --memory-budget and the memory control group [default: what is left]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     expert_budget: Option<u64>,
+    /// Where tables of which a token uses one row are, such as Gemma 4's embeddings for each layer: in memory, or on disk, where rows are read while the first layer is
+    /// computed. auto leaves large ones on disk, on the CPU. Changes speed and memory, never the result
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHERE")]
+    tables: TablesArg,
+    /// Memory for rows of tables that are on disk [default: 128 MB, or less if memory is limited]
+    #[arg(long, value_name = "BYTES", value_parser = bytes_arg, hide_short_help = true)]
+    table_budget: Option<u64>,
     /// Predict the next layer's experts and read them while the disk is idle; auto does so while it helps. Never changes the result
     #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
     lookahead: LookaheadArg,
@@ -144,6 +151,13 @@ enum ExpertsArg {
     Mapped,
     Pagecache,
     Slots,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum TablesArg {
+    Auto,
+    Memory,
+    Disk,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -291,6 +305,12 @@ impl EngineArgs {
                 ExpertsArg::Pagecache => Placement::PageCache,
                 ExpertsArg::Slots => Placement::Slots,
             },
+            tables: match self.tables {
+                TablesArg::Auto => TablePlacement::Auto,
+                TablesArg::Memory => TablePlacement::Memory,
+                TablesArg::Disk => TablePlacement::Disk,
+            },
+            table_budget: self.table_budget,
             expert_budget: self.expert_budget,
             expert_options: self.expert_options()?,
             lookahead: match self.lookahead {

@@ -15,6 +15,7 @@ use crate::memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use crate::moe::HostMixture;
 use crate::numa::affinity::{CoreBinding, Mask};
 use crate::numa::{Numa, Processors, Replicas};
+use crate::tables::Tables;
 use crate::threads::{Pool, SHORT, ThreadTuner, Waits};
 
 /// The CPU.
@@ -50,6 +51,8 @@ pub struct Cpu {
     pub(crate) latents: LatentWork,
     pub(crate) delta: DeltaWork,
     pub(crate) mixture: HostMixture,
+    /// Tables that stay on disk.
+    pub(crate) tables: Tables,
     /// `[rows, vocabulary]`
     pub(crate) logits: Vec<f32>,
     pub(crate) last_logits: Logits,
@@ -88,6 +91,7 @@ impl Cpu {
             latents: LatentWork::default(),
             delta: DeltaWork::default(),
             mixture: HostMixture::default(),
+            tables: Tables::default(),
             logits: Vec::new(),
             last_logits: Logits::default(),
             profile: None,

@@ -14,6 +14,7 @@ mod numa;
 mod resources;
 mod scratch;
 mod step;
+mod tables;
 mod threads;
 
 pub use cpu::Cpu;

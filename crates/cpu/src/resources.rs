@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
     BufferId, Caches, ExpertOptions, KvLayout, KvPool, Lookahead, MatrixId, MatrixSource, MemoryClass, Moe, MoeId,
-    Operations, Profile, Resources, RotaryFrequencies, RotaryId, StepInputs, StepScratch, Tensor,
+    Operations, Profile, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch, Tensor,
 };
 use sluice_store::Loading;
 
@@ -11,6 +11,7 @@ use crate::cpu::Cpu;
 use crate::memory::{Buffer, RotaryTable, Weight};
 use crate::numa::affinity::CoreBinding;
 use crate::scratch::ScratchPlanner;
+use crate::tables::Tables;
 
 /// Floats of a state that a thread copies at once.
 const PIECE: usize = 1 << 17;
@@ -65,6 +66,14 @@ impl Resources for Cpu {
         // Helpers keep spinning, so that they are ready when a read completes.
         self.pool.set_spin(sluice_store::requests::SPIN);
         Ok(())
+    }
+
+    fn table_bytes(&self, table: MatrixId, options: &RowOptions) -> usize {
+        Tables::bytes_of(&self.weights[table.number()], options)
+    }
+
+    fn stream_table(&mut self, table: MatrixId, options: &RowOptions) -> Result<()> {
+        self.tables.stream(table.number(), &mut self.weights[table.number()], options)
     }
 
     fn weight_copies(&self) -> usize {

@@ -361,7 +361,7 @@ impl Operations for ScratchPlanner<'_> {
         }
     }
 
-    fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {
+    fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId, _: Option<f32>) {
         let rows = self.wanted;
         self.encode(rows, x.cols, Needs::of([self.encoding(head)]));
         let vocabulary = self.weights[head.number()].rows();

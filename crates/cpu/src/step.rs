@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use sluice_backend::{
     AttentionLayer, Backend, DeltaLayer, Device, Elementwise, LatentLayer, Linear, Logits, MatrixId, MemoryClass,
-    MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, StepInputs, Streamed,
-    Tensor,
+    MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, RowStats, StepInputs,
+    Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
@@ -46,6 +46,11 @@ impl Operations for Cpu {
         let place = self.place(out);
         let weight = &self.weights[table.number()];
         let tokens = self.inputs.tokens();
+        if self.tables.embed(table, weight, (self.isa, &mut self.pool), place) {
+            let tokens = tokens.len();
+            self.record(Phase::Embed, t0, std::iter::once((table.number(), tokens)), 0);
+            return;
+        }
         // Reads a few rows alone. For many it is better to wait for the whole matrix.
         if !weight.is_ready() && tokens.len() <= FEW_ROWS {
             let isa = self.isa;
@@ -185,13 +190,29 @@ impl Operations for Cpu {
                 });
                 self.record(Phase::Mlp, t0, std::iter::empty(), 0);
             }
-            Elementwise::Norm { x, norm } => {
-                let (x, weight) = (self.place(x), self.place(norm.weight));
+            Elementwise::Zero { out } => {
+                let out = self.place(out);
+                // SAFETY: a task alone uses its rows.
+                self.each_row(tokens, &|t, _| unsafe { out.get_mut(t, 0..out.cols) }.fill(0.0));
+                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
+            }
+            Elementwise::Norm { x, norm, out } => {
+                let (from, to, weight) = (self.place(x), self.place(out), self.place(norm.weight));
                 // SAFETY: weights are written once, at load.
                 let weight = unsafe { weight.get(0, 0..weight.cols) };
+                let is_in_place = (x.buffer, x.offset) == (out.buffer, out.offset);
                 self.each_row(tokens, &|t, _| {
-                    // SAFETY: a task alone uses its rows.
-                    norm::rms_norm_in_place(isa, unsafe { x.get_mut(t, 0..x.cols) }, Some(weight), norm.eps);
+                    for run in (0..from.cols).step_by(weight.len()) {
+                        let run = run..run + weight.len();
+                        // SAFETY: a task alone uses its rows; the second is borrowed only if it is another.
+                        unsafe {
+                            let out = to.get_mut(t, run.clone());
+                            match is_in_place {
+                                true => norm::rms_norm_in_place(isa, out, Some(weight), norm.eps),
+                                false => norm::rms_norm(isa, from.get(t, run), weight, norm.eps, out),
+                            }
+                        }
+                    }
                 });
                 self.record(Phase::Attention, t0, std::iter::empty(), 0);
             }
@@ -217,7 +238,8 @@ impl Operations for Cpu {
                 self.each_row(tokens, &|t, _| {
                     // SAFETY: a task alone uses its rows.
                     let (x, residual) = unsafe { (x.get_mut(t, 0..x.cols), residual.get_mut(t, 0..residual.cols)) };
-                    norm::rms_norm_in_place(isa, x, Some(weight), norm.eps);
+                    let runs = x.chunks_exact_mut(weight.len());
+                    runs.for_each(|run| norm::rms_norm_in_place(isa, run, Some(weight), norm.eps));
                     elementwise::add(isa, x, residual);
                 });
                 self.record(Phase::Project, t0, std::iter::empty(), 0);
@@ -234,7 +256,7 @@ impl Operations for Cpu {
         }
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
         let t0 = Instant::now();
         let (x, vocabulary) = (self.place(x), self.weights[head.number()].rows());
         let (weight, eps) = self.norm_weight(&norm);
@@ -260,6 +282,12 @@ impl Operations for Cpu {
         context.wait_for([&linear]);
         self.products.push(context.product(&linear, out, false));
         self.run_products(count);
+        if let Some(cap) = softcap {
+            self.pool.run(count, &|row, _| {
+                // SAFETY: this task alone uses this row, and the products are done.
+                elementwise::soft_cap(isa, cap, unsafe { out.get_mut(row, 0..vocabulary) });
+            });
+        }
         self.last_logits = Logits { rows: count, vocabulary };
         self.record(Phase::Head, t0, std::iter::once((head.number(), vocabulary)), count);
     }
@@ -278,6 +306,8 @@ impl Backend for Cpu {
         self.began = Instant::now();
         self.pool.use_threads(if self.is_short() { self.tuner.chosen() } else { self.pool.threads() });
         self.attention.begin();
+        // Reads begin now, and are waited for where a row is used.
+        self.tables.begin(&self.inputs);
         self.last_logits = Logits::default();
         for table in &mut self.rotary {
             table.fill(self.inputs.positions(), &mut self.pool);
@@ -285,7 +315,8 @@ impl Backend for Cpu {
     }
 
     fn end(&mut self) -> Outcome {
-        let (failed, routed, synchronisations) = self.mixture.end();
+        let (mut failed, routed, synchronisations) = self.mixture.end();
+        failed.extend(self.tables.take_failed());
         // Steps with drafts take longer, by the number of these.
         if self.is_short() && self.inputs.tokens().len() == self.inputs.sequences() {
             let (pool, waits) = (&self.pool, &mut self.waits);
@@ -319,10 +350,14 @@ impl Backend for Cpu {
         self.mixture.streaming_mut().map(Streaming::take)
     }
 
+    fn table_stats(&self) -> Option<RowStats> {
+        self.tables.stats()
+    }
+
     fn notes(&self) -> Vec<String> {
         let streaming = self.mixture.streaming().into_iter().flat_map(|s| s.store.notes().to_vec());
         let failed = self.replicas.as_ref().and_then(Replicas::failed);
-        self.binding_note.iter().chain(failed).cloned().chain(streaming).collect()
+        self.binding_note.iter().chain(failed).cloned().chain(streaming).chain(self.tables.notes().cloned()).collect()
     }
 
     fn memory(&mut self) -> Vec<MemoryUse> {
@@ -343,7 +378,7 @@ impl Backend for Cpu {
         let scratch = scratch + self.attention.bytes() + self.latents.bytes() + self.delta.bytes();
         let bytes = |class| match class {
             MemoryClass::WeightsMapped => of(class) + weights(true),
-            MemoryClass::WeightsCopied => of(class) + weights(false) + copies,
+            MemoryClass::WeightsCopied => of(class) + weights(false) + copies + self.tables.bytes(),
             MemoryClass::Scratch => of(class) + scratch,
             MemoryClass::Experts => self.mixture.streaming().map_or(0, |s| s.store.bytes()),
             MemoryClass::Kv | MemoryClass::State => of(class),

@@ -19,7 +19,7 @@ use crate::device::pinned::RegisteredMemory;
 use crate::loading;
 use crate::moe::offload::{ExpertStreaming, RESERVE, min_bytes};
 use crate::ops::context::{Buffer, Context, KvBlocks, contiguous_pieces};
-use crate::ops::elementwise::elementwise;
+use crate::ops::elementwise::{elementwise, soft_cap};
 use crate::ops::logits::embed;
 use crate::ops::matmul::{project, project_add};
 use crate::ops::rotary::RotaryTable;
@@ -283,7 +283,7 @@ impl Operations for Cuda {
         self.encoded.encoded_from = None;
         let phase = match operation {
             Elementwise::Scale { .. } => Phase::Embed,
-            Elementwise::GeGlu { .. } | Elementwise::SwiGlu { .. } => Phase::Mlp,
+            Elementwise::GeGlu { .. } | Elementwise::SwiGlu { .. } | Elementwise::Zero { .. } => Phase::Mlp,
             Elementwise::AddNormed { .. } => Phase::Project,
             Elementwise::SplitPairs { .. } | Elementwise::Norm { .. } | Elementwise::ScaleRows { .. } => {
                 Phase::Attention
@@ -292,7 +292,7 @@ impl Operations for Cuda {
         self.enqueue_phase(phase, &[], 0, |own| elementwise(&own.context, operation));
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
         let (vocabulary, rows) = (self.context.weights.all[head.number()].rows(), self.context.inputs.wanted().len());
         assert!(
             self.context.inputs.wanted().last().is_none_or(|last| (*last as usize) < x.rows),
@@ -305,6 +305,10 @@ impl Operations for Cuda {
         let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };
         self.enqueue_phase(Phase::Head, &[&linear], rows, |own| {
             own.logits.run(&own.context, x, &norm, &linear, &mut own.encoded)?;
+            if let Some(cap) = softcap {
+                // SAFETY: the head has written this many logits.
+                unsafe { soft_cap(&own.context.gpu, own.logits.at(), (rows, vocabulary), cap)? };
+            }
             own.sampling.find_tops(&own.context.gpu, own.logits.at(), own.logits.shape)
         });
     }

@@ -9,7 +9,9 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
-const MODELS: [&str; 33] = [
+const MODELS: [&str; 35] = [
+    "gemma4",
+    "gemma4_per_layer",
     "glm4",
     "glm4_moe",
     "gpt_oss",

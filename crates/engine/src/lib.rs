@@ -22,14 +22,14 @@ pub use draft::{DraftCounts, DraftOptions, DraftStats, DrafterChoice};
 pub use engine::Engine;
 pub use engine::open::{MakeBackend, cpu};
 pub use hot_experts::HotExperts;
-pub use options::{Options, Placement};
+pub use options::{Options, Placement, TablePlacement};
 pub use schedule::sequence::{Event, Finish, Generation, SequenceId};
 pub use setup::budget::{AdmittedMemory, refused_by_device};
 pub use setup::device_share::DeviceUse;
 pub use setup::placement::PlacementChoice;
 pub use sluice_backend::{
     Activations, AttentionMode, Backend, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
-    NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed, Streamed,
+    NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed, RowStats, Streamed,
 };
 pub use sluice_cpu::{Cpu, Numa, Processors};
 pub use sluice_experts::{Policy, ReadFaults};

@@ -86,6 +86,10 @@ pub struct Options {
     pub expert_options: ExpertOptions,
     /// Which experts are read before tokens use them.
     pub lookahead: Lookahead,
+    /// Where tables of which a token uses one row are.
+    pub tables: TablePlacement,
+    /// Bytes of memory for rows of such tables that stay on disk. `None`: 128 MB, or a part of the memory limit if that is less.
+    pub table_budget: Option<u64>,
 }
 
 impl Options {
@@ -124,6 +128,8 @@ impl Options {
             expert_budget: None,
             expert_options: ExpertOptions::default(),
             lookahead: Lookahead::Auto,
+            tables: TablePlacement::Auto,
+            table_budget: None,
         })
     }
 
@@ -140,6 +146,18 @@ impl Options {
         let Options { max_context: context, experts_per_token, .. } = *self;
         sluice_model::Options { max_tokens, context, experts_per_token }
     }
+}
+
+/// Where tables of which a token uses one row are, such as embeddings for each layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TablePlacement {
+    /// On disk if they are large and the CPU computes, else in memory.
+    #[default]
+    Auto,
+    /// In memory, like all other weights.
+    Memory,
+    /// On disk: rows are read when tokens use them, while the first layer is computed.
+    Disk,
 }
 
 /// Where the experts of a mixture are stored.

@@ -165,6 +165,8 @@ fn config(bytes: &[u8]) {
         "deepseek_v3",
         "ministral3",
         "olmo3",
+        "gemma4_moe",
+        "gemma4_per_layer",
         "quantized/fp8_experts",
         "quantized/w4a16_asymmetric",
         "quantized/gptq",

@@ -2,7 +2,7 @@
 
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
-use crate::math::{gelu, sigmoid, silu};
+use crate::math::{gelu, sigmoid, silu, tanh};
 
 /// `y' = f(x, y)`, over lanes. A trait, not a closure, so that it is certain to be inlined into the shell.
 trait Update {
@@ -71,6 +71,15 @@ impl Update for Scale {
     }
 }
 
+struct SoftCap(f32);
+impl Update for SoftCap {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, x: V, _: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { tanh(x.div(V::splat(self.0))).mul(V::splat(self.0)) }
+    }
+}
+
 struct SigmoidMul;
 impl Update for SigmoidMul {
     #[inline(always)]
@@ -134,6 +143,12 @@ unsafe fn scale_lanes<V: Lanes>(by: f32, x: &mut [f32]) {
 }
 
 #[inline(always)]
+unsafe fn soft_cap_lanes<V: Lanes>(cap: f32, x: &mut [f32]) {
+    // SAFETY: one slice; the shell has the instruction set.
+    unsafe { update::<V>(SoftCap(cap), x.as_ptr(), x.as_ptr(), x.as_mut_ptr(), x.len()) }
+}
+
+#[inline(always)]
 unsafe fn sigmoid_mul_lanes<V: Lanes>(gate: &[f32], out: &mut [f32]) {
     assert_eq!(gate.len(), out.len(), "both have the same length");
     // SAFETY: equal lengths; the shell has the instruction set.
@@ -177,6 +192,11 @@ simd! {
 simd! {
     /// `x *= by`. `[n]`.
     pub fn scale(by: f32, x: &mut [f32]) = scale_lanes
+}
+
+simd! {
+    /// `x = cap * tanh(x / cap)`. `[n]`.
+    pub fn soft_cap(cap: f32, x: &mut [f32]) = soft_cap_lanes
 }
 
 /// In each run of `scratch.len()` elements of `x`, elements 2i and 2i + 1 go to i and i + half a run.

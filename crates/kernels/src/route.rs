@@ -12,8 +12,9 @@ use crate::math::{exp, sigmoid};
 /// How router logits become a choice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scoring {
-    /// Softmax over all experts, then the best `k`, whose weights are divided by their sum with `renormalise` (Qwen3-MoE, Qwen3-Next).
-    SoftmaxTopK { k: usize, renormalise: bool },
+    /// Softmax over all experts, then the best `k`, whose weights are divided by their sum with `renormalise` (Qwen3-MoE, Qwen3-Next), and then multiplied by
+    /// `scales` (`[experts]`, or empty), each by its expert's (Gemma 4).
+    SoftmaxTopK { k: usize, renormalise: bool, scales: Vec<f32> },
     /// The best `k` logits, then softmax over them (gpt-oss, Mixtral).
     TopKSoftmax { k: usize },
     /// DeepSeek-V3: sigmoid scores choose with `bias` (`[experts]`, or empty) added, weigh without. The experts are divided into `groups` of
@@ -38,6 +39,12 @@ impl Scoring {
         let k = self.k();
         if k == 0 || k > experts {
             return Err(format!("{k} experts per token of {experts}"));
+        }
+        if let Scoring::SoftmaxTopK { scales, .. } = self
+            && !scales.is_empty()
+            && scales.len() != experts
+        {
+            return Err(format!("scales of {} experts for {experts}", scales.len()));
         }
         if let Scoring::Sigmoid { bias, groups, top_groups, .. } = self {
             if !bias.is_empty() && bias.len() != experts {
@@ -214,12 +221,15 @@ unsafe fn route_lanes<V: Lanes>(scoring: &Scoring, logits: &mut [f32], experts: 
     // SAFETY: each stays inside its slices; the shell has the instruction set.
     unsafe {
         match scoring {
-            Scoring::SoftmaxTopK { renormalise, .. } => {
+            Scoring::SoftmaxTopK { renormalise, scales, .. } => {
                 softmax_lanes::<V>(logits);
                 best.offer::<V>(logits, &[], 0..n);
                 if *renormalise {
                     let sum = lane_sum::<V>(best.scores);
                     divide::<V>(best.scores, sum);
+                }
+                if !scales.is_empty() {
+                    best.ids.iter().zip(best.scores.iter_mut()).for_each(|(e, w)| *w *= scales[*e as usize]);
                 }
             }
             Scoring::TopKSoftmax { .. } => {
@@ -286,7 +296,7 @@ mod tests {
                 (0..half).for_each(|i| lanes[i] += lanes[i + half]);
             }
             let wanted: Vec<u32> = e.iter().map(|e| (e / lanes[0]).to_bits()).collect();
-            let scoring = Scoring::SoftmaxTopK { k: experts, renormalise: false };
+            let scoring = Scoring::SoftmaxTopK { k: experts, renormalise: false, scales: vec![] };
             for isa in Isa::supported() {
                 assert_eq!(bits(&run(isa, &scoring, &logits).1), wanted, "{isa}, {experts}");
             }
@@ -313,8 +323,8 @@ mod tests {
             scale: 2.5,
         };
         vec![
-            Scoring::SoftmaxTopK { k, renormalise: true },
-            Scoring::SoftmaxTopK { k, renormalise: false },
+            Scoring::SoftmaxTopK { k, renormalise: true, scales: vec![] },
+            Scoring::SoftmaxTopK { k, renormalise: false, scales: vec![] },
             Scoring::TopKSoftmax { k },
             sigmoid(vec![], 1, 1),
             sigmoid(random(experts, seed), groups, groups.min(2)),
@@ -356,14 +366,20 @@ mod tests {
         let plain: Vec<f64> = chosen.iter().map(|x| x / all).collect();
         let isa = *Isa::supported().last().unwrap();
         for (scoring, exact) in [
-            (Scoring::SoftmaxTopK { k: 8, renormalise: true }, &normed),
-            (Scoring::SoftmaxTopK { k: 8, renormalise: false }, &plain),
+            (Scoring::SoftmaxTopK { k: 8, renormalise: true, scales: vec![] }, &normed),
+            (Scoring::SoftmaxTopK { k: 8, renormalise: false, scales: vec![] }, &plain),
             (Scoring::TopKSoftmax { k: 8 }, &normed),
         ] {
             let got = run(isa, &scoring, &logits);
             assert_eq!(got.0, ids);
             assert_close(&got.1, exact, 1e-6);
         }
+        let scales: Vec<f32> = random(logits.len(), 5);
+        let scaled = Scoring::SoftmaxTopK { k: 8, renormalise: true, scales: scales.clone() };
+        let wanted: Vec<f64> = ids.iter().zip(&normed).map(|(e, w)| w * f64::from(scales[*e as usize])).collect();
+        let got = run(isa, &scaled, &logits);
+        assert_eq!(got.0, ids);
+        assert_close(&got.1, &wanted, 1e-6);
     }
 
     #[test]
@@ -390,6 +406,7 @@ mod tests {
     #[test]
     fn what_cannot_be_chosen_is_refused() {
         assert!(Scoring::TopKSoftmax { k: 5 }.check(4).is_err());
+        assert!(Scoring::SoftmaxTopK { k: 2, renormalise: true, scales: vec![1.0; 3] }.check(4).is_err());
         let groups =
             |groups, k| Scoring::Sigmoid { k, bias: vec![], groups, top_groups: 1, renormalise: true, scale: 1.0 };
         assert!(groups(3, 1).check(8).is_err());

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use sluice_store::{MAX_SETTINGS, read_small};
 
 use crate::method::Method;
+use crate::mlx_names;
 
 /// The part of a `config.json` that describes the text model, with accessors that say which key is wrong.
 #[derive(Debug)]
@@ -119,6 +120,25 @@ impl Config {
         }
     }
 
+    /// The same; null is `None`, as in the reference.
+    ///
+    /// # Errors
+    /// Another value.
+    pub fn float_or_null(
+        &self,
+        key: &str,
+        default: f64,
+        fits: impl Fn(f64) -> bool,
+        wanted: &str,
+    ) -> Result<Option<f64>> {
+        let part = if self.nested { &self.root["text_config"] } else { &self.root };
+        if part.get(key).is_some_and(Value::is_null) {
+            Ok(None)
+        } else {
+            self.float_or(key, default, fits, wanted).map(Some)
+        }
+    }
+
     /// The same with a default where the key is missing; null is `None`, as in the reference.
     ///
     /// # Errors
@@ -153,7 +173,8 @@ impl Config {
         let default = match self.text_type() {
             "llama" | "granite" | "granitemoehybrid" | "olmo2" | "olmo3" | "deepseek_v2" => 2048,
             "phi3" | "deepseek_v3" | "kimi_k2" => 4096,
-            "mistral" | "ministral" | "mixtral" | "glm4" | "glm4_moe" => 131_072,
+            "gemma2" => 8192,
+            "mistral" | "ministral" | "mixtral" | "glm4" | "glm4_moe" | "gemma4_text" => 131_072,
             "minimax_m2" => 196_608,
             "glm4_moe_lite" => 202_752,
             "mistral4" => 1_048_576,
@@ -362,11 +383,7 @@ impl Quantization {
     /// The same with the mode.
     pub(crate) fn width_of(&self, module: &str) -> Result<Width> {
         // A bundle gives each expert its own tensors; the config still names the layer's stack.
-        let stack = module.split_once(".experts.").and_then(|(mlp, rest)| {
-            let (expert, part) = rest.split_once('.')?;
-            expert.bytes().all(|b| b.is_ascii_digit()).then(|| format!("{mlp}.switch_mlp.{part}"))
-        });
-        let found = self.layers.get(module).or_else(|| self.layers.get(stack?));
+        let found = self.layers.get(module).or_else(|| self.layers.get(mlx_names::stack_of(module)?));
         match found {
             Some(v) if v.is_object() => group(v).with_context(|| format!("config.json: `quantization` of {module}")),
             _ => self.default.ok_or_else(|| anyhow!("{module} has scales, but config.json has no `quantization`")),
@@ -376,7 +393,7 @@ impl Quantization {
     /// (bits, group size) of routed experts: those of their first module that has its own, else the default.
     pub fn of_experts(&self) -> Option<(u8, u16)> {
         let modules = self.layers.as_object().into_iter().flatten();
-        let of_expert = |(name, v): (&String, &Value)| name.contains(".switch_mlp.").then(|| group(v).ok()).flatten();
+        let of_expert = |(name, v): (&String, &Value)| mlx_names::split(name).and_then(|_| group(v).ok());
         modules.filter_map(of_expert).next().or(self.default).map(|(_, bits, group)| (bits, group))
     }
 

@@ -11,7 +11,7 @@ use sluice_backend::{
 use crate::description::{AttentionVariant, Description, EmbeddingScale, MixerDescription};
 use crate::layers::{
     Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch, LatentAttention,
-    LatentScratch,
+    LatentScratch, PerLayer, PerLayerBlock,
 };
 use crate::weights::Weights;
 
@@ -35,6 +35,25 @@ impl Mixer {
 struct Layer {
     mixer: Mixer,
     feed_forward: FeedForward,
+    per_layer: Option<PerLayerBlock>,
+    /// What all of it is multiplied by at the end.
+    scale: Option<f32>,
+}
+
+impl Layer {
+    /// What comes after the token mixer.
+    fn finish(&self, backend: &mut dyn Operations, per_layer: Option<&PerLayer>, x: Tensor) {
+        self.feed_forward.forward(backend, x);
+        if let Some(per_layer) = per_layer {
+            per_layer.embed(backend, x.rows);
+        }
+        if let Some(block) = &self.per_layer {
+            block.forward(backend, x);
+        }
+        if let Some(by) = self.scale {
+            backend.elementwise(&Elementwise::Scale { x, by });
+        }
+    }
 }
 
 /// A loaded model.
@@ -44,11 +63,14 @@ pub struct Decoder {
     embedding: MatrixId,
     /// What its rows are multiplied by.
     scale: Option<f32>,
+    per_layer: Option<PerLayer>,
     layers: Vec<Layer>,
     norm: Norm,
     /// The same with what logits are multiplied by.
     head_norm: Norm,
     head: MatrixId,
+    /// Of the logits.
+    softcap: Option<f32>,
 }
 
 impl Decoder {
@@ -65,7 +87,10 @@ impl Decoder {
             true => rotary,
             false => w.backend().rotary(&RotaryFrequencies { inv_freq: vec![0.0], scaling: 1.0 }, positions)?,
         };
-        let branch = if d.output_norms { Some(w.scratch(d.hidden)?) } else { None };
+        let needs_branch = d.output_norms || d.per_layer.is_some();
+        let scratch = if needs_branch { Some(w.scratch(d.hidden)?) } else { None };
+        let branch = scratch.filter(|_| d.output_norms);
+        let per_layer = d.per_layer.map(|own| PerLayer::load(w, d, own)).transpose()?;
         let inner = FeedForwardScratch::alloc(w, d)?;
         let has_attention = d.attention_layers().any(|a| a.variant == AttentionVariant::Grouped);
         let latent = LatentScratch::alloc(w, d)?;
@@ -78,7 +103,7 @@ impl Decoder {
             let mixer = match &layer.mixer {
                 MixerDescription::Attention(a) => {
                     let group = d.group_of(a);
-                    of_group[group] += 1;
+                    of_group[group] += usize::from(!a.shared);
                     let slot = (group, of_group[group] - 1);
                     let rotary = match a.window {
                         _ if !a.rotated => unrotated,
@@ -103,7 +128,10 @@ impl Decoder {
             };
             let before = layers.last().and_then(|l| l.feed_forward.moe());
             let feed_forward = FeedForward::load(w, d, (inner, branch), i, before)?;
-            layers.push(Layer { mixer, feed_forward });
+            let of_layer = per_layer.as_ref().zip(scratch);
+            let of_layer = of_layer.map(|(per_layer, scratch)| per_layer.layer(w, i, scratch)).transpose()?;
+            let scale = if d.layer_scales { Some(w.host_vector(i, "layer_scalar")?[0]) } else { None };
+            layers.push(Layer { mixer, feed_forward, per_layer: of_layer, scale: scale.filter(|by| *by != 1.0) });
         }
         let embedding = w.matrix(None, "embed_tokens")?;
         let norm = w.norm(None, "norm")?;
@@ -117,7 +145,7 @@ impl Decoder {
             Some(EmbeddingScale { by, rounded: false }) => Some(by as f32),
             None => None,
         };
-        Ok(Decoder { x, embedding, scale, layers, norm, head_norm, head })
+        Ok(Decoder { x, embedding, scale, per_layer, layers, norm, head_norm, head, softcap: d.logit_softcap })
     }
 
     /// Enqueues a step with the tokens of `inputs`, which the backend has begun with. Their keys, values and states go to the backend's caches; it
@@ -125,12 +153,12 @@ impl Decoder {
     pub fn step(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
         let x = self.x.first_rows(inputs.tokens().len());
         self.embed(backend, inputs);
-        for layer in &self.layers {
+        for (number, layer) in self.layers.iter().enumerate() {
             layer.mixer.forward(backend, x);
-            layer.feed_forward.forward(backend, x);
+            layer.finish(backend, self.before(number), x);
         }
         if !inputs.wanted().is_empty() {
-            backend.logits(x, self.head_norm, self.head);
+            backend.logits(x, self.head_norm, self.head, self.softcap);
         }
     }
 }
@@ -157,6 +185,14 @@ impl Decoder {
         if let Some(by) = self.scale {
             backend.elementwise(&Elementwise::Scale { x, by });
         }
+        if let Some(per_layer) = &self.per_layer {
+            per_layer.project(backend, x);
+        }
+    }
+
+    /// The table that is read before the end of layer `layer`: as late as it can be, in the first.
+    fn before(&self, layer: usize) -> Option<&PerLayer> {
+        self.per_layer.as_ref().filter(|_| layer == 0)
     }
 
     /// Adds the output of layer `layer`'s token mixer to the residual stream's first `tokens` rows.
@@ -164,9 +200,9 @@ impl Decoder {
         self.layers[layer].mixer.forward(backend, self.x.first_rows(tokens));
     }
 
-    /// Adds the output of layer `layer`'s feed-forward part to them.
+    /// Adds the output of layer `layer`'s feed-forward part to them, and what comes behind it.
     pub fn feed_forward(&self, layer: usize, backend: &mut dyn Operations, tokens: usize) {
-        self.layers[layer].feed_forward.forward(backend, self.x.first_rows(tokens));
+        self.layers[layer].finish(backend, self.before(layer), self.x.first_rows(tokens));
     }
 
     /// The same without the routed experts: see [`FeedForward::forward_but_experts`].

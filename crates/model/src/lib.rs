@@ -13,13 +13,14 @@ mod head;
 mod layers;
 mod method;
 mod mlx_lm;
+mod mlx_names;
 mod options;
 mod rope;
 pub mod source;
 mod weights;
 
 use anyhow::{Result, ensure};
-use sluice_backend::{Backend, Float};
+use sluice_backend::{Backend, Float, MatrixId};
 
 pub use architectures::{Architecture, Describe, check_supported, describe, register, supported};
 pub use config::{Config, GroupMode, Quantization};
@@ -29,9 +30,9 @@ pub use method::Method;
 pub use mlx_lm::MlxLm;
 pub use options::Options;
 pub use rope::{Rotary, rotary};
-pub use source::{Belongs, ModelSource, ModelTensors};
+pub use source::{Belongs, ModelSource, ModelTensors, OnDisk};
 use weights::Weights;
-pub use weights::{MadeExperts, Used};
+pub use weights::{MadeExperts, Used, UsedBy};
 
 /// What the model of `tensors` is. The config says everything but whether the output head is the embedding: files decide that. Reads both matrices where they
 /// may be the same. Errors name the key of `config.json` or the tensor.
@@ -64,6 +65,8 @@ pub struct Loaded {
     pub skipped: Vec<String>,
     /// The weights that are used in place, in the order of their use: the order to read them in.
     pub order: Vec<Used>,
+    /// Tables of which a token uses one row, and which may stay on disk.
+    pub tables: Vec<MatrixId>,
     /// What of routed experts is made in memory and stays there.
     pub made_experts: Option<MadeExperts>,
 }
@@ -85,6 +88,6 @@ pub fn load(tensors: &ModelTensors, backend: &mut dyn Backend, options: &Options
     let mut weights = Weights::new(tensors, &description, backend, (options.max_tokens, positions))?;
     let (skipped, working_type) = (tensors.left_out(&description), tensors.working_type()?);
     let decoder = Decoder::load(&mut weights, &description, positions)?;
-    let (order, made_experts) = weights.into_order();
-    Ok(Loaded { description, decoder, working_type, skipped, order, made_experts })
+    let (order, made_experts, tables) = weights.into_order();
+    Ok(Loaded { description, decoder, working_type, skipped, order, tables, made_experts })
 }

@@ -165,7 +165,9 @@ pub fn rotary_or(
         None => "default",
         Some(v) => v.as_str().ok_or_else(|| anyhow!("{path}: rope parameter `rope_type` is {v}, expected a name"))?,
     };
-    if default_partial.is_none() && partial < 1.0 {
+    // The last pairs of such heads are turned by nothing.
+    let is_proportional = kind == "proportional";
+    if default_partial.is_none() && partial < 1.0 && !is_proportional {
         // The reference ignores it without a scaling, and fails with one.
         ensure!(
             matches!(kind, "default" | "mrope"),
@@ -176,7 +178,7 @@ pub fn rotary_or(
         ));
         partial = 1.0;
     }
-    let dim = (head_dim as f64 * partial) as usize;
+    let dim = if is_proportional { head_dim } else { (head_dim as f64 * partial) as usize };
     ensure!(dim >= 2 && dim.is_multiple_of(2), "{path}: {dim} of {head_dim} head dimensions are rotated; must be even");
     let max_positions = config.max_positions()? as f64;
     // As in the reference, a key beside the rope parameters goes before one in them.
@@ -198,6 +200,11 @@ pub fn rotary_or(
     let (inv_freq, scaling): (Vec<f32>, f64) = match kind {
         // A multimodal section list alone changes nothing for text.
         "default" | "mrope" => (inverse(theta), 1.0),
+        "proportional" => {
+            let (turned, factor) = ((head_dim as f64 * partial / 2.0) as usize, positive("factor")?.unwrap_or(1.0));
+            let all = inverse(theta).into_iter().enumerate();
+            (all.map(|(i, f)| if i < turned { f / factor as f32 } else { 0.0 }).collect(), 1.0)
+        }
         "linear" => {
             let factor = needed("factor")? as f32;
             (inverse(theta).iter().map(|f| f / factor).collect(), 1.0)
@@ -292,7 +299,10 @@ pub fn rotary_or(
             (scaled.collect(), 1.0)
         }
         other => {
-            bail!("{path}: rope type {other:?} is not supported (default, linear, dynamic, yarn, longrope, llama3 are)")
+            bail!(
+                "{path}: rope type {other:?} is not supported (default, linear, dynamic, yarn, longrope, \
+                 llama3, proportional are)"
+            )
         }
     };
     let scaling = scaling as f32;

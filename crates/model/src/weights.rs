@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
     Backend, ExpertBiases, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MatrixSource,
     MemoryClass, Mlp, Norm, RowFactors, Tensor, WeightFormat, decay_rates,
@@ -23,8 +23,10 @@ pub struct Weights<'a> {
     order: Vec<Used>,
     /// What of routed experts is made in memory.
     made_experts: Option<MadeExperts>,
-    /// What is loaded is a routed expert's.
-    of_experts: bool,
+    /// Whose what is loaded is.
+    by: UsedBy,
+    /// Tables of which a token uses one row.
+    tables: Vec<MatrixId>,
     description: &'a Description,
     /// Rows of activations.
     max_tokens: usize,
@@ -58,8 +60,19 @@ impl MadeExperts {
 pub struct Used {
     /// The plane, as a view of its file.
     pub bytes: Bytes,
-    /// Routed experts use it, so not every token does.
-    pub by_experts: bool,
+    /// Who uses it.
+    pub by: UsedBy,
+}
+
+/// What of a step uses a plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UsedBy {
+    /// Every token all of it.
+    All,
+    /// Routed experts, so not every token.
+    Experts,
+    /// Each token one row.
+    Rows,
 }
 
 /// These of its rows.
@@ -84,7 +97,8 @@ impl<'a> Weights<'a> {
             backend,
             order: Vec::new(),
             made_experts: None,
-            of_experts: false,
+            by: UsedBy::All,
+            tables: Vec::new(),
             description,
             max_tokens,
             positions,
@@ -97,9 +111,9 @@ impl<'a> Weights<'a> {
         Weights { reads: false, ..self }
     }
 
-    /// The matrices that were registered, in the order of their use, and what of routed experts is in no file.
-    pub fn into_order(self) -> (Vec<Used>, Option<MadeExperts>) {
-        (self.order, self.made_experts)
+    /// The matrices that were registered, in the order of their use, what of routed experts is in no file, and the tables of which a token uses one row.
+    pub fn into_order(self) -> (Vec<Used>, Option<MadeExperts>, Vec<MatrixId>) {
+        (self.order, self.made_experts, self.tables)
     }
 
     /// Activations of a step: `[max_tokens, cols]`.
@@ -158,8 +172,8 @@ impl<'a> Weights<'a> {
     fn register(&mut self, name: &str, source: MatrixSource) -> Result<MatrixId> {
         // What was made in memory is there, and no reader brings it.
         let of_files = source.planes.iter().filter(|bytes| bytes.is_of_file());
-        self.order.extend(of_files.map(|bytes| Used { bytes: bytes.clone(), by_experts: self.of_experts }));
-        if self.of_experts && source.planes.iter().any(|bytes| !bytes.is_of_file()) {
+        self.order.extend(of_files.map(|bytes| Used { bytes: bytes.clone(), by: self.by }));
+        if self.by == UsedBy::Experts && source.planes.iter().any(|bytes| !bytes.is_of_file()) {
             let first = || MadeExperts { name: name.to_owned(), whole: false };
             self.made_experts.get_or_insert_with(first).whole |= !source.planes[0].is_of_file();
         }
@@ -172,8 +186,17 @@ impl<'a> Weights<'a> {
         self.load(&format!("{}.weight", self.module(&w)), &[], w.rows, w.cols)
     }
 
+    /// The table `part` outside of layers, of which a step reads a row for each token.
+    pub fn table(&mut self, part: &str) -> Result<MatrixId> {
+        self.by = UsedBy::Rows;
+        let table = self.matrix(None, part);
+        self.by = UsedBy::All;
+        self.tables.extend(table.as_ref().ok());
+        table
+    }
+
     /// The matrix `part` with its bias, if it has one.
-    pub fn linear(&mut self, layer: usize, part: &str) -> Result<Linear> {
+    pub fn linear(&mut self, layer: impl Into<Option<usize>> + Copy, part: &str) -> Result<Linear> {
         let w = self.described(layer, part);
         let matrix = self.matrix(layer, part)?;
         let bias = format!("{}.bias", self.module(&w));
@@ -240,6 +263,19 @@ impl<'a> Weights<'a> {
         self.scaled_norm(layer, part, None)
     }
 
+    /// An RMS norm over `len` elements that multiplies by nothing.
+    pub fn norm_without_weights(&mut self, len: usize) -> Result<Norm> {
+        Ok(Norm { weight: self.upload(&vec![1.0; len], 1, len)?, eps: self.description.eps as f32 })
+    }
+
+    /// The norm of a router's input, whose weights are the vector `part` over the root of its length.
+    pub fn router_norm(&mut self, layer: usize, part: &str) -> Result<Norm> {
+        let mut values = self.host_vector(layer, part)?;
+        let root = (values.len() as f64).sqrt();
+        values.iter_mut().for_each(|w| *w = (f64::from(*w) / root) as f32);
+        Ok(Norm { weight: self.upload(&values, 1, values.len())?, eps: self.description.eps as f32 })
+    }
+
     /// The same, and what it puts out is multiplied by `scale`.
     pub fn scaled_norm(&mut self, layer: impl Into<Option<usize>>, part: &str, scale: Option<f64>) -> Result<Norm> {
         let w = self.described(layer, part);
@@ -300,7 +336,7 @@ impl<'a> Weights<'a> {
     /// The mixture of a layer.
     fn mixture(&self, layer: usize) -> &'a MoeDescription {
         match &self.description.layers[layer].feed_forward {
-            FeedForwardDescription::Moe(moe) => moe,
+            FeedForwardDescription::Moe(moe) | FeedForwardDescription::Beside { moe, .. } => moe,
             FeedForwardDescription::Dense { .. } => panic!("layer {layer} has no experts"),
         }
     }
@@ -310,7 +346,7 @@ impl<'a> Weights<'a> {
         let parts = ["gate_proj", "up_proj", "down_proj"].map(|p| self.described(layer, &format!("mlp.experts.{p}")));
         let [gate, up, down] = parts;
         let (count, moe) = (gate.count, self.mixture(layer));
-        self.of_experts = true;
+        self.by = UsedBy::Experts;
         let layout = self.tensors.layout();
         let storage = layout.experts(self.tensors.checkpoint(), &self.description.stored_name(&gate));
         let matrices = match &storage {
@@ -353,14 +389,14 @@ impl<'a> Weights<'a> {
                 [single(gate)?, single(up)?, single(down)?]
             }
         };
-        self.of_experts = false;
+        self.by = UsedBy::All;
         let biases = if moe.biased { Some(self.expert_biases(parts, &storage, moe)?) } else { None };
         let part = |(matrix, w): (ExpertMatrix, WeightDescription)| ExpertPart { matrix, rows: w.rows, cols: w.cols };
         let parts = matrices.into_iter().zip(parts).map(part).collect();
         let kind = match moe.activation {
             ExpertActivation::SwiGlu => ExpertKind::SwiGlu,
             ExpertActivation::ClampedSwiGlu { alpha, limit } => ExpertKind::ClampedSwiGlu { alpha, limit },
-            ExpertActivation::GeGlu => bail!("layer {layer}: experts with GELU are not supported"),
+            ExpertActivation::GeGlu => ExpertKind::GeGlu,
         };
         Ok(Experts { count, kind, parts, biases })
     }

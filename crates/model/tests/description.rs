@@ -35,7 +35,15 @@ fn names_and_shapes_are_those_of_every_checkpoint() {
             let m = match tensors.belongs(&description, &values) {
                 Belongs::Text(meaning) => meaning,
                 Belongs::LeftOut(part) => {
-                    let known = ["visual", "vision_tower", "multi_modal_projector", "mtp"];
+                    let known = [
+                        "visual",
+                        "vision_tower",
+                        "multi_modal_projector",
+                        "mtp",
+                        "audio_tower",
+                        "embed_vision",
+                        "embed_audio",
+                    ];
                     assert!(known.contains(&&*part), "{name}: {}", t.name);
                     continue;
                 }
@@ -90,6 +98,21 @@ fn experts_mean_the_same_in_each_of_their_spellings() {
     ] {
         assert_eq!(d.meaning(short).unwrap().weight.class, class, "{short}");
     }
+}
+
+#[test]
+fn a_name_in_the_spelling_of_mlx_means_the_weight_it_was_made_of() {
+    for name in ["qwen3_5_moe", "deepseek_v3", "gpt_oss", "gemma4_moe", "gemma4_per_layer"] {
+        let (d, _) = open(name);
+        for w in d.weights() {
+            let spelled = d.mlx_name(&w);
+            let meant = d.meaning(&format!("{spelled}.weight")).unwrap_or_else(|| panic!("{name}: {spelled}"));
+            assert_eq!((meant.weight.name(), meant.expert), (w.name(), None), "{name}: {spelled}");
+        }
+    }
+    let (d, _) = open("gemma4_moe");
+    let down = d.weights().find(|w| w.name() == "layers.0.mlp.experts.down_proj").unwrap();
+    assert_eq!(d.mlx_name(&down), "layers.0.experts.switch_glu.down_proj");
 }
 
 #[test]

@@ -406,7 +406,7 @@ impl Planner<'_> {
         let stack = self.stack(weight, &tensors);
         let part = match (weight.layer, weight.class) {
             (Some(layer), _) => layer + 1,
-            (None, WeightClass::Embedding) => 0,
+            (None, WeightClass::Embedding | WeightClass::PerLayerEmbedding) => 0,
             (None, WeightClass::Head) => usize::MAX,
             (None, _) => usize::MAX - 1,
         };

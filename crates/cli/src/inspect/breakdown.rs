@@ -14,6 +14,8 @@ pub enum Component {
     Embedding,
     /// Routed experts: some of them are read for a token.
     Experts,
+    /// Tables of which a token reads a row, which may stay on disk.
+    Tables,
     /// Everything else that every token reads.
     Rest,
     /// Not the text model's (vision, multi-token prediction).
@@ -78,6 +80,7 @@ impl Anatomy {
             let (part, layer) = match model.as_ref().map(|model| tensors.belongs(model, &t.name)) {
                 Some(Belongs::Text(m)) => match m.weight.class {
                     WeightClass::Embedding => (Component::Embedding, None),
+                    WeightClass::PerLayerEmbedding => (Component::Tables, None),
                     // Biases are vectors, which stay in memory.
                     WeightClass::Expert if m.leaf != Leaf::Bias => (Component::Experts, m.weight.layer),
                     _ => (Component::Rest, None),
@@ -126,10 +129,11 @@ impl Anatomy {
 
     /// Parameters of the text model.
     pub fn parameters(&self) -> u64 {
-        [Component::Embedding, Component::Experts, Component::Rest].iter().map(|p| self.part(*p).parameters).sum()
+        let all = [Component::Embedding, Component::Experts, Component::Tables, Component::Rest];
+        all.iter().map(|p| self.part(*p).parameters).sum()
     }
 
-    /// Everything but the routed experts.
+    /// Everything but the routed experts and tables that stay on disk.
     pub fn resident_bytes(&self) -> u64 {
         self.part(Component::Embedding).bytes + self.part(Component::Rest).bytes
     }
@@ -149,7 +153,8 @@ impl Anatomy {
     pub fn read_per_token(&self) -> Option<u64> {
         let model = self.model.as_ref()?;
         let embedding = self.part(Component::Embedding).bytes;
-        let row = embedding / model.vocabulary as u64;
+        let tables = self.part(Component::Tables).bytes / model.per_layer.map_or(1, |own| own.vocabulary as u64);
+        let row = embedding / model.vocabulary as u64 + tables;
         let k = model.experts().map_or(0, |(_, k)| k as u64);
         let experts: u64 = self.expert_bytes.values().map(|each| each * k).sum();
         Some(self.part(Component::Rest).bytes + row + if model.tied { embedding } else { 0 } + experts)

@@ -137,6 +137,7 @@ fn to_json(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>)
             "resident": a.resident_bytes(),
             "embedding": a.part(Component::Embedding).bytes,
             "experts": a.part(Component::Experts).bytes,
+            "tables": a.part(Component::Tables).bytes,
             "per_expert": a.per_expert().map(|(low, high)| json!({"low": low, "high": high})),
             "left_out": a.part(Component::LeftOut).bytes,
         },
@@ -188,6 +189,10 @@ fn to_text(model: &str, checkpoint: &Checkpoint, a: &Anatomy, fit: Option<&Fit>,
     lines.push(("quantised", quantised(a)));
     if a.model.is_some() {
         lines.push(("resident", units::bytes(a.resident_bytes())));
+    }
+    let tables = a.part(Component::Tables).bytes;
+    if tables > 0 {
+        lines.push(("in tables", format!("{}, of which a token reads a row", units::bytes(tables))));
     }
     if let Some((low, high)) = a.per_expert() {
         let each =

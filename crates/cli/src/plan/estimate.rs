@@ -230,6 +230,10 @@ mod tests {
             ("kimi-k2", 1.03e12, 32e9),
             ("glm-4.7-flash", 30e9, 3.6e9),
             ("mistral-small-4", 119e9, 6.5e9),
+            ("gemma-4-31b", 30.7e9, 30.7e9),
+            ("gemma-4-26b-a4b", 25.2e9, 3.8e9),
+            ("gemma-4-e4b", 7.5e9, 4.6e9),
+            ("gemma-4-e2b", 4.6e9, 2.3e9),
         ] {
             let s = shape(name);
             assert!((s.parameters() as f64 / all - 1.0).abs() < 0.02, "{name}: {}", s.parameters());

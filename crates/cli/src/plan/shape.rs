@@ -15,6 +15,8 @@ pub struct Shape {
     /// Parameters of one routed expert.
     pub per_expert: u64,
     pub embedding: u64,
+    /// Tables of which a token reads a row, and which stay on disk.
+    pub tables: u64,
     /// The output head; 0 where it is the embedding.
     pub head: u64,
     /// Matrices that every token uses, without embedding and head: attention, recurrent layers, shared experts, dense layers.
@@ -55,6 +57,7 @@ impl Shape {
             k,
             per_expert: of(WeightClass::Expert) / all_experts,
             embedding: of(WeightClass::Embedding),
+            tables: of(WeightClass::PerLayerEmbedding),
             head: of(WeightClass::Head),
             dense: by_class.iter().filter(|(class, _)| class.is_dense()).map(|(_, n)| n).sum(),
             routers: of(WeightClass::Router),
@@ -69,7 +72,7 @@ impl Shape {
     /// All parameters.
     pub fn parameters(&self) -> u64 {
         let experts = self.expert_layers as u64 * self.experts as u64 * self.per_expert;
-        self.embedding + self.head + self.dense + self.routers + self.vectors + experts
+        self.embedding + self.tables + self.head + self.dense + self.routers + self.vectors + experts
     }
 
     /// Parameters that a token uses, with `k` experts in each layer.

@@ -10,13 +10,17 @@ use sluice_store::{MAX_SETTINGS, read_small};
 use crate::hub;
 
 /// Names and texts of configs.
-pub const PRESETS: [(&str, &str); 15] = [
+pub const PRESETS: [(&str, &str); 19] = [
     ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
     ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
     ("qwen3.5-35b-a3b", include_str!("qwen3.5-35b-a3b.json")),
     ("qwen3.5-397b-a17b", include_str!("qwen3.5-397b-a17b.json")),
     ("gpt-oss-20b", include_str!("gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("gpt-oss-120b.json")),
+    ("gemma-4-31b", include_str!("gemma-4-31b.json")),
+    ("gemma-4-26b-a4b", include_str!("gemma-4-26b-a4b.json")),
+    ("gemma-4-e4b", include_str!("gemma-4-e4b.json")),
+    ("gemma-4-e2b", include_str!("gemma-4-e2b.json")),
     ("mistral-7b", include_str!("mistral-7b.json")),
     ("mixtral-8x7b", include_str!("mixtral-8x7b.json")),
     ("phi-4", include_str!("phi-4.json")),

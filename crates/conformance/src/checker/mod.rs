@@ -252,8 +252,8 @@ impl Operations for Checker {
         self.checked("mixture").mixture(x, moe, residual);
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
-        self.checked("logits").logits(x, norm, head);
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
+        self.checked("logits").logits(x, norm, head, softcap);
     }
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {

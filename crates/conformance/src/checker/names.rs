@@ -125,7 +125,7 @@ impl Names {
     }
 
     pub fn moe(&self, moe: &Moe) -> Moe {
-        let Moe { norm, router, scoring, experts, shared } = moe;
+        let Moe { norm, router_norm, router, scoring, experts, shared } = moe;
         let (hidden, count) = (experts.hidden(), experts.count);
         scoring.check(count).unwrap_or_else(|e| panic!("a router that cannot choose: {e}"));
         let known = |part: &ExpertMatrix| match part {
@@ -153,6 +153,7 @@ impl Names {
         });
         Moe {
             norm: self.norm(*norm),
+            router_norm: router_norm.map(|norm| self.norm(norm)),
             router: self.linear_of(router, count, hidden),
             scoring: scoring.clone(),
             experts: Experts { count, kind: experts.kind, parts, biases },
@@ -208,7 +209,10 @@ impl Names {
                 Elementwise::AddNormed { x: self.tensor(x), norm: self.norm(norm), residual: self.tensor(residual) }
             }
             Elementwise::SwiGlu { gate, up } => Elementwise::SwiGlu { gate: self.tensor(gate), up: self.tensor(up) },
-            Elementwise::Norm { x, norm } => Elementwise::Norm { x: self.tensor(x), norm: self.norm(norm) },
+            Elementwise::Zero { out } => Elementwise::Zero { out: self.tensor(out) },
+            Elementwise::Norm { x, norm, out } => {
+                Elementwise::Norm { x: self.tensor(x), norm: self.norm(norm), out: self.tensor(out) }
+            }
             Elementwise::ScaleRows { x, factors } => {
                 let factors = RowFactors { table: self.tensor(factors.table), ..factors };
                 Elementwise::ScaleRows { x: self.tensor(x), factors }

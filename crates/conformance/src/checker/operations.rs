@@ -87,7 +87,9 @@ impl CheckedStep<'_> {
                 let moe = n.moes.get(moe.number(), "mixture").0;
                 b.mixture(n.tensor(*x), moe, n.tensor(*residual));
             }
-            Operation::Logits { x, norm, head } => b.logits(n.tensor(*x), n.norm(*norm), n.matrix(*head).inner),
+            Operation::Logits { x, norm, head, softcap } => {
+                b.logits(n.tensor(*x), n.norm(*norm), n.matrix(*head).inner, *softcap);
+            }
         }
         self.step.operations.push(operation);
     }
@@ -125,8 +127,9 @@ impl Operations for CheckedStep<'_> {
             let pool = self.names.pools.all().get(group).expect("a cache group");
             let KvLayout { kv_heads, k_dim, v_dim, block_tokens, layers, .. } = pool.outer.layout;
             let width = if layer.gated { 2 * k_dim } else { k_dim };
-            assert_eq!((q.cols, k.cols), (heads * width, kv_heads * k_dim), "columns of q and k");
-            assert_eq!((v.cols, out.cols), (kv_heads * v_dim, heads * v_dim), "columns of v and the output");
+            assert_eq!((q.cols, out.cols), (heads * width, heads * v_dim), "columns of q and the output");
+            let own = (kv_heads * k_dim, kv_heads * v_dim);
+            assert!(layer.shared || (k.cols, v.cols) == own, "columns of k and v");
             assert!(heads.is_multiple_of(kv_heads) && layer.layer < layers, "heads and layers of a group");
             // 2. Where keys and values go, and where they come from
             self.check_slots(group, block_tokens, layer.window, layer.rotary);
@@ -184,15 +187,16 @@ impl Operations for CheckedStep<'_> {
             Elementwise::GeGlu { gate, up } | Elementwise::SwiGlu { gate, up } => {
                 assert!(fits(gate, up), "shapes alike");
             }
-            Elementwise::Norm { x, norm } => {
-                assert!(x.rows >= tokens && norm.weight.cols == x.cols, "shapes alike");
+            Elementwise::Zero { out } => assert!(out.rows >= tokens, "a row for each token"),
+            Elementwise::Norm { x, norm, out } => {
+                assert!(fits(x, out) && x.cols.is_multiple_of(norm.weight.cols), "shapes alike");
             }
             Elementwise::ScaleRows { x, factors } => {
                 assert!(x.rows >= tokens && factors.period > 0, "a row for each token");
                 assert!(factors.table.rows == 1 && factors.table.cols > 0, "a row of factors");
             }
             Elementwise::AddNormed { x, norm, residual } => {
-                assert!(fits(x, residual) && norm.weight.cols == x.cols, "shapes alike");
+                assert!(fits(x, residual) && x.cols.is_multiple_of(norm.weight.cols), "shapes alike");
             }
             Elementwise::SplitPairs { x, head } => {
                 assert!(x.rows >= tokens && head > 0 && head.is_multiple_of(2), "heads of pairs");
@@ -212,7 +216,7 @@ impl Operations for CheckedStep<'_> {
         self.run(Operation::Mixture { x, moe, residual });
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
         assert_eq!(x.rows, self.tokens(), "a row for each token");
         let matrix = self.names.matrix(head);
         assert!(matrix.cols == x.cols && norm.weight.cols == x.cols, "columns of the head");
@@ -220,7 +224,7 @@ impl Operations for CheckedStep<'_> {
         assert!(!step.inputs.wanted().is_empty(), "logits that nobody wants");
         let before = step.operations.iter().any(|o| matches!(o, Operation::Logits { .. }));
         assert!(!before, "logits once in a step");
-        self.run(Operation::Logits { x, norm, head });
+        self.run(Operation::Logits { x, norm, head, softcap });
     }
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {

@@ -30,7 +30,7 @@ pub enum Operation {
     Mlp { x: Tensor, norm: Norm, mlp: Mlp, residual: Tensor },
     Elementwise(Elementwise),
     Mixture { x: Tensor, moe: MoeId, residual: Tensor },
-    Logits { x: Tensor, norm: Norm, head: MatrixId },
+    Logits { x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32> },
 }
 
 impl Operation {

@@ -65,6 +65,6 @@ fn replay_operation(to: &mut dyn Operations, operation: &Operation) {
         Operation::Mlp { x, norm, mlp, residual } => to.mlp(*x, *norm, mlp, *residual),
         Operation::Elementwise(operation) => to.elementwise(operation),
         Operation::Mixture { x, moe, residual } => to.mixture(*x, *moe, *residual),
-        Operation::Logits { x, norm, head } => to.logits(*x, *norm, *head),
+        Operation::Logits { x, norm, head, softcap } => to.logits(*x, *norm, *head, *softcap),
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use sluice_backend::{
     BufferId, Caches, DeviceMemory, ExpertOptions, KvLayout, KvPool, Lookahead, MatrixId, MatrixSource, MemoryClass,
-    Moe, MoeId, Operations, Resources, RotaryFrequencies, RotaryId, StepInputs, StepScratch, Tensor,
+    Moe, MoeId, Operations, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch, Tensor,
 };
 use sluice_store::{Bytes, Loading};
 
@@ -78,6 +78,16 @@ impl Resources for Checker {
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         self.outside("stream_experts");
         self.inner.stream_experts(options, lookahead)
+    }
+
+    fn table_bytes(&self, table: MatrixId, options: &RowOptions) -> usize {
+        self.inner.table_bytes(self.names.matrix(table).inner, options)
+    }
+
+    fn stream_table(&mut self, table: MatrixId, options: &RowOptions) -> Result<()> {
+        self.outside("stream_table");
+        let table = self.names.matrix(table).inner;
+        self.inner.stream_table(table, options)
     }
 
     fn step_scratch(

@@ -103,6 +103,7 @@ impl Case {
             rotary: self.rotary(pairs, positions),
             group: place.0,
             layer: place.1,
+            shared: false,
             scale: (layout.k_dim as f32).sqrt().recip(),
             window,
             softcap: if self.once_in(3) { Some(self.one_of(&[5.0, 50.0])) } else { None },
@@ -272,7 +273,15 @@ pub fn attention(c: &mut Case) {
     const TOKENS: usize = 150;
     let mut groups = Vec::new();
     for number in 0..c.random.usize(1..=2) {
-        let group = c.group(number, (SEQUENCES + 1) * POSITIONS, TOKENS);
+        let mut group = c.group(number, (SEQUENCES + 1) * POSITIONS, TOKENS);
+        if c.once_in(3) {
+            // One more with the keys and values of a layer before it.
+            let layer = c.random.usize(..group.layers.len());
+            let mut last = c.attention_layer(&group.pool.layout, (number, layer), group.window, (POSITIONS, TOKENS));
+            last.inner.shared = true;
+            c.shape("it has those of the layer before it there".into());
+            group.layers.push(last);
+        }
         groups.push(group);
     }
     // 1. Some sequences are in the middle of a context

@@ -241,6 +241,8 @@ pub fn logits(c: &mut Case) {
         _ => vocabulary,
     };
     let (norm, head) = (c.norm(cols), c.matrix(vocabulary, cols));
+    let softcap = if c.once_in(3) { Some(c.one_of(&[0.5, 30.0])) } else { None };
+    c.shape(format!("soft cap {softcap:?}"));
     for _ in 0..2 {
         let tokens = c.tokens();
         let x = c.tensor(tokens, cols);
@@ -248,7 +250,7 @@ pub fn logits(c: &mut Case) {
         c.shape(format!("{tokens} tokens, wanted {:?}", inputs.wanted()));
         c.backend.begin(&inputs);
         if !inputs.wanted().is_empty() {
-            c.backend.logits(x.tensor, norm, head);
+            c.backend.logits(x.tensor, norm, head, softcap);
         }
         let left = c.backend.end().logits;
         c.see_text("rows", format!("{}", left.rows));

@@ -18,11 +18,19 @@ pub fn elementwise(c: &mut Case) {
         backend.elementwise(&Elementwise::GeGlu { gate: a, up: b });
     });
     c.see("gate", x.whole);
+    // A norm over all columns, or over each head.
+    let of_heads = c.norm(head);
+    let norm = if c.coin() { norm } else { of_heads };
+    let out = c.tensor(tokens, cols);
+    c.step(tokens, |backend| backend.elementwise(&Elementwise::Norm { x: a, norm, out: out.tensor }));
+    c.see("normed", out.whole);
+    c.step(tokens, |backend| backend.elementwise(&Elementwise::Zero { out: out.tensor }));
+    c.see("zeros", out.whole);
     let (steps, period) = (c.random.usize(1..=5), c.random.usize(1..=9));
     let table = c.tensor(1, steps).tensor;
     c.step(tokens, |backend| {
         backend.elementwise(&Elementwise::SwiGlu { gate: a, up: b });
-        backend.elementwise(&Elementwise::Norm { x: a, norm });
+        backend.elementwise(&Elementwise::Norm { x: a, norm, out: a });
         backend.elementwise(&Elementwise::ScaleRows { x: a, factors: RowFactors { table, period } });
     });
     c.see("scaled", x.whole);

@@ -40,7 +40,7 @@ impl Case {
         let k = self.random.usize(1..=count.min(6));
         let renormalise = self.coin();
         let scoring = match self.random.u8(..3) {
-            0 => Scoring::SoftmaxTopK { k, renormalise },
+            0 => Scoring::SoftmaxTopK { k, renormalise, scales: Vec::new() },
             1 => Scoring::TopKSoftmax { k },
             _ => {
                 let divisors: Vec<usize> = (1..=count).filter(|n| count.is_multiple_of(*n)).collect();
@@ -151,7 +151,8 @@ impl Case {
         });
         let gated = shared.as_ref().map(|s| s.gate.is_some());
         self.shape(format!("{scoring:?}, shared expert's gate {gated:?}"));
-        Moe { norm: self.norm(hidden), router: self.router(count, hidden), scoring, experts, shared }
+        let (norm, router) = (self.norm(hidden), self.router(count, hidden));
+        Moe { norm, router_norm: None, router, scoring, experts, shared }
     }
 
     /// A chain of mixtures. `make_known` registers the matrices of all layers at once.
@@ -250,6 +251,40 @@ pub fn clamped(c: &mut Case) {
     }
 }
 
+/// As Gemma 4 has them: experts with GELU, a router that norms its input by itself, a factor for each expert, or some of these.
+pub fn with_routers_of_their_own(c: &mut Case) {
+    let hidden = c.cols().min(256);
+    let (mut moes, mut before) = (Vec::new(), None);
+    for _ in 0..c.random.usize(1..=2) {
+        let (count, intermediate, stacked) = (c.random.usize(1..=12), c.cols().min(160), c.coin());
+        let mut drawn = c.experts(count, hidden, intermediate, stacked);
+        if !c.once_in(4) {
+            drawn.experts.kind = ExpertKind::GeGlu;
+        }
+        let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();
+        let mut moe = c.mixture(drawn.known(&ids));
+        moe.router_norm = (!c.once_in(4)).then(|| c.norm(hidden));
+        if let Scoring::SoftmaxTopK { scales, .. } = &mut moe.scoring
+            && !c.once_in(4)
+        {
+            *scales = c.small(count, 2.0);
+        }
+        c.shape(format!("{:?}, its own norm {}, {:?}", moe.experts.kind, moe.router_norm.is_some(), moe.scoring));
+        match c.backend.moe(moe, before) {
+            Ok(made) => before = Some(made),
+            Err(why) => return c.refuse(format!("{why:#}")),
+        }
+        moes.extend(before);
+    }
+    for _ in 0..2 {
+        let tokens = c.tokens();
+        let (x, residual) = (c.tensor(tokens, hidden), c.tensor(tokens, hidden));
+        c.shape(format!("{tokens} tokens, x {x}, residual {residual}"));
+        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, residual.tensor)));
+        c.see("residual", residual.whole);
+    }
+}
+
 /// As in checkpoints: matrices of one format with groups of 64, and one token per step.
 pub fn mixtures_of_one_token(c: &mut Case) {
     let format = affine(c);
@@ -295,7 +330,7 @@ fn mixtures_of_one_format(
     let drawn = c.experts(count, hidden, intermediate, stacked);
     let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();
     let scoring = match c.random.u8(..3) {
-        0 => Scoring::SoftmaxTopK { k: most, renormalise: c.coin() },
+        0 => Scoring::SoftmaxTopK { k: most, renormalise: c.coin(), scales: Vec::new() },
         1 => Scoring::TopKSoftmax { k: most },
         _ => {
             let bias = if bias { c.small(count, 0.5) } else { vec![] };
@@ -317,7 +352,8 @@ fn mixtures_of_one_format(
     let rows = c.random.usize(1..80);
     let (behind, norms) = (c.linear(rows, hidden, false), [c.norm(hidden), c.norm(hidden)]);
     c.uniform = None;
-    let moe = Moe { norm: c.norm(hidden), router, scoring, experts: drawn.known(&ids), shared };
+    let (norm, experts) = (c.norm(hidden), drawn.known(&ids));
+    let moe = Moe { norm, router_norm: None, router, scoring, experts, shared };
     // Two of the same: the second's kernels meet what the first's have left.
     let moes = [moe.clone(), moe].map(|moe| c.backend.moe(moe, None).expect("a mixture"));
     for _ in 0..3 {

@@ -38,6 +38,8 @@ pub const MIXTURES_OF_ONE_TOKEN: Family =
 pub const MIXTURES_OF_FEW_TOKENS: Family =
     Family { name: "mixtures of few tokens", cases: 40, run: mixture::mixtures_of_few_tokens };
 pub const CLAMPED_MIXTURES: Family = Family { name: "clamped mixtures", cases: 40, run: mixture::clamped };
+pub const MIXTURES_WITH_ROUTERS_OF_THEIR_OWN: Family =
+    Family { name: "mixtures with routers of their own", cases: 40, run: mixture::with_routers_of_their_own };
 pub const STREAMED_CLAMPED_MIXTURES: Family =
     Family { name: "streamed clamped mixtures", cases: 12, run: streamed::clamped };
 pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 30, run: streamed::streamed };
@@ -46,7 +48,7 @@ pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logit
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
 
 /// Every family.
-pub const FAMILIES: [&Family; 27] = [
+pub const FAMILIES: [&Family; 28] = [
     &BUFFERS,
     &CACHES,
     &EMBEDDINGS,
@@ -69,6 +71,7 @@ pub const FAMILIES: [&Family; 27] = [
     &MIXTURES_OF_ONE_TOKEN,
     &MIXTURES_OF_FEW_TOKENS,
     &CLAMPED_MIXTURES,
+    &MIXTURES_WITH_ROUTERS_OF_THEIR_OWN,
     &STREAMED_MIXTURES,
     &STREAMED_CLAMPED_MIXTURES,
     &FAILED_ROWS,

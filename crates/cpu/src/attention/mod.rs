@@ -164,7 +164,8 @@ impl AttentionWork {
                     if alone(t) {
                         rotate_queries(t, 0..heads);
                     }
-                    for h in 0..kv_heads {
+                    let own = if step.shared { 0 } else { kv_heads };
+                    for h in 0..own {
                         let head = k.get_mut(t, h * dim..(h + 1) * dim);
                         norm_and_rotate(head, k_norm, cos, sin);
                         let slot = slot as usize;

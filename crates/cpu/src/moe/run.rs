@@ -135,7 +135,7 @@ impl HostMixture {
         let next = next.map(|n| (n, &moes[n].moe));
         // 1. norm, router
         self.norm(context.reborrow(), moe, x);
-        self.route(context.reborrow(), moe, x.rows);
+        self.route(context.reborrow(), moe, x);
         if let Some(routed) = &mut self.routed {
             let guessed = self.guess.moe.take_if(|m| *m == number).map(|_| self.guess.routing.experts.clone());
             routed.push(Routed {
@@ -181,7 +181,7 @@ impl HostMixture {
             // SAFETY: no task is running.
             unsafe { normed.get_mut(t, 0..x.cols) }.copy_from_slice(row);
         }
-        self.route(context.reborrow(), moe, x.rows);
+        self.route(context.reborrow(), moe, x);
         let none = Routing { k: self.routing.k, ..Routing::default() };
         let routing = std::mem::replace(&mut self.routing, none);
         self.grouping.fill(&context, &self.routing, &moe.experts);
@@ -208,11 +208,15 @@ impl HostMixture {
         Place::of_slice(&mut self.normed[..tokens * hidden], hidden)
     }
 
-    /// Routes the normed rows.
-    fn route(&mut self, mut context: ExecContext, moe: &Moe, tokens: usize) {
-        let x = self.normed(moe, tokens);
+    /// Routes the rows, which are normed.
+    fn route(&mut self, mut context: ExecContext, moe: &Moe, x: Place) {
+        let tokens = x.rows;
+        let (x, norm) = match &moe.router_norm {
+            Some(norm) => (x, Some(norm)),
+            None => (self.normed(moe, tokens), None),
+        };
         self.extend_identity_rows(tokens);
-        matmul::encode(context.reborrow(), x, None, Needs::of([ActivationFormat::F32]), &mut self.encoded);
+        matmul::encode(context.reborrow(), x, norm, Needs::of([ActivationFormat::F32]), &mut self.encoded);
         choose(context, moe, &self.encoded, &self.identity_rows[..tokens], &mut self.logits, &mut self.routing);
     }
 
@@ -329,7 +333,13 @@ impl HostMixture {
     /// The choice of the router of mixture `number` for the input `x`.
     fn guess(&mut self, mut context: ExecContext, x: Place, number: usize, moe: &Moe) {
         self.extend_identity_rows(x.rows);
-        matmul::encode(context.reborrow(), x, Some(&moe.norm), Needs::of([ActivationFormat::F32]), &mut self.encoded);
+        matmul::encode(
+            context.reborrow(),
+            x,
+            Some(moe.norm_of_router()),
+            Needs::of([ActivationFormat::F32]),
+            &mut self.encoded,
+        );
         choose(context, moe, &self.encoded, &self.identity_rows[..x.rows], &mut self.logits, &mut self.guess.routing);
         self.guess.moe = Some(number);
     }

@@ -1,4 +1,4 @@
-// Work on each element or head between the fused operations: scales, SwiGLU, GELU, norms of whole rows and of outputs, pairs that are beside each other.
+// Work on each element or head between the fused operations: scales, soft caps, SwiGLU, GELU, norms of rows, heads and outputs, pairs that are beside each other.
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
 #include "prim/reduce.cuh"
@@ -6,13 +6,13 @@
 
 struct Between {
     Tensor x;
-    // `up`, the residual, or factors.
+    // `up`, the residual, what is normed, or factors.
     Tensor other;
     Norm norm;
     const u32* positions;
     u32 rows;
     u32 cols;
-    // Elements of a head; positions that share a factor.
+    // Elements of a head, or of what a norm takes; positions that share a factor.
     u32 head;
     float by;
     // The number of factors.
@@ -62,35 +62,54 @@ extern "C" __global__ void between_scale_rows(const Between p) {
     }
 }
 
-// A block takes a row; its first warp sums squares.
-extern "C" __global__ void between_norm(const Between p) {
-    __shared__ float inverse;
+extern "C" __global__ void between_zero(const Between p) {
     begin();
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
         float* x = p.x.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) x[c] = 0.0f;
+    }
+}
+
+extern "C" __global__ void between_soft_cap(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* x = p.x.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) x[c] = mul(tanh_(div(x[c], p.by)), p.by);
+    }
+}
+
+// A block takes a run of a row's columns, of as many as the norm has; its first warp sums squares. Grid (rows, runs).
+extern "C" __global__ void between_norm(const Between p) {
+    __shared__ float inverse;
+    begin();
+    const u64 from = (u64)blockIdx.y * p.head;
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float* x = p.x.row(r) + from;
+        float* out = p.other.row(r) + from;
         __syncthreads();
         if (threadIdx.x < WARP) {
-            float inv = inverse_rms(x, p.cols, p.norm.eps);
+            float inv = inverse_rms(x, p.head, p.norm.eps);
             if (threadIdx.x == 0) inverse = inv;
         }
         __syncthreads();
-        for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) x[c] = mul(mul(x[c], inverse), p.norm.weight[c]);
+        for (u32 c = threadIdx.x; c < p.head; c += blockDim.x) out[c] = mul(mul(x[c], inverse), p.norm.weight[c]);
     }
 }
 
 extern "C" __global__ void between_add_normed(const Between p) {
     __shared__ float inverse;
     begin();
+    const u64 from = (u64)blockIdx.y * p.head;
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
-        const float* x = p.x.row(r);
-        float* residual = p.other.row(r);
+        const float* x = p.x.row(r) + from;
+        float* residual = p.other.row(r) + from;
         __syncthreads();
         if (threadIdx.x < WARP) {
-            float inv = inverse_rms(x, p.cols, p.norm.eps);
+            float inv = inverse_rms(x, p.head, p.norm.eps);
             if (threadIdx.x == 0) inverse = inv;
         }
         __syncthreads();
-        for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) residual[c] = add(residual[c], mul(mul(x[c], inverse), p.norm.weight[c]));
+        for (u32 c = threadIdx.x; c < p.head; c += blockDim.x) residual[c] = add(residual[c], mul(mul(x[c], inverse), p.norm.weight[c]));
     }
 }
 

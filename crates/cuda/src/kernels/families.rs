@@ -72,6 +72,8 @@ kernels! {
         BETWEEN_SCALE "between_scale" in "elementwise/between" takes Between;
         BETWEEN_GEGLU "between_geglu" in "elementwise/between" takes Between;
         BETWEEN_SWIGLU "between_swiglu" in "elementwise/between" takes Between;
+        BETWEEN_ZERO "between_zero" in "elementwise/between" takes Between;
+        BETWEEN_SOFT_CAP "between_soft_cap" in "elementwise/between" takes Between;
         BETWEEN_NORM "between_norm" in "elementwise/between" takes Between;
         BETWEEN_SCALE_ROWS "between_scale_rows" in "elementwise/between" takes Between;
         BETWEEN_ADD_NORMED "between_add_normed" in "elementwise/between" takes Between;

@@ -1,7 +1,7 @@
 //! A step's mixtures: routed, computed and combined without the host, unless experts may have to come from the host's memory or from disk.
 
-use anyhow::Result;
-use sluice_backend::{Failed, Moe, MoeId, Routed, Routing, Tensor};
+use anyhow::{Result, bail};
+use sluice_backend::{ExpertKind, Failed, Moe, MoeId, Routed, Routing, Scoring, Tensor};
 
 use crate::device::graph::HoldGuard;
 use crate::device::pinned::PinnedBuffer;
@@ -43,6 +43,17 @@ pub struct Mixtures {
 impl Mixtures {
     /// Registers a mixture; `follows`: the mixture of the layer before.
     pub fn register(&mut self, context: &Context, moe: Moe, follows: Option<MoeId>) -> Result<MoeId> {
+        let more = [
+            (moe.router_norm.is_some(), "routers that norm their input by themselves"),
+            (moe.experts.kind == ExpertKind::GeGlu, "experts with GELU"),
+            (
+                matches!(&moe.scoring, Scoring::SoftmaxTopK { scales, .. } if !scales.is_empty()),
+                "a factor for each expert",
+            ),
+        ];
+        if let Some((_, what)) = more.into_iter().find(|(is_there, _)| *is_there) {
+            bail!("{what} are not on a GPU yet: such a model runs on the CPU");
+        }
         let number = self.layers.len();
         let layer = MoeLayer::new(&context.gpu, &context.weights, context.mode, moe)?;
         if let Some(before) = follows {

@@ -341,7 +341,8 @@ impl Operations for Pipeline {
         let tokens = self.devices[0].context.inputs.tokens().len();
         let (reads, writes) = match *operation {
             Elementwise::Scale { x, .. } | Elementwise::SplitPairs { x, .. } => (vec![x], x),
-            Elementwise::Norm { x, norm } => (vec![x, norm.weight], x),
+            Elementwise::Zero { out } => (vec![out], out),
+            Elementwise::Norm { x, norm, out } => (vec![x, norm.weight, out], out),
             Elementwise::ScaleRows { x, factors } => (vec![x, factors.table], x),
             Elementwise::GeGlu { gate, up } | Elementwise::SwiGlu { gate, up } => (vec![gate, up], gate),
             Elementwise::AddNormed { x, norm, residual } => (vec![x, norm.weight, residual], residual),
@@ -351,10 +352,10 @@ impl Operations for Pipeline {
         self.prepare(self.current, &reads, &[first(writes)]).elementwise(operation);
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId) {
+    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
         let home = self.home(OperationKey::Logits(head.number()));
         self.head = home;
-        self.prepare(home, &[x, norm.weight], &[]).logits(x, norm, head);
+        self.prepare(home, &[x, norm.weight], &[]).logits(x, norm, head, softcap);
     }
 }
 

@@ -225,11 +225,12 @@ impl Pipeline {
 
     /// The tensors that a mixture reads beside its input.
     pub(super) fn vectors_of(&self, moe: MoeId) -> Vec<Tensor> {
-        let Moe { norm, router, experts, shared, .. } = &self.mixtures[moe.number()].moe;
+        let Moe { norm, router_norm, router, experts, shared, .. } = &self.mixtures[moe.number()].moe;
         let gate = shared.iter().flat_map(|shared| &shared.gate);
         let biases = experts.biases.iter().flat_map(|of| [of.gate, of.up, of.down]);
         let linears = std::iter::once(router).chain(gate).flat_map(Pipeline::bias_of);
-        std::iter::once(norm.weight).chain(linears).chain(biases).collect()
+        let norms = std::iter::once(norm).chain(router_norm).map(|norm| norm.weight);
+        norms.chain(linears).chain(biases).collect()
     }
 
     /// The tensors that a linear reads beside its input.

@@ -181,8 +181,9 @@ impl AttentionScratch {
         assert!(!layer.gated || layout.k_dim == layout.v_dim, "a gate as wide as the output");
         assert!(layer.window != Some(0), "a window of no positions");
         let q_dim = layout.k_dim * if layer.gated { 2 } else { 1 };
-        let widths = [heads * q_dim, kv_heads * layout.k_dim, kv_heads * layout.v_dim, heads * layout.v_dim];
-        for (t, width) in [layer.q, layer.k, layer.v, layer.out].into_iter().zip(widths) {
+        let widths = [heads * q_dim, heads * layout.v_dim, kv_heads * layout.k_dim, kv_heads * layout.v_dim];
+        let used = if layer.shared { 2 } else { 4 };
+        for (t, width) in [layer.q, layer.out, layer.k, layer.v].into_iter().zip(widths).take(used) {
             assert!(t.rows >= tokens && t.cols == width, "{tokens} tokens of {width} in {t:?}");
         }
         let rotary = &context.rotary[layer.rotary.number()];
@@ -247,7 +248,9 @@ impl AttentionScratch {
         // Blocks of fewer heads finish sooner, but each reads the keys again, which costs once the device is full.
         let fits = |tile: usize| tokens * blocks(tile) * partitions <= gpu.device.multiprocessors;
         let decode_tile = [1, 2].into_iter().find(|n| *n < tile && fits(*n)).unwrap_or(tile);
-        if let Some((kernel, shared)) = decode_kernel(context, &layout, &parameters.cache, decode_tile) {
+        let decode = decode_kernel(context, &layout, &parameters.cache, decode_tile);
+        // It stores what it attends to.
+        if let Some((kernel, shared)) = decode.filter(|_| !layer.shared) {
             let tiles = blocks(decode_tile);
             let parts = if partitions > 1 { self.parts.reserve(gpu, part_bytes_all)? } else { 0 };
             // The last block to finish joins a few partitions.
@@ -287,13 +290,15 @@ impl AttentionScratch {
             }
             return Ok(());
         }
-        // 3. Other steps: keys and values into their slots, then attention
+        // 3. Other steps: keys and values into their slots, unless they are there, then attention
         let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
         let floats = |n: usize| number(4 * n);
         let padded = layout.k_dim.next_multiple_of(16);
         // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs ensure; the scratch was just reserved.
         unsafe {
-            gpu.launch(Kernel::ATTENTION_STORE_KV, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
+            if !layer.shared {
+                gpu.launch(Kernel::ATTENTION_STORE_KV, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
+            }
             if let Some((kernel, threads, grid, shared)) = prefill_kernel(gpu, &layout, &parameters) {
                 gpu.launch(kernel, grid, threads, shared, &parameters)?;
             } else if split {

@@ -1,8 +1,10 @@
 //! Work on each element or head between the fused operations.
 
 use anyhow::Result;
-use sluice_backend::{Elementwise, Tensor};
+use sluice_backend::{Elementwise, Norm, Tensor};
 
+use crate::device::stream::Gpu;
+use crate::device::sys::Address;
 use crate::kernels::Kernel;
 use crate::ops::context::Context;
 use crate::parameters::{self as p, number};
@@ -12,12 +14,34 @@ const THREADS: u32 = 256;
 /// Elements of a head that one block takes: a thread for each pair.
 const MAX_HEAD: usize = 2048;
 
+/// Enqueues `x = cap * tanh(x / cap)` over `rows` dense rows of `cols` elements.
+///
+/// # Errors
+/// As for any launch.
+///
+/// # Safety
+/// There are as many elements at `at`, and nothing else uses them meanwhile.
+pub unsafe fn soft_cap(gpu: &Gpu, at: Address, (rows, cols): (usize, usize), cap: f32) -> Result<()> {
+    let x = p::Tensor::dense(at, cols);
+    let parameters = p::Between { x, rows: number(rows), cols: number(cols), by: cap, ..p::Between::default() };
+    let grid = [number(rows), number(cols.div_ceil(4 * THREADS as usize)), 1];
+    // SAFETY: as the caller vouches.
+    unsafe { gpu.launch(Kernel::BETWEEN_SOFT_CAP, grid, THREADS, 0, &parameters)? };
+    Ok(())
+}
+
 /// Enqueues the operation for the step's tokens.
 pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
     let rows = context.inputs.tokens().len();
     if rows == 0 {
         return Ok(());
     }
+    // Norms take each run of their columns by itself.
+    let runs = |x: Tensor, norm: &Norm| {
+        let head = norm.weight.cols;
+        assert!(head > 0 && x.cols.is_multiple_of(head), "a norm over {head} of {} columns", x.cols);
+        (number(head), [number(rows), number(x.cols / head), 1])
+    };
     let check = |all: &[Tensor]| {
         assert!(all.iter().all(|t| t.rows >= rows && t.cols == all[0].cols), "{rows} tokens in {all:?}");
     };
@@ -41,10 +65,15 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
             check(&[gate, up]);
             (Kernel::BETWEEN_SWIGLU, parts(gate), THREADS, p::Between { other: context.place(up), ..of(gate) })
         }
-        Elementwise::Norm { x, norm } => {
-            check(&[x]);
-            assert_eq!(norm.weight.cols, x.cols, "a norm over {} columns", x.cols);
-            (Kernel::BETWEEN_NORM, [number(rows), 1, 1], THREADS, p::Between { norm: context.norm(&norm), ..of(x) })
+        Elementwise::Zero { out } => {
+            check(&[out]);
+            (Kernel::BETWEEN_ZERO, parts(out), THREADS, of(out))
+        }
+        Elementwise::Norm { x, norm, out } => {
+            check(&[x, out]);
+            let (head, grid) = runs(x, &norm);
+            let (other, norm) = (context.place(out), context.norm(&norm));
+            (Kernel::BETWEEN_NORM, grid, THREADS, p::Between { other, norm, head, ..of(x) })
         }
         Elementwise::ScaleRows { x, factors } => {
             check(&[x]);
@@ -55,9 +84,9 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
         }
         Elementwise::AddNormed { x, norm, residual } => {
             check(&[x, residual]);
-            assert_eq!(norm.weight.cols, x.cols, "a norm over {} columns", x.cols);
+            let (head, grid) = runs(x, &norm);
             let (other, norm) = (context.place(residual), context.norm(&norm));
-            (Kernel::BETWEEN_ADD_NORMED, [number(rows), 1, 1], THREADS, p::Between { other, norm, ..of(x) })
+            (Kernel::BETWEEN_ADD_NORMED, grid, THREADS, p::Between { other, norm, head, ..of(x) })
         }
         Elementwise::SplitPairs { x, head } => {
             check(&[x]);

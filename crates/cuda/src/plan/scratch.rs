@@ -226,7 +226,7 @@ impl Operations for ScratchPlanner<'_> {
         }
     }
 
-    fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId) {
+    fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId, _: Option<f32>) {
         self.operations.push(PlannedOperation {
             key: OperationKey::Logits(head.number()),
             matrices: vec![head.number()],

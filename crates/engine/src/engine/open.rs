@@ -11,7 +11,7 @@ use sluice_backend::{
 use sluice_cache::{Group, KvCache, PrefixOptions};
 use sluice_cpu::Cpu;
 use sluice_experts::Keep;
-use sluice_model::{CacheKind, ModelSource, ModelTensors};
+use sluice_model::{CacheKind, ModelSource, ModelTensors, OnDisk, Used, UsedBy};
 use sluice_store::load::ReadAhead;
 use sluice_store::{LoadOptions, Loading};
 
@@ -29,6 +29,7 @@ use crate::setup::device_share::DeviceShare;
 use crate::setup::limits::{divide_with_retries, hard_limits, machine_limit};
 use crate::setup::needs::{held, held_on, snapshots, step_scratch, streamed_need, weights_in_memory};
 use crate::setup::placement::{self, PlacementChoice};
+use crate::setup::tables;
 use crate::step::runner::Runner;
 use crate::tiers::Tiers;
 use crate::tiers::disk::fingerprint::{BitOptions, ModelIdentity};
@@ -97,6 +98,7 @@ impl Engine {
         let mut first = Some(make(&options)?);
         let device = first.as_ref().is_some_and(|backend| backend.device_memory().is_some());
         let placed = placement::decide(&**source, &model, &options, device)?;
+        let tables = tables::stay_on_disk(&model, &options, device)?;
         let mut load = options.load.clone();
         if device {
             // Nothing of it stays in the host's memory. Reads from the page cache copy, too, so more threads are faster.
@@ -104,10 +106,10 @@ impl Engine {
                 LoadOptions { copy_budget: None, threads: load.threads.max(options.threads.min(MAX_READERS)), ..load };
         }
         let mut open = |placed: PlacementChoice| {
-            let streamed = (placed.placement != Placement::Mapped).then_some(&model);
-            let (tensors, loading) = source.load(&load, streamed)?;
+            let on_disk = OnDisk { model: &model, experts: placed.placement != Placement::Mapped, tables };
+            let (tensors, loading) = source.load(&load, Some(on_disk))?;
             let backend = first.take().map_or_else(|| make(&options), Ok)?;
-            Engine::build(&tensors, Some((loading, &**source)), options.clone(), placed, backend)
+            Engine::build(&tensors, Some((loading, &**source)), options.clone(), (placed, tables), backend)
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
@@ -136,14 +138,14 @@ impl Engine {
     pub fn load(tensors: &ModelTensors, options: Options) -> Result<Engine> {
         let placed = PlacementChoice { placement: Placement::Mapped, reason: "opened elsewhere".into() };
         let backend = cpu(&options)?;
-        Engine::build(tensors, None, options, placed, backend)
+        Engine::build(tensors, None, options, (placed, false), backend)
     }
 
     fn build(
         tensors: &ModelTensors,
         from: Option<(Loading, &dyn ModelSource)>,
         options: Options,
-        placed: PlacementChoice,
+        (placed, tables_on_disk): (PlacementChoice, bool),
         mut backend: Box<dyn Backend>,
     ) -> Result<Engine> {
         let (loading, source) = from.map_or((None, None), |(loading, source)| (Some(loading), Some(source)));
@@ -212,9 +214,18 @@ impl Engine {
             scratch.push((chunk, (own_part + sampling) as u64));
             per_block = (need.per_128_positions * block_tokens).div_ceil(128);
         }
-        let by_experts: usize = loaded.order.iter().filter(|used| used.by_experts).map(|used| used.bytes.len()).sum();
+        let by_experts: usize =
+            loaded.order.iter().filter(|used| used.by == UsedBy::Experts).map(|used| used.bytes.len()).sum();
         let on_disk = if streamed { Some(streamed_need(&mut *backend, by_experts, &options)?) } else { None };
-        let wanted = || loaded.order.iter().filter(|used| !(streamed && used.by_experts)).map(|used| &used.bytes);
+        let stays = |used: &Used| match used.by {
+            UsedBy::All => false,
+            UsedBy::Experts => streamed,
+            UsedBy::Rows => tables_on_disk,
+        };
+        let wanted = || loaded.order.iter().filter(|used| !stays(used)).map(|used| &used.bytes);
+        let row_options = tables::row_options(&options);
+        let tables = if tables_on_disk { &loaded.tables[..] } else { &[] };
+        let rows: usize = tables.iter().map(|table| backend.table_bytes(*table, &row_options)).sum();
         let [mapped, copied] = match (&loading, own) {
             // On their way to a device weights pass through a few buffers.
             (Some(loading), Some(_)) => [0, loading.bytes_to_deliver()],
@@ -227,7 +238,7 @@ impl Engine {
         let own = backend.device_memory();
         let mut need = Need {
             mapped,
-            copied,
+            copied: copied + rows as u64,
             state: held(&mut *backend, MemoryClass::State) as u64,
             scratch,
             block: (if own.is_some() { 0 } else { in_cache } + block_tokens * per_token) as u64,
@@ -278,6 +289,7 @@ impl Engine {
             let expert_options = ExpertOptions { keep, budget, device_budget, ..options.expert_options.clone() };
             backend.stream_experts(&expert_options, options.lookahead)?;
         }
+        tables.iter().try_for_each(|table| backend.stream_table(*table, &row_options))?;
         let experts = held(&mut *backend, MemoryClass::Experts) as u64;
         // All sequences share one pool of positions.
         let mut pool = max_context.saturating_mul(options.max_sequences);

@@ -1,6 +1,6 @@
 //! What an engine says about itself: settings, memory and measurements.
 
-use sluice_backend::{KvType, Lookahead, MemoryClass, MemoryUse, Profile, Routed, Streamed};
+use sluice_backend::{KvType, Lookahead, MemoryClass, MemoryUse, Profile, Routed, RowStats, Streamed};
 use sluice_cache::Evicted;
 use sluice_model::Description;
 use sluice_store::Loading;
@@ -140,6 +140,11 @@ impl Engine {
     /// Does nothing if look-ahead is off.
     pub fn fill_experts(&mut self) -> bool {
         self.options.lookahead != Lookahead::Off && self.runner.backend.fill_experts()
+    }
+
+    /// What was read of tables that stay on disk, since the start; `None` if none does.
+    pub fn table_stats(&self) -> Option<RowStats> {
+        self.runner.backend.table_stats()
     }
 
     /// What streaming experts took since the last call; `None` if none are streamed.

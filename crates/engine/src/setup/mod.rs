@@ -5,3 +5,4 @@ pub(crate) mod device_share;
 pub(crate) mod limits;
 pub(crate) mod needs;
 pub(crate) mod placement;
+pub(crate) mod tables;

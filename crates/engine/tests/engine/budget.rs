@@ -10,7 +10,9 @@ use sluice_engine::{
 use support::*;
 
 /// Of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 14] = [
+const FOLDERS: [&str; 16] = [
+    "gemma4_moe",
+    "gemma4_per_layer",
     "olmo3",
     "phi3",
     "glm4_moe",

@@ -159,9 +159,17 @@ fn compare(model: &str, options: &Options, seeds: std::ops::Range<u64>) -> u64 {
 
 #[test]
 fn drafts_change_nothing_that_a_caller_sees() {
-    for model in
-        ["qwen3", "qwen3_window", "qwen3_moe", "gpt_oss_mxfp4", "gemma3", "qwen3_5", "qwen3_next", "qwen3_5_moe"]
-    {
+    for model in [
+        "qwen3",
+        "qwen3_window",
+        "qwen3_moe",
+        "gpt_oss_mxfp4",
+        "gemma3",
+        "gemma4_per_layer",
+        "qwen3_5",
+        "qwen3_next",
+        "qwen3_5_moe",
+    ] {
         let accepted = compare(model, &options(), 0..cases(40));
         assert!(accepted > 50, "{model}: only {accepted} tokens were drafted rightly");
     }

@@ -9,7 +9,10 @@ use support::*;
 const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
-const FOLDERS: [&str; 21] = [
+const FOLDERS: [&str; 24] = [
+    "gemma4",
+    "gemma4_moe",
+    "gemma4_per_layer",
     "ministral3",
     "phi3",
     "granite",

@@ -26,5 +26,6 @@ mod sources;
 mod spill;
 mod streaming;
 mod support;
+mod tables;
 mod tokenizer;
 mod toy_architecture;

@@ -287,7 +287,7 @@ fn what_no_operation_computes_is_refused_by_name() {
     write(folder.path());
     for (model_type, what) in [
         ("toy_latent", "layer 1 has latent attention"),
-        ("toy_gelu", "layer 1 has experts with GELU"),
+        ("toy_scales", "layer 1 has a router with scales of experts and without a softmax of all"),
         ("toy_softmax_groups", "layer 1 has a softmax router with a correction bias"),
     ] {
         std::fs::write(folder.path().join("config.json"), config(model_type).to_string()).unwrap();

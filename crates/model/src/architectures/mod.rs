@@ -2,6 +2,7 @@
 
 mod deepseek;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
@@ -54,8 +55,13 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "qwen3_5_text", describe: qwen3_5::describe },
     Architecture { model_type: "qwen3_5_moe", describe: qwen3_5_moe::describe },
     Architecture { model_type: "qwen3_5_moe_text", describe: qwen3_5_moe::describe },
+    Architecture { model_type: "gemma2", describe: gemma3::describe_2 },
     Architecture { model_type: "gemma3", describe: gemma3::describe },
     Architecture { model_type: "gemma3_text", describe: gemma3::describe },
+    Architecture { model_type: "gemma4", describe: gemma4::describe },
+    Architecture { model_type: "gemma4_text", describe: gemma4::describe },
+    Architecture { model_type: "gemma4_unified", describe: gemma4::describe_unified },
+    Architecture { model_type: "gemma4_unified_text", describe: gemma4::describe_unified },
     Architecture { model_type: "gpt_oss", describe: gpt_oss::describe },
     Architecture { model_type: "mistral", describe: mistral::describe },
     Architecture { model_type: "ministral", describe: mistral::describe },

@@ -1,14 +1,12 @@
 //! What to say of an architecture that is not supported: the nearest that is, and what is missing.
 
 /// Types that people run: the beginning of their names, the nearest supported type, and what no operation computes of them. Longer beginnings come first.
-const KNOWN: [(&str, &str, &str); 22] = [
+const KNOWN: [(&str, &str, &str); 20] = [
     ("deepseek_v32", "deepseek_v3", "the sparse indexer of its attention"),
     ("deepseek_v4", "deepseek_v3", "compressed attention and hyper-connections"),
     ("glm_moe_dsa", "deepseek_v3", "the sparse indexer of its attention"),
     ("kimi", "qwen3_next", "Kimi Delta Attention"),
-    ("gemma2", "gemma3_text", "a soft cap of logits"),
-    ("gemma3n", "gemma3_text", "per-layer embeddings, and layers that share keys and values"),
-    ("gemma4", "gemma3_text", "heads of two sizes, per-layer embeddings, and layers that share keys and values"),
+    ("gemma3n", "gemma4_text", "alternating updates of several residuals, and sparse activations"),
     ("nemotron_h", "granitemoehybrid", "Mamba-2 layers"),
     ("falcon_h1", "granitemoehybrid", "Mamba-2 layers"),
     ("bamba", "granitemoehybrid", "Mamba-2 layers"),
@@ -68,7 +66,7 @@ mod tests {
         let all = supported();
         let said = nearest("deepseek_v32", &all);
         assert!(said.contains("\"deepseek_v3\"") && said.contains("sparse indexer"), "{said}");
-        assert!(nearest("gemma4_text", &all).contains("per-layer embeddings"));
+        assert!(nearest("gemma3n_text", &all).contains("alternating updates"));
         assert_eq!(nearest("qwen3_moee", &all), "; did you mean \"qwen3_moe\"?");
         assert_eq!(nearest("t5", &all), "");
         assert_eq!(nearest(&"x".repeat(1 << 20), &all), "");

@@ -44,6 +44,15 @@ pub enum AttentionBiases {
     All,
 }
 
+/// Where the values of a layer come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueSource {
+    /// From a projection of their own.
+    Projected,
+    /// They are what the projection of keys gives, before its norm and its rotation (K = V, Gemma 4).
+    Keys,
+}
+
 /// The query at position p is multiplied by `1 + beta * ln(1 + floor(p / period))` (Llama 4, Ministral 3).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
@@ -80,6 +89,12 @@ pub struct AttentionDescription {
     pub normed: bool,
     /// Their norms take all heads together as one vector (OLMo 2, MiniMax-M2).
     pub whole_norms: bool,
+    /// Where values come from.
+    pub values: ValueSource,
+    /// Each head of v goes through a norm that has no weights (Gemma 4).
+    pub values_normed: bool,
+    /// Keys and values are those of the last layer before with a cache like this one's: there are none of its own (Gemma 3n).
+    pub shared: bool,
     /// q, k and v are rows of one matrix, one after the other (Phi-3).
     pub joined: bool,
     /// Queries and keys are turned by their positions; otherwise they know none (NoPE).
@@ -173,6 +188,9 @@ impl AttentionDescription {
             gated,
             normed: true,
             whole_norms: false,
+            values: ValueSource::Projected,
+            values_normed: false,
+            shared: false,
             joined: false,
             rotated: true,
             adjacent_pairs: false,

@@ -34,6 +34,10 @@ pub struct RouterDescription {
     pub scoring: RouterScoring,
     /// The router's projection has a bias, which is part of its logits.
     pub biased: bool,
+    /// Its input goes through a norm of its own, whose weights are a stored vector over the root of the width (Gemma 4).
+    pub own_norm: bool,
+    /// The weight of each chosen expert is multiplied by a stored number of that expert's (Gemma 4).
+    pub expert_scales: bool,
     /// A stored bias is added to the scores where experts are chosen, and not where they are weighed.
     pub correction_bias: bool,
     /// Groups of experts, where there are any.
@@ -99,6 +103,8 @@ impl RouterDescription {
             k,
             scoring: RouterScoring::Softmax,
             biased: false,
+            own_norm: false,
+            expert_scales: false,
             correction_bias: false,
             groups: None,
             normalise,
@@ -106,19 +112,24 @@ impl RouterDescription {
         }
     }
 
-    /// How a backend is to choose; `correction`: the values of the correction bias, `[experts]`, empty without one.
+    /// How a backend is to choose; `stored`: the values of the correction bias, or of the experts' scales, `[experts]`, empty without either.
     ///
     /// # Errors
     /// A combination that no operation has; the message names it.
-    pub fn scoring(&self, correction: Vec<f32>) -> Result<Scoring, String> {
+    pub fn scoring(&self, stored: Vec<f32>) -> Result<Scoring, String> {
         let RouterDescription { k, normalise: renormalise, scale, .. } = *self;
         let plain = match self.scoring {
+            _ if self.expert_scales && self.scoring != RouterScoring::Softmax => {
+                return Err("a router with scales of experts and without a softmax of all".into());
+            }
             RouterScoring::Sigmoid => {
                 let ExpertGroups { count: groups, top: top_groups } =
                     self.groups.unwrap_or(ExpertGroups { count: 1, top: 1 });
-                return Ok(Scoring::Sigmoid { k, bias: correction, groups, top_groups, renormalise, scale });
+                return Ok(Scoring::Sigmoid { k, bias: stored, groups, top_groups, renormalise, scale });
             }
-            RouterScoring::Softmax => Scoring::SoftmaxTopK { k, renormalise },
+            RouterScoring::Softmax => {
+                Scoring::SoftmaxTopK { k, renormalise, scales: if self.expert_scales { stored } else { Vec::new() } }
+            }
             RouterScoring::SoftmaxOfChosen => Scoring::TopKSoftmax { k },
         };
         let more = [

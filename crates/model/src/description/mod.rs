@@ -4,6 +4,7 @@
 mod attention;
 mod delta_net;
 mod experts;
+mod meaning;
 mod support;
 mod weights;
 mod windows;
@@ -19,14 +20,16 @@ use crate::mlx_lm::MlxLm;
 use crate::rope::Rotary;
 pub use attention::{
     AttentionBiases, AttentionDescription, AttentionVariant, CacheGroup, CacheKind, LatentDescription, QueryGrowth,
+    ValueSource,
 };
 pub use delta_net::{DeltaDescription, ProjectionLayout};
 pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
     StackOrder,
 };
-pub(crate) use weights::CORRECTION_BIAS;
-pub use weights::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};
+pub use meaning::{Leaf, Meaning};
+pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE};
+pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
 
 /// A decoder-only transformer: embedding, layers of a token mixer and a feed-forward part, head.
@@ -50,6 +53,12 @@ pub struct Description {
     pub embedding_scale: Option<EmbeddingScale>,
     /// What logits are multiplied by; `None`: nothing.
     pub logit_scale: Option<f64>,
+    /// Logits become `cap * tanh(logit / cap)` (Gemma 2).
+    pub logit_softcap: Option<f32>,
+    /// Each layer has an embedding of its own, which it adds at its end (Gemma 3n).
+    pub per_layer: Option<PerLayerDescription>,
+    /// What a layer puts out is multiplied by a stored number of its own (Gemma 4).
+    pub layer_scales: bool,
     /// What goes into both halves of a layer is normed. Where it is not, what they put out is (OLMo 2).
     pub input_norms: bool,
     /// What both halves of a layer put out goes through a norm before it is added (Gemma 2). The norm before the feed-forward part has its own name then.
@@ -78,6 +87,16 @@ pub struct EmbeddingScale {
     pub by: f64,
     /// It is rounded to the type that the checkpoint works in first (Gemma).
     pub rounded: bool,
+}
+
+/// Embeddings for each layer (Gemma 3n): a row of a table for each token, and beside it a projection of the token's embedding. Their sum over the root of 2 is
+/// gated by the residual stream, projected, normed and added to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerLayerDescription {
+    /// Elements of one layer's embedding. A row of the table has those of all layers, one after the other.
+    pub width: usize,
+    /// Rows of the table.
+    pub vocabulary: usize,
 }
 
 /// What gate, up and down are called, unless an architecture says otherwise.
@@ -118,6 +137,8 @@ pub enum FeedForwardDescription {
     Dense { intermediate: usize, activation: DenseActivation, joined: bool },
     /// A mixture of experts.
     Moe(Arc<MoeDescription>),
+    /// A dense part and a mixture side by side, each normed before and after by itself; their sum is normed once more (Gemma 4).
+    Beside { intermediate: usize, activation: DenseActivation, moe: Arc<MoeDescription> },
 }
 
 /// What goes over the gate of a dense feed-forward layer.
@@ -130,6 +151,14 @@ pub enum DenseActivation {
 }
 
 impl FeedForwardDescription {
+    /// Its mixture, if it has one.
+    pub fn moe(&self) -> Option<&MoeDescription> {
+        match self {
+            FeedForwardDescription::Moe(moe) | FeedForwardDescription::Beside { moe, .. } => Some(moe),
+            FeedForwardDescription::Dense { .. } => None,
+        }
+    }
+
     /// A dense layer with SwiGLU.
     pub fn dense(intermediate: usize) -> FeedForwardDescription {
         FeedForwardDescription::Dense { intermediate, activation: DenseActivation::Silu, joined: false }
@@ -191,6 +220,9 @@ impl Outline {
             tied,
             embedding_scale: None,
             logit_scale: None,
+            logit_softcap: None,
+            per_layer: None,
+            layer_scales: false,
             input_norms: true,
             output_norms: false,
             rotary: rotary.frequencies,
@@ -211,6 +243,7 @@ impl Description {
         for attention in self.attention_layers() {
             let own = attention.cache_group();
             match groups.iter_mut().find(|group| group.is_like(&own)) {
+                Some(_) if attention.shared => {}
                 Some(group) => group.layers += 1,
                 None => groups.push(own),
             }
@@ -285,10 +318,7 @@ impl Description {
 
     /// The mixtures of experts, in order.
     pub fn moe_layers(&self) -> impl Iterator<Item = &MoeDescription> {
-        self.layers.iter().filter_map(|l| match &l.feed_forward {
-            FeedForwardDescription::Moe(moe) => Some(&**moe),
-            FeedForwardDescription::Dense { .. } => None,
-        })
+        self.layers.iter().filter_map(|l| l.feed_forward.moe())
     }
 
     /// f32 elements of a sequence's recurrent state, all layers together; 0 without recurrent layers.

@@ -4,8 +4,8 @@
 use anyhow::{Result, ensure};
 
 use super::attention::{AttentionDescription, AttentionVariant};
-use super::experts::{ExpertActivation, MoeDescription};
-use super::{Description, FeedForwardDescription, MixerDescription};
+use super::experts::MoeDescription;
+use super::{Description, FeedForwardDescription, LayerDescription, MixerDescription, ValueSource};
 
 impl Description {
     /// Refuses a variant that is described and that no operation computes.
@@ -23,9 +23,18 @@ impl Description {
                 MixerDescription::Attention(attention) => attention.unsupported(self.rotary_dim(attention)),
                 MixerDescription::DeltaNet(_) => unnormed.clone(),
             };
+            let before = &self.layers[..number];
+            let unsupported = unsupported.or_else(|| match &layer.mixer {
+                MixerDescription::Attention(a) if a.shared => a.unshared(before),
+                _ => None,
+            });
             let unsupported = unsupported.or_else(|| match &layer.feed_forward {
                 FeedForwardDescription::Dense { .. } => None,
                 FeedForwardDescription::Moe(moe) => moe.unsupported().or(unnormed),
+                FeedForwardDescription::Beside { .. } if !self.output_norms => {
+                    Some("a dense part and a mixture side by side, without norms of what they put out".into())
+                }
+                FeedForwardDescription::Beside { moe, .. } => moe.unsupported().or(unnormed),
             });
             let what = unsupported.as_deref().unwrap_or_default();
             let architecture = self.architecture;
@@ -44,6 +53,16 @@ impl Description {
 }
 
 impl AttentionDescription {
+    /// What is missing for keys and values that a layer before has; `before`: all of them.
+    fn unshared(&self, before: &[LayerDescription]) -> Option<String> {
+        let own = self.cache_group();
+        let stores = |layer: &LayerDescription| match &layer.mixer {
+            MixerDescription::Attention(a) => !a.shared && a.cache_group().is_like(&own),
+            MixerDescription::DeltaNet(_) => false,
+        };
+        (!before.iter().any(stores)).then(|| "keys and values of a layer before it, and there is none like it".into())
+    }
+
     fn unsupported(&self, rotary_dim: usize) -> Option<String> {
         if let AttentionVariant::Latent(latent) = self.variant {
             let more = [
@@ -60,6 +79,15 @@ impl AttentionDescription {
             let found = more.into_iter().find(|(is_there, _)| *is_there);
             return found.map(|(_, what)| format!("latent attention with {what}"));
         }
+        let has_own_values = self.values == ValueSource::Projected;
+        let more = [
+            (self.joined && (self.shared || !has_own_values), "q, k and v in one matrix, and none of its own"),
+            (!has_own_values && self.v_dim != self.head_dim, "values that are keys of another size"),
+            (self.shared && self.whole_norms, "norms over all of k that another layer has"),
+        ];
+        if let Some((_, what)) = more.into_iter().find(|(is_there, _)| *is_there) {
+            return Some(what.into());
+        }
         if self.gated && self.v_dim != self.head_dim {
             return Some("gated attention with values of another size than queries".into());
         }
@@ -73,9 +101,6 @@ impl AttentionDescription {
 
 impl MoeDescription {
     fn unsupported(&self) -> Option<String> {
-        if self.activation == ExpertActivation::GeGlu {
-            return Some("experts with GELU".into());
-        }
         let scoring = self.router.scoring(Vec::new());
         scoring.and_then(|scoring| scoring.check(self.count)).err()
     }

@@ -5,17 +5,28 @@ use sluice_backend::DeltaShape;
 
 use super::{
     AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, Description, FeedForwardDescription,
-    LatentDescription, LayerDescription, MixerDescription, PROJECTIONS, ProjectionLayout,
+    LatentDescription, LayerDescription, MixerDescription, PROJECTIONS, PerLayerDescription, ProjectionLayout,
+    ValueSource,
 };
+use crate::mlx_names;
 
 /// What is added to router scores where experts are chosen.
 pub(crate) const CORRECTION_BIAS: &str = "mlp.gate.e_score_correction_bias";
+
+/// Gemma 4's: what the input of a router is multiplied by, and the weights of its experts.
+pub(crate) const ROUTER_SCALE: &str = "mlp.router_scale";
+pub(crate) const EXPERT_SCALES: &str = "mlp.expert_scales";
+
+/// The table of embeddings for each layer.
+pub(crate) const PER_LAYER_TABLE: &str = "embed_tokens_per_layer";
 
 /// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightClass {
     /// The input embedding.
     Embedding,
+    /// The table of embeddings for each layer: a token reads one row.
+    PerLayerEmbedding,
     /// The output head, where it is not the embedding.
     Head,
     /// Projections of attention layers.
@@ -39,6 +50,7 @@ impl WeightClass {
     pub fn name(self) -> &'static str {
         match self {
             WeightClass::Embedding => "embedding",
+            WeightClass::PerLayerEmbedding => "per-layer embeddings",
             WeightClass::Head => "output head",
             WeightClass::Attention => "attention",
             WeightClass::Recurrent => "linear attention",
@@ -56,6 +68,10 @@ impl WeightClass {
         matches!(self, Attention | Recurrent | Mlp | SharedExpert)
     }
 }
+
+/// The norms of a dense part and a mixture side by side, besides those around both: after the dense part, before the mixture, after it.
+pub(crate) const BESIDE_NORMS: [&str; 3] =
+    ["post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"];
 
 /// How a weight is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,17 +152,23 @@ impl AttentionDescription {
                 vec![projection("self_attn.qkv_proj", rows, hidden, inputs)]
             }
             AttentionVariant::Grouped => vec![
-                projection("self_attn.q_proj", self.q_cols(), hidden, inputs),
-                projection("self_attn.k_proj", self.k_cols(), hidden, inputs),
-                projection("self_attn.v_proj", self.v_cols(), hidden, inputs),
-            ],
+                Some(projection("self_attn.q_proj", self.q_cols(), hidden, inputs)),
+                (!self.shared).then(|| projection("self_attn.k_proj", self.k_cols(), hidden, inputs)),
+                (!self.shared && self.values == ValueSource::Projected)
+                    .then(|| projection("self_attn.v_proj", self.v_cols(), hidden, inputs)),
+            ]
+            .into_iter()
+            .flatten()
+            .collect(),
             AttentionVariant::Latent(latent) => self.latent_weights(&latent, hidden, norm, inputs),
         };
         all.push(projection("self_attn.o_proj", hidden, self.out_cols(), output));
         if self.normed {
             let each = if self.whole_norms { [self.heads, self.kv_heads] } else { [1, 1] };
             all.push(vector("self_attn.q_norm", norm, each[0] * self.head_dim));
-            all.push(vector("self_attn.k_norm", norm, each[1] * self.head_dim));
+            if !self.shared {
+                all.push(vector("self_attn.k_norm", norm, each[1] * self.head_dim));
+            }
         }
         if self.sinks {
             all.push(vector("self_attn.sinks", WeightKind::Vector, self.heads));
@@ -222,9 +244,10 @@ impl DeltaDescription {
 }
 
 impl FeedForwardDescription {
-    fn weights(&self, hidden: usize) -> Vec<WeightDescription> {
+    fn weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
         // A stored bias belongs to the model, and loading refuses it.
         let gated = |part, class, rows, cols| WeightDescription { biased: true, ..matrix(part, class, rows, cols) };
+        let mut all = Vec::new();
         let moe = match self {
             FeedForwardDescription::Dense { intermediate, joined: true, .. } => {
                 return vec![
@@ -239,10 +262,24 @@ impl FeedForwardDescription {
                     gated("mlp.down_proj", WeightClass::Mlp, hidden, *intermediate),
                 ];
             }
+            FeedForwardDescription::Beside { intermediate, activation, moe } => {
+                let (intermediate, activation) = (*intermediate, *activation);
+                all.extend(
+                    FeedForwardDescription::Dense { intermediate, activation, joined: false }.weights(hidden, norm),
+                );
+                all.extend(BESIDE_NORMS.map(|part| vector(part, norm, hidden)));
+                moe
+            }
             FeedForwardDescription::Moe(moe) => moe,
         };
         let router = matrix("mlp.gate", WeightClass::Router, moe.count, hidden);
-        let mut all = vec![WeightDescription { biased: moe.router.biased, ..router }];
+        all.push(WeightDescription { biased: moe.router.biased, ..router });
+        if moe.router.own_norm {
+            all.push(vector(ROUTER_SCALE, WeightKind::Vector, hidden));
+        }
+        if moe.router.expert_scales {
+            all.push(vector(EXPERT_SCALES, WeightKind::Vector, moe.count));
+        }
         if moe.router.correction_bias {
             all.push(vector(CORRECTION_BIAS, WeightKind::Vector, moe.count));
         }
@@ -284,7 +321,7 @@ impl LayerDescription {
         if before && after {
             all.push(vector("pre_feedforward_layernorm", norm, hidden));
         }
-        all.extend(self.feed_forward.weights(hidden));
+        all.extend(self.feed_forward.weights(hidden, norm));
         if after {
             all.push(vector("post_feedforward_layernorm", norm, hidden));
         }
@@ -297,14 +334,25 @@ impl Description {
     pub fn weights(&self) -> impl Iterator<Item = WeightDescription> {
         let [embedding, norm, head] = self.outer();
         let layers = (0..self.layers.len()).flat_map(|layer| self.layer_weights(layer));
-        std::iter::once(embedding).chain(layers).chain([norm]).chain((!self.tied).then_some(head))
+        let first = std::iter::once(embedding).chain(self.outer_per_layer());
+        first.chain(layers).chain([norm]).chain((!self.tied).then_some(head))
     }
 
     /// The weights of one layer; none if there is no such layer.
     pub fn layer_weights(&self, layer: usize) -> Vec<WeightDescription> {
         let norms = (self.input_norms, self.output_norms);
         let of = |l: &LayerDescription| l.weights(self.hidden, self.norm_kind(), norms);
-        let weights = self.layers.get(layer).map(of).unwrap_or_default();
+        let mut weights = self.layers.get(layer).map(of).unwrap_or_default();
+        if let Some(PerLayerDescription { width, .. }) = self.per_layer {
+            weights.extend([
+                matrix("per_layer_input_gate", WeightClass::Mlp, width, self.hidden),
+                matrix("per_layer_projection", WeightClass::Mlp, self.hidden, width),
+                vector("post_per_layer_input_norm", self.norm_kind(), self.hidden),
+            ]);
+        }
+        if self.layer_scales {
+            weights.push(vector("layer_scalar", WeightKind::Vector, 1));
+        }
         weights.into_iter().map(|w| WeightDescription { layer: Some(layer), ..w }).collect()
     }
 
@@ -317,6 +365,22 @@ impl Description {
         ]
     }
 
+    /// The table of embeddings for each layer, and what makes their other part of the token's own.
+    fn outer_per_layer(&self) -> Vec<WeightDescription> {
+        let Some(PerLayerDescription { width, vocabulary }) = self.per_layer else { return Vec::new() };
+        let all = width * self.layers.len();
+        vec![
+            matrix(PER_LAYER_TABLE, WeightClass::PerLayerEmbedding, vocabulary, all),
+            matrix("per_layer_model_projection", WeightClass::Mlp, all, self.hidden),
+            vector("per_layer_projection_norm", self.norm_kind(), width),
+        ]
+    }
+
+    /// Everything outside of layers.
+    pub(super) fn all_outer(&self) -> impl Iterator<Item = WeightDescription> {
+        self.outer().into_iter().chain(self.outer_per_layer())
+    }
+
     fn norm_kind(&self) -> WeightKind {
         WeightKind::Norm { centred: self.centred_norms }
     }
@@ -325,7 +389,7 @@ impl Description {
     pub(crate) fn weight(&self, layer: Option<usize>, part: &str) -> Option<WeightDescription> {
         match layer {
             Some(layer) => self.layer_weights(layer).into_iter().find(|w| w.part == part),
-            None => self.outer().into_iter().find(|w| w.part == part),
+            None => self.all_outer().find(|w| w.part == part),
         }
     }
 
@@ -343,114 +407,8 @@ impl Description {
     /// The same in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
     pub fn mlx_name(&self, w: &WeightDescription) -> String {
         match w.class {
-            WeightClass::Expert => self.stored_name(w).replace(".experts.", ".switch_mlp."),
+            WeightClass::Expert => mlx_names::of_stack(&self.stored_name(w)),
             _ => self.stored_name(w),
         }
     }
-
-    /// What the tensor `short` is, for any way of storing experts. `None`: this model has no such tensor.
-    pub fn meaning(&self, short: &str) -> Option<Meaning> {
-        let (layer, rest) = match short.strip_prefix("layers.") {
-            Some(inside) => {
-                let (number, rest) = inside.split_once('.')?;
-                (Some(number.parse().ok()?), rest)
-            }
-            None => (None, short),
-        };
-        let canonical = self.canonical(rest);
-        let rest = &*canonical;
-        // 1. routed experts, in one of three spellings
-        let stacked = rest.split_once(".switch_mlp.").map(|(module, rest)| (module, None, rest));
-        let by_expert = || {
-            let (module, rest) = rest.split_once(".experts.")?;
-            Some(match rest.split_once('.').map(|(number, part)| (number.parse().ok(), part)) {
-                Some((Some(expert), part)) => (module, Some(expert), part),
-                _ => (module, None, rest),
-            })
-        };
-        if let Some((module, expert, rest)) = stacked.or_else(by_expert) {
-            let of_module = |w: &WeightDescription| w.part.split_once(".experts.").is_some_and(|(m, _)| m == module);
-            let all = self.layer_weights(layer?).into_iter().filter(of_module);
-            let all: Vec<WeightDescription> = all.collect();
-            let (&weight, projections) = (all.first()?, all.iter());
-            if expert.is_some() && rest == "padding" {
-                return Some(Meaning { weight, with: None, expert, leaf: Leaf::Padding });
-            }
-            // In stacks a bias is named like the matrix, and the rows of gate and up may be in one.
-            let (stack, leaf) = match rest.strip_suffix("_bias").filter(|_| expert.is_none()) {
-                Some(stack) => (stack, Some(Leaf::Bias)),
-                None => (rest, None),
-            };
-            if let Some(end) = stack.strip_prefix("gate_up_proj").filter(|_| expert.is_none())
-                && let Some(leaf) =
-                    leaf.or_else(|| Leaf::parse(end)).filter(|leaf| [Leaf::Bare, Leaf::Bias].contains(leaf))
-            {
-                return Some(Meaning { weight, with: all.get(1).copied(), expert, leaf });
-            }
-            // Experts with tensors of their own may have other names.
-            let leaf_of = |w: &WeightDescription| {
-                let parse = |name: &str| Leaf::parse(stack.strip_prefix(name)?);
-                let own = expert.and_then(|_| parse(self.own_projection(w.projection())));
-                let end = own.or_else(|| parse(w.projection()))?;
-                Some(leaf.filter(|_| end == Leaf::Bare).unwrap_or(end))
-            };
-            let found = projections.filter_map(|w| Some((*w, leaf_of(w)?))).next();
-            return Some(match found {
-                Some((weight, leaf)) => Meaning { weight, with: None, expert, leaf },
-                None => Meaning { weight, with: None, expert, leaf: Leaf::Other },
-            });
-        }
-        // 2. everything else: the module with the longest matching name
-        let all = if layer.is_some() { self.layer_weights(layer?) } else { self.outer().to_vec() };
-        let found = all.into_iter().filter_map(|w| Some((w, Leaf::parse(rest.strip_prefix(w.part)?)?)));
-        let (weight, leaf) = found.max_by_key(|(w, _)| w.part.len())?;
-        Some(Meaning { weight, with: None, expert: None, leaf })
-    }
-}
-
-/// Which part of a weight a tensor holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leaf {
-    /// Its name is the module's: a vector, or experts stacked by Hugging Face.
-    Bare,
-    /// `.weight`: the values, or the packed integers where there are scales.
-    Weight,
-    /// `.bias`, which is added to the output.
-    Bias,
-    /// `.scales` of quantised groups.
-    Scales,
-    /// `.biases` of quantised groups.
-    Biases,
-    /// `.padding` after an expert of a bundle: part of the file, not of the model.
-    Padding,
-    /// Another tensor of a known module.
-    Other,
-}
-
-impl Leaf {
-    /// From the text after a module's name; `None` if it continues the name.
-    fn parse(rest: &str) -> Option<Leaf> {
-        Some(match rest {
-            "" => Leaf::Bare,
-            ".weight" => Leaf::Weight,
-            ".bias" => Leaf::Bias,
-            ".scales" => Leaf::Scales,
-            ".biases" => Leaf::Biases,
-            _ if rest.starts_with('.') => Leaf::Other,
-            _ => return None,
-        })
-    }
-}
-
-/// What a tensor of a checkpoint is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Meaning {
-    /// The weight that it is a part of.
-    pub weight: WeightDescription,
-    /// If a tensor holds two weights: the second one, whose rows follow those of the first for each expert.
-    pub with: Option<WeightDescription>,
-    /// Its expert, if each has tensors of its own.
-    pub expert: Option<usize>,
-    /// Which part of the weight.
-    pub leaf: Leaf,
 }

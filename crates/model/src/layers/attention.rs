@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use sluice_backend::{AttentionLayer, Elementwise, Linear, Norm, Operations, Projection, RotaryId, RowFactors, Tensor};
 
-use crate::description::{AttentionDescription, AttentionVariant, Description};
+use crate::description::{AttentionDescription, AttentionVariant, Description, ValueSource};
 use crate::weights::{Weights, rows_of};
 
 /// Activations shared by all attention layers of a model: `[max_tokens, ..]` each.
@@ -47,6 +47,8 @@ pub struct Attention {
     /// Of its input, if that is normed.
     norm: Option<Norm>,
     qkv: Vec<Projection>,
+    /// What values are made of, and the norm that each of their heads goes through.
+    values: Option<(Tensor, Norm)>,
     /// Norms of q and k, each as one vector.
     whole_norms: Option<[Norm; 2]>,
     /// Elements of a run whose rotated pairs are beside each other; `None`: they are half a run apart, as they should be.
@@ -81,19 +83,24 @@ impl Attention {
         } else {
             let mut projection =
                 |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
-            vec![
-                projection("self_attn.q_proj", s.q)?,
-                projection("self_attn.k_proj", s.k)?,
-                projection("self_attn.v_proj", s.v)?,
-            ]
+            let mut all = vec![projection("self_attn.q_proj", s.q)?];
+            if !d.shared {
+                all.push(projection("self_attn.k_proj", s.k)?);
+            }
+            if !d.shared && d.values == ValueSource::Projected {
+                all.push(projection("self_attn.v_proj", s.v)?);
+            }
+            all
         };
-        let norm = if input_norm { Some(w.norm(at, "input_layernorm")?) } else { None };
-        let norms = match d.normed {
-            true => Some([w.norm(at, "self_attn.q_norm")?, w.norm(at, "self_attn.k_norm")?]),
+        let values = match d.values_normed && !d.shared {
+            true => Some((if d.values == ValueSource::Keys { s.k } else { s.v }, w.norm_without_weights(d.v_dim)?)),
             false => None,
         };
-        let whole_norms = norms.filter(|_| d.whole_norms);
-        let [q_norm, k_norm] = [0, 1].map(|i| norms.filter(|_| !d.whole_norms).map(|norms| norms[i]));
+        let norm = if input_norm { Some(w.norm(at, "input_layernorm")?) } else { None };
+        let mut norm_of = |part: &str, is_there: bool| is_there.then(|| w.norm(at, part)).transpose();
+        let norms = [norm_of("self_attn.q_norm", d.normed)?, norm_of("self_attn.k_norm", d.normed && !d.shared)?];
+        let whole_norms = if let ([Some(q), Some(k)], true) = (norms, d.whole_norms) { Some([q, k]) } else { None };
+        let [q_norm, k_norm] = if d.whole_norms { [None; 2] } else { norms };
         let sinks = if d.sinks { Some(w.vector(at, "self_attn.sinks")?) } else { None };
         let inner = AttentionLayer {
             q: s.q,
@@ -107,6 +114,7 @@ impl Attention {
             rotary,
             group,
             layer,
+            shared: d.shared,
             scale: d.score_scale(),
             window: d.window,
             softcap: d.softcap,
@@ -126,20 +134,24 @@ impl Attention {
             Some(growth) => Some(w.row_factors(&growth)?),
             None => None,
         };
-        Ok(Attention { norm, qkv, whole_norms, pairs, growth, inner, out, branch })
+        Ok(Attention { norm, qkv, values, whole_norms, pairs, growth, inner, out, branch })
     }
 
     /// `x += attention(norm(x))`
     pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         // 1. q (and gate), k, v
         backend.project(x, self.norm, &self.qkv);
+        if let Some((x, norm)) = self.values.map(|(t, norm)| (t.first_rows(x.rows), norm)) {
+            backend.elementwise(&Elementwise::Norm { x, norm, out: self.inner.v.first_rows(x.rows) });
+        }
         if let Some(norms) = self.whole_norms {
             for (x, norm) in [self.inner.q, self.inner.k].map(|t| t.first_rows(x.rows)).into_iter().zip(norms) {
-                backend.elementwise(&Elementwise::Norm { x, norm });
+                backend.elementwise(&Elementwise::Norm { x, norm, out: x });
             }
         }
         if let Some(head) = self.pairs {
-            for x in [self.inner.q, self.inner.k].map(|t| t.first_rows(x.rows)) {
+            let own = if self.inner.shared { 1 } else { 2 };
+            for x in [self.inner.q, self.inner.k].into_iter().take(own).map(|t| t.first_rows(x.rows)) {
                 backend.elementwise(&Elementwise::SplitPairs { x, head });
             }
         }

@@ -6,7 +6,10 @@ use sluice_backend::{
 };
 
 use super::attention::add_branch;
-use crate::description::{CORRECTION_BIAS, DenseActivation, Description, FeedForwardDescription};
+use crate::description::{
+    BESIDE_NORMS, CORRECTION_BIAS, DenseActivation, Description, EXPERT_SCALES, FeedForwardDescription, MoeDescription,
+    ROUTER_SCALE,
+};
 use crate::weights::Weights;
 
 /// Activations between the projections of dense layers that no fused operation computes: `[max_tokens, intermediate]` each.
@@ -14,6 +17,8 @@ use crate::weights::Weights;
 pub struct FeedForwardScratch {
     gate: Tensor,
     up: Tensor,
+    /// What a mixture beside a dense part puts out: `[max_tokens, hidden]`.
+    mixed: Option<Tensor>,
 }
 
 impl FeedForwardScratch {
@@ -23,10 +28,14 @@ impl FeedForwardScratch {
             FeedForwardDescription::Dense { intermediate, activation, .. } if is_plain(d, *activation) => {
                 Some(*intermediate)
             }
+            FeedForwardDescription::Beside { intermediate, .. } => Some(*intermediate),
             FeedForwardDescription::Dense { .. } | FeedForwardDescription::Moe(_) => None,
         };
+        let beside = |layer: &FeedForwardDescription| matches!(layer, FeedForwardDescription::Beside { .. });
+        let has_beside = d.layers.iter().any(|layer| beside(&layer.feed_forward));
         let Some(width) = d.layers.iter().filter_map(|layer| width(&layer.feed_forward)).max() else { return Ok(None) };
-        Ok(Some(FeedForwardScratch { gate: w.scratch(width)?, up: w.scratch(width)? }))
+        let mixed = if has_beside { Some(w.scratch(d.hidden)?) } else { None };
+        Ok(Some(FeedForwardScratch { gate: w.scratch(width)?, up: w.scratch(width)?, mixed }))
     }
 }
 
@@ -45,11 +54,67 @@ pub struct PlainDense {
     branch: Option<(Tensor, Norm)>,
 }
 
+impl PlainDense {
+    fn load(
+        w: &mut Weights,
+        at: usize,
+        norm: Option<Norm>,
+        (scratch, intermediate, activation): (FeedForwardScratch, usize, DenseActivation),
+        branch: Option<(Tensor, Norm)>,
+    ) -> Result<PlainDense> {
+        let Mlp { gate, up, down } = w.mlp(at, "mlp")?;
+        let [to_gate, to_up] = [scratch.gate, scratch.up].map(|t| t.columns(0..intermediate));
+        let inputs = [Projection { linear: gate, out: to_gate }, Projection { linear: up, out: to_up }];
+        Ok(PlainDense { norm, activation, inputs, down, branch })
+    }
+
+    /// What goes into the last projection.
+    fn hidden(&self, backend: &mut dyn Operations, x: Tensor) -> Tensor {
+        backend.project(x, self.norm, &self.inputs);
+        let [gate, up] = [0, 1].map(|i| self.inputs[i].out.first_rows(x.rows));
+        backend.elementwise(&match self.activation {
+            DenseActivation::Gelu => Elementwise::GeGlu { gate, up },
+            DenseActivation::Silu => Elementwise::SwiGlu { gate, up },
+        });
+        gate
+    }
+}
+
+/// A dense part and a mixture side by side.
+pub struct Beside {
+    dense: PlainDense,
+    /// What the dense part puts out, then the sum of both, and the norm of each: `[max_tokens, hidden]`.
+    sum: Tensor,
+    dense_norm: Norm,
+    sum_norm: Norm,
+    moe: MoeId,
+    /// What the mixture puts out, `[max_tokens, hidden]`, and its norm.
+    mixed: (Tensor, Norm),
+}
+
+impl Beside {
+    /// `x += norm(norm(dense(norm(x))) + norm(mixture(norm(x))))`
+    fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+        let [sum, mixed] = [self.sum, self.mixed.0].map(|t| t.first_rows(x.rows));
+        // 1. the dense part
+        let hidden = self.dense.hidden(backend, x);
+        backend.project(hidden, None, &[Projection { linear: self.dense.down.clone(), out: sum }]);
+        backend.elementwise(&Elementwise::Norm { x: sum, norm: self.dense_norm, out: sum });
+        // 2. the mixture
+        backend.elementwise(&Elementwise::Zero { out: mixed });
+        backend.mixture(x, self.moe, mixed);
+        // 3. their sum
+        backend.elementwise(&Elementwise::AddNormed { x: mixed, norm: self.mixed.1, residual: sum });
+        backend.elementwise(&Elementwise::AddNormed { x: sum, norm: self.sum_norm, residual: x });
+    }
+}
+
 /// The second half of a layer.
 pub enum FeedForward {
     Dense { norm: Norm, mlp: Box<Mlp> },
     Plain(Box<PlainDense>),
     Moe(MoeId),
+    Beside(Box<Beside>),
 }
 
 impl FeedForward {
@@ -72,11 +137,20 @@ impl FeedForward {
         let norm_of_input = || norm.ok_or_else(|| anyhow!("layer {at}: its input has no norm"));
         match d {
             FeedForwardDescription::Dense { intermediate, activation, .. } if is_plain(model, *activation) => {
-                let Mlp { gate, up, down } = w.mlp(at, "mlp")?;
                 let scratch = scratch.expect("scratch of such layers");
-                let [to_gate, to_up] = [scratch.gate, scratch.up].map(|t| t.columns(0..*intermediate));
-                let inputs = [Projection { linear: gate, out: to_gate }, Projection { linear: up, out: to_up }];
-                Ok(FeedForward::Plain(Box::new(PlainDense { norm, activation: *activation, inputs, down, branch })))
+                let dense = PlainDense::load(w, at, norm, (scratch, *intermediate, *activation), branch)?;
+                Ok(FeedForward::Plain(Box::new(dense)))
+            }
+            FeedForwardDescription::Beside { intermediate, activation, moe } => {
+                let scratch = scratch.expect("scratch of such layers");
+                let (sum, sum_norm) = branch.ok_or_else(|| anyhow!("layer {at}: what it puts out has no norm"))?;
+                let to_mixed = scratch.mixed.expect("of such layers");
+                let dense = PlainDense::load(w, at, norm, (scratch, *intermediate, *activation), None)?;
+                let [dense_norm, before_moe, after_moe] = BESIDE_NORMS;
+                let (dense_norm, mixed) = (w.norm(at, dense_norm)?, (to_mixed, w.norm(at, after_moe)?));
+                let norm = w.norm(at, before_moe)?;
+                let moe = load_mixture(w, at, moe, norm, before)?;
+                Ok(FeedForward::Beside(Box::new(Beside { dense, sum, dense_norm, sum_norm, moe, mixed })))
             }
             _ if branch.is_some() => {
                 bail!("layer {at}: a norm of what this feed-forward part puts out is not supported")
@@ -86,22 +160,7 @@ impl FeedForward {
             }
             FeedForwardDescription::Moe(d) => {
                 let norm = norm_of_input()?;
-                let router = w.linear(at, "mlp.gate")?;
-                let experts = w.experts(at)?;
-                let shared = match d.shared {
-                    Some(shared) => Some(SharedExpert {
-                        mlp: w.mlp(at, "mlp.shared_expert")?,
-                        gate: shared.gated.then(|| w.linear(at, "mlp.shared_expert_gate")).transpose()?,
-                    }),
-                    None => None,
-                };
-                let correction = match d.router.correction_bias {
-                    true => w.host_vector(at, CORRECTION_BIAS)?,
-                    false => Vec::new(),
-                };
-                let scoring = d.router.scoring(correction).map_err(|what| anyhow!("{what}"))?;
-                let moe = Moe { norm, router, scoring, experts, shared };
-                Ok(FeedForward::Moe(w.backend().moe(moe, before)?))
+                Ok(FeedForward::Moe(load_mixture(w, at, d, norm, before)?))
             }
         }
     }
@@ -111,6 +170,7 @@ impl FeedForward {
         match self {
             FeedForward::Dense { .. } | FeedForward::Plain(_) => None,
             FeedForward::Moe(moe) => Some(*moe),
+            FeedForward::Beside(both) => Some(both.moe),
         }
     }
 
@@ -119,26 +179,43 @@ impl FeedForward {
         match self {
             FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, x),
             FeedForward::Plain(dense) => {
-                backend.project(x, dense.norm, &dense.inputs);
-                let [gate, up] = [0, 1].map(|i| dense.inputs[i].out.first_rows(x.rows));
-                backend.elementwise(&match dense.activation {
-                    DenseActivation::Gelu => Elementwise::GeGlu { gate, up },
-                    DenseActivation::Silu => Elementwise::SwiGlu { gate, up },
-                });
-                add_branch(backend, gate, &dense.down, dense.branch, x);
+                let hidden = dense.hidden(backend, x);
+                add_branch(backend, hidden, &dense.down, dense.branch, x);
             }
             FeedForward::Moe(moe) => backend.mixture(x, *moe, x),
+            FeedForward::Beside(both) => both.forward(backend, x),
         }
     }
 
-    /// The same without the routed experts. In a mixture their input goes to `normed`, and the experts that each token would have taken are returned.
+    /// The same without the routed experts, of a layer that has nothing beside its mixture. In a mixture their input goes to `normed`, and the experts that each token would have taken are returned.
     pub fn forward_but_experts(&self, backend: &mut dyn Operations, x: Tensor, normed: Tensor) -> Option<Routing> {
         match self {
-            FeedForward::Dense { .. } | FeedForward::Plain(_) => {
+            FeedForward::Dense { .. } | FeedForward::Plain(_) | FeedForward::Beside(_) => {
                 self.forward(backend, x);
                 None
             }
             FeedForward::Moe(moe) => Some(backend.mixture_but_experts(x, *moe, normed, x)),
         }
     }
+}
+
+/// The mixture `d` of layer `at`, whose input goes through `norm`; `before`: that of the layer right before.
+fn load_mixture(w: &mut Weights, at: usize, d: &MoeDescription, norm: Norm, before: Option<MoeId>) -> Result<MoeId> {
+    let router_norm = if d.router.own_norm { Some(w.router_norm(at, ROUTER_SCALE)?) } else { None };
+    let router = w.linear(at, "mlp.gate")?;
+    let experts = w.experts(at)?;
+    let shared = match d.shared {
+        Some(shared) => Some(SharedExpert {
+            mlp: w.mlp(at, "mlp.shared_expert")?,
+            gate: shared.gated.then(|| w.linear(at, "mlp.shared_expert_gate")).transpose()?,
+        }),
+        None => None,
+    };
+    let stored = match (d.router.correction_bias, d.router.expert_scales) {
+        (true, _) => w.host_vector(at, CORRECTION_BIAS)?,
+        (false, true) => w.host_vector(at, EXPERT_SCALES)?,
+        (false, false) => Vec::new(),
+    };
+    let scoring = d.router.scoring(stored).map_err(|what| anyhow!("{what}"))?;
+    w.backend().moe(Moe { norm, router_norm, router, scoring, experts, shared }, before)
 }

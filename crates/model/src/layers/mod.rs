@@ -4,8 +4,10 @@ mod attention;
 mod delta_net;
 mod feed_forward;
 mod latent;
+mod per_layer;
 
 pub use attention::{Attention, AttentionScratch};
 pub use delta_net::{DeltaNet, DeltaScratch};
 pub use feed_forward::{FeedForward, FeedForwardScratch};
 pub use latent::{LatentAttention, LatentScratch};
+pub use per_layer::{PerLayer, PerLayerBlock};

@@ -8,6 +8,7 @@ use sluice_store::{Checkpoint, Dtype, Tensor};
 use super::hugging_face::HuggingFaceLayout;
 use super::layout::{ExpertStorage, TensorLayout, float_type};
 use crate::config::{Config, GroupMode, Quantization};
+use crate::mlx_names;
 
 /// The layout of models that MLX has converted.
 #[derive(Debug)]
@@ -100,7 +101,7 @@ impl TensorLayout for MlxLayout {
     }
 
     fn stacked_experts(&self, short: &str) -> String {
-        self.full(&short.replace(".experts.", ".switch_mlp."))
+        self.full(&mlx_names::of_stack(short))
     }
 
     fn has_centred_norms(&self) -> bool {

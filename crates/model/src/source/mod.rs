@@ -26,5 +26,5 @@ pub use gguf::GgufModel;
 pub(crate) use layout::float_type;
 pub use layout::{ExpertStorage, MatrixShape, TensorLayout};
 pub use model_source::ModelSource;
-pub use tensors::{Belongs, ModelTensors};
+pub use tensors::{Belongs, ModelTensors, OnDisk};
 pub use text_files::{TextFile, TextFiles, is_missing};

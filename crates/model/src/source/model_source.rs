@@ -9,10 +9,9 @@ use sluice_store::load::{self, OpenCheckpoint};
 use sluice_store::{Checkpoint, Error, LoadOptions, Loading};
 
 use super::layout::TensorLayout;
-use super::tensors::{self, ModelTensors};
+use super::tensors::{self, ModelTensors, OnDisk};
 use super::text_files::TextFiles;
 use crate::config::Config;
-use crate::description::Description;
 
 /// A model on disk. Made by [`open`](super::open); reads the config at once and everything else when it is asked for.
 pub trait ModelSource: TextFiles {
@@ -55,14 +54,14 @@ pub trait ModelSource: TextFiles {
         Ok(ModelTensors::new(checkpoint, Arc::clone(self.config()), layout))
     }
 
-    /// The model's tensors and the load that reads them. With `streamed`, the routed experts of that description stay on disk.
+    /// The model's tensors and the load that reads all but what stays on disk.
     ///
     /// # Errors
     /// As for [`ModelSource::open_checkpoint`], and when there is no address space for a file's image.
-    fn load(&self, options: &LoadOptions, streamed: Option<&Description>) -> Result<(ModelTensors, Loading), Error> {
+    fn load(&self, options: &LoadOptions, on_disk: Option<OnDisk>) -> Result<(ModelTensors, Loading), Error> {
         let opened = self.open_checkpoint()?;
-        let (checkpoint, loading) = load::begin(opened, options, |checkpoint| match streamed {
-            Some(model) => tensors::expert_names(model, checkpoint, &*self.layout(checkpoint)),
+        let (checkpoint, loading) = load::begin(opened, options, |checkpoint| match on_disk {
+            Some(on_disk) => tensors::names_on_disk(on_disk, checkpoint, &*self.layout(checkpoint)),
             None => HashSet::new(),
         })?;
         let layout = self.layout(&checkpoint);

@@ -6,6 +6,16 @@ use sluice_store::Checkpoint;
 const PREFIXES: [(&str, &str); 4] =
     [("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""), ("", "")];
 
+/// What the text model's names begin with, besides that of the head.
+const PARTS: [&str; 6] = [
+    "embed_tokens.",
+    "layers.",
+    "norm.",
+    "embed_tokens_per_layer.",
+    "per_layer_model_projection.",
+    "per_layer_projection_norm.",
+];
+
 /// Where there is neither an embedding nor a head.
 const USUAL: (&str, &str) = PREFIXES[2];
 
@@ -37,7 +47,8 @@ impl Prefixes {
     /// The checkpoint's name for what the text model calls `short`, such as `layers.0.mlp.gate.weight`.
     pub fn full(&self, short: &str) -> String {
         if self.shares_head
-            && let Some(leaf) = short.strip_prefix("embed_tokens")
+            && let Some(leaf) =
+                short.strip_prefix("embed_tokens").filter(|leaf| leaf.is_empty() || leaf.starts_with('.'))
         {
             return format!("{}lm_head{leaf}", self.head);
         }
@@ -54,7 +65,7 @@ impl Prefixes {
             return of_embedding.into_iter().find(|name| name.strip_prefix("embed_tokens.") == Some(leaf));
         }
         let body = name.strip_prefix(self.text);
-        let body = body.filter(|n| ["embed_tokens.", "layers.", "norm."].iter().any(|part| n.starts_with(part)));
+        let body = body.filter(|n| PARTS.iter().any(|part| n.starts_with(part)));
         body.or_else(|| name.strip_prefix(self.head).filter(|n| n.starts_with("lm_head.")))
     }
 }

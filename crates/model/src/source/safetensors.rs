@@ -8,6 +8,7 @@ use super::mlx::MlxLayout;
 use super::prefixes::Prefixes;
 use super::quantized::{QuantizedLayout, is_quantized};
 use crate::config::Config;
+use crate::mlx_names;
 
 /// The layout of a checkpoint of safetensors. Only the tensors themselves tell MLX's from Hugging Face's: their names, and the shape of convolutions.
 pub(super) fn layout_of(checkpoint: &Checkpoint, config: &Config) -> Box<dyn TensorLayout> {
@@ -15,7 +16,7 @@ pub(super) fn layout_of(checkpoint: &Checkpoint, config: &Config) -> Box<dyn Ten
     if is_quantized(checkpoint, config) {
         return Box::new(QuantizedLayout::new(plain, checkpoint, config));
     }
-    let of_mlx = |t: &Tensor| t.name.ends_with(".scales") || t.name.contains(".switch_mlp.");
+    let of_mlx = |t: &Tensor| t.name.ends_with(".scales") || mlx_names::split(&t.name).is_some();
     let converted = checkpoint.tensors().iter().find(|t| t.name.ends_with(".conv1d.weight")).is_some_and(is_converted);
     if converted
         || config.quantization().is_ok_and(|q| q.default().is_some())

@@ -13,8 +13,19 @@ use crate::config::Config;
 use crate::description::{Description, Leaf, Meaning, WeightClass};
 
 /// Parts of multimodal and draft models, which stay behind.
-const OTHER_PARTS: [&str; 8] =
-    ["visual", "vision_tower", "multi_modal_projector", "mtp", "audio_tower", "v", "mm", "a"];
+const OTHER_PARTS: [&str; 11] = [
+    "visual",
+    "vision_tower",
+    "vision_embedder",
+    "multi_modal_projector",
+    "mtp",
+    "audio_tower",
+    "embed_vision",
+    "embed_audio",
+    "v",
+    "mm",
+    "a",
+];
 
 /// What a tensor of a checkpoint belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,21 +155,32 @@ fn has_embedding(checkpoint: &Checkpoint, layout: &dyn TensorLayout) -> bool {
     checkpoint.tensor(&layout.full("embed_tokens.weight")).is_some()
 }
 
-/// The names of the tensors that hold routed experts. None for a checkpoint of something else: loading it says what is missing.
-pub(super) fn expert_names(
-    description: &Description,
-    checkpoint: &Checkpoint,
-    layout: &dyn TensorLayout,
-) -> HashSet<String> {
+/// What of a model stays on disk until tokens want it.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDisk<'a> {
+    /// What the model is.
+    pub model: &'a Description,
+    /// Its routed experts.
+    pub experts: bool,
+    /// Its tables of which a token uses one row.
+    pub tables: bool,
+}
+
+/// The names of the tensors that stay on disk. None for a checkpoint of something else: loading it says what is missing.
+pub(super) fn names_on_disk(on_disk: OnDisk, checkpoint: &Checkpoint, layout: &dyn TensorLayout) -> HashSet<String> {
     if !has_embedding(checkpoint, layout) {
         return HashSet::new();
     }
-    let is_of_expert = |name: &str| match belongs(description, layout, name) {
+    let stays = |name: &str| match belongs(on_disk.model, layout, name) {
         // Biases are vectors, which are copied at load.
-        Belongs::Text(meaning) => meaning.weight.class == WeightClass::Expert && meaning.leaf != Leaf::Bias,
-        Belongs::LeftOut(_) | Belongs::Computed => false,
+        Belongs::Text(Meaning { leaf: Leaf::Bias, .. }) | Belongs::LeftOut(_) | Belongs::Computed => false,
+        Belongs::Text(meaning) => match meaning.weight.class {
+            WeightClass::Expert => on_disk.experts,
+            WeightClass::PerLayerEmbedding => on_disk.tables,
+            _ => false,
+        },
     };
-    checkpoint.names().filter(|name| is_of_expert(name)).map(str::to_owned).collect()
+    checkpoint.names().filter(|name| stays(name)).map(str::to_owned).collect()
 }
 
 fn belongs(description: &Description, layout: &dyn TensorLayout, name: &str) -> Belongs {

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use sluice_backend::{E2m1, MatrixSource, widen};
 use sluice_kernels::format::WeightFormat;
 use sluice_model::source::MatrixShape;
-use sluice_model::{FeedForwardDescription, StackOrder, WeightClass, WeightDescription};
+use sluice_model::{StackOrder, WeightClass, WeightDescription};
 use sluice_store::{Bytes, Dtype, Tensor, TensorPlan};
 
 use super::{Planner, float};
@@ -52,10 +52,8 @@ impl Planner<'_> {
     /// Whether rows of gate and up take turns in stacks of this weight's layer.
     pub(super) fn takes_turns(&self, weight: &WeightDescription) -> bool {
         let layer = weight.layer.and_then(|layer| self.description.layers.get(layer));
-        let turns = layer.is_some_and(|layer| match &layer.feed_forward {
-            FeedForwardDescription::Moe(moe) => moe.stacks == StackOrder::Turns,
-            FeedForwardDescription::Dense { .. } => false,
-        });
+        let turns =
+            layer.is_some_and(|layer| layer.feed_forward.moe().is_some_and(|moe| moe.stacks == StackOrder::Turns));
         turns && self.tensors.layout().has_own_stacks()
     }
 

@@ -379,7 +379,7 @@ impl Bench<'_> {
         }
         for (experts, k) in [(128, 8), (512, 10)] {
             let logits = noise(experts);
-            let scoring = route::Scoring::SoftmaxTopK { k, renormalise: true };
+            let scoring = route::Scoring::SoftmaxTopK { k, renormalise: true, scales: Vec::new() };
             let count = (1 << 20) / experts;
             self.vector(&format!("routing {k} of {experts}"), count, 4 * experts, threads, experts, |out| {
                 out.copy_from_slice(&logits);

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
+use super::gemma;
 use super::harmony;
 use super::json as text;
 use super::marks::{CALL, CALLED};
@@ -60,17 +61,26 @@ impl TemplateHistory {
             let history = TemplateHistory { messages, tools: tools.cloned(), written, whole_messages: true };
             return Some(history).filter(|history| !history.written.is_empty() && !is_ambiguous());
         }
-        let as_json =
-            matches!(style.calls, Some(Calls::Json | Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi));
+        let as_json = matches!(
+            style.calls,
+            Some(Calls::Json | Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi | Calls::Gemma)
+        );
         if !style.native || !as_json {
             return None;
         }
         let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
         name_calls(style, &mut echo.messages);
-        let mut kept = Vec::new();
+        let mut kept: Vec<Vec<Written>> = Vec::new();
         each_arguments(&mut echo.messages, |arguments| match arguments {
+            Value::String(json) if style.calls == Some(Calls::Gemma) => match gemma::written(json) {
+                Some(written) => {
+                    kept.push(written);
+                    Value::String(stand_in(kept.len() - 1))
+                }
+                None => object(arguments),
+            },
             Value::String(json) if text::is_spaced(json) && text::fields(json).is_some() => {
-                kept.push(json.trim().to_owned());
+                kept.push(vec![Written::Said(json.trim().to_owned())]);
                 Value::String(stand_in(kept.len() - 1))
             }
             other => object(other),
@@ -78,7 +88,7 @@ impl TemplateHistory {
         if kept.is_empty() || is_ambiguous() {
             return None;
         }
-        echo.written = kept.into_iter().map(|json| vec![Written::Said(json)]).collect();
+        echo.written = kept;
         Some(echo)
     }
 
@@ -116,9 +126,10 @@ fn each_arguments(messages: &mut [Value], mut replace: impl FnMut(&Value) -> Val
     }
 }
 
-/// Ids of calls as the family's templates want them.
-fn name_calls(style: Style, messages: &mut [Value]) {
+/// Ids of calls, and messages of tools, as the family's templates want them.
+fn name_calls(style: Style, messages: &mut Vec<Value>) {
     match style.calls {
+        Some(Calls::Gemma) => gemma::gather_answers(messages),
         Some(Calls::Mistral) => shorten_ids(messages),
         Some(Calls::Kimi) => number_calls(messages),
         _ => {}

@@ -210,6 +210,26 @@ pub fn fields(text: &str) -> Option<Vec<(String, &str)>> {
     }
 }
 
+/// The values of an array as they were written; `None` if the text is no array.
+pub fn items(json: &str) -> Option<Vec<&str>> {
+    let mut rest = json.trim().strip_prefix('[')?.trim_start();
+    let mut items = Vec::new();
+    if let Some(end) = rest.strip_prefix(']') {
+        return end.is_empty().then_some(items);
+    }
+    loop {
+        let mut values = Deserializer::from_str(rest).into_iter::<IgnoredAny>();
+        values.next()?.ok()?;
+        let (value, behind) = rest.split_at(values.byte_offset());
+        items.push(value.trim());
+        let behind = behind.trim_start();
+        match behind.strip_prefix(',') {
+            Some(more) => rest = more.trim_start(),
+            None => return behind.strip_prefix(']')?.is_empty().then_some(items),
+        }
+    }
+}
+
 /// Whether a JSON text has white space between its parts.
 pub fn is_spaced(json: &str) -> bool {
     let (mut inside, mut escaped) = (false, false);
@@ -277,6 +297,10 @@ mod tests {
         assert_eq!(fields("{ }"), Some(vec![]));
         for wrong in ["", "[]", "{", "{\"a\"}", "{\"a\": 1,}", "{} x", "{\"a\": 1 2}", "{,}"] {
             assert_eq!(fields(wrong), None, "{wrong}");
+        }
+        assert_eq!(items(r#"[1.50, [2,3] ,"a,]"]"#).unwrap(), ["1.50", "[2,3]", r#""a,]""#]);
+        for wrong in ["", "{}", "[", "[1", "[1,]", "[] x", "[,]"] {
+            assert_eq!(items(wrong), None, "{wrong}");
         }
         assert!(is_spaced(r#"{"a": 1}"#) && !is_spaced(r#"{"a b":"c \" d"}"#));
     }

@@ -39,3 +39,11 @@ pub(crate) const KIMI_CALLS_END: &str = "<|tool_calls_section_end|>";
 pub(crate) const KIMI_CALL: &str = "<|tool_call_begin|>";
 pub(crate) const KIMI_CALLED: &str = "<|tool_call_end|>";
 pub(crate) const KIMI_ARGUMENTS: &str = "<|tool_call_argument_begin|>";
+
+/// Gemma 4's: around thoughts, calls, and texts in calls.
+pub(crate) const GEMMA_CHANNEL: &str = "<|channel>";
+pub(crate) const GEMMA_THINK: &str = "<|channel>thought";
+pub(crate) const GEMMA_THOUGHT: &str = "<channel|>";
+pub(crate) const GEMMA_CALL: &str = "<|tool_call>";
+pub(crate) const GEMMA_CALLED: &str = "<tool_call|>";
+pub(crate) const GEMMA_QUOTE: &str = "<|\"|>";

@@ -4,6 +4,7 @@
 //! stream. [`history`] passes earlier answers back to the template so that it writes the text that was generated, whose blocks are then in the prefix cache.
 
 mod call_syntax;
+mod gemma;
 mod harmony;
 mod history;
 mod json;

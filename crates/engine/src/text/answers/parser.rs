@@ -8,7 +8,7 @@ mod several;
 
 use std::sync::Arc;
 
-use super::call_syntax::{Match, ParameterSyntax, call_head, mistral_head, parameter_json, whole_call};
+use super::call_syntax::{Match, ParameterSyntax, call_head, mistral_head, parameter_json};
 use super::harmony::HarmonyParser;
 use super::json::{self, Scan, Scanner};
 use super::marks::CALLED;
@@ -35,6 +35,8 @@ pub struct AnswerParser {
     ends: &'static [&'static str],
     /// What begins and ends thoughts.
     thoughts: [&'static str; 2],
+    /// They end with a line end, and others follow.
+    thought_lines: bool,
     state: State,
     /// Text that is not decided yet.
     held: String,
@@ -111,6 +113,7 @@ impl AnswerParser {
             section: style.calls.and_then(SectionSyntax::of),
             ends: &[],
             thoughts: style.thought_marks(),
+            thought_lines: style.has_lines(),
             state,
             held: String::new(),
             count: 0,
@@ -218,10 +221,10 @@ impl AnswerParser {
             let lines = usize::from(self.held.starts_with('\n'));
             self.drop_held(lines);
         }
-        match self.before(self.thoughts[1], true, last) {
+        match self.before(self.thoughts[1], self.thought_lines, last) {
             Ok(thought) => {
                 out.thought(&thought);
-                self.go(State::Gap(GAP))
+                self.go(if self.thought_lines { State::Gap(GAP) } else { State::Text })
             }
             Err(thought) => {
                 out.thought(&thought);
@@ -306,6 +309,9 @@ impl AnswerParser {
         let inside = self.held.trim_start();
         let space = self.held.len() - inside.len();
         let too_long = inside.len() > MAX_HEAD;
+        if self.calls == Calls::Gemma {
+            return self.go(State::Whole { searched: 0 });
+        }
         if let Some(section) = self.section {
             return self.first_in_section(section, out, last);
         }
@@ -347,28 +353,6 @@ impl AnswerParser {
             Match::Partial if !last && !too_long => self.wait(State::Call),
             Match::Partial if self.is_cut => self.discard(),
             _ => self.no_call(out),
-        }
-    }
-
-    fn whole(&mut self, searched: usize, out: &mut PieceList, last: bool) -> bool {
-        let mut from = searched.min(self.held.len());
-        while !self.held.is_char_boundary(from) {
-            from -= 1;
-        }
-        let end = self.held[from..].find(CALLED).map(|at| from + at);
-        if end.is_none() && !last {
-            return self.wait(State::Whole { searched: self.held.len().saturating_sub(CALLED.len()) });
-        }
-        match whole_call(&self.held[..end.unwrap_or(self.held.len())]) {
-            Some((name, arguments)) => {
-                self.begin_call(&name, out);
-                self.add_arguments(&arguments, out);
-                self.drop_held(end.map_or(self.held.len(), |at| at + CALLED.len()));
-                self.has_text = false;
-                self.go(State::Text)
-            }
-            None if end.is_none() && self.is_cut => self.discard(),
-            None => self.no_call(out),
         }
     }
 

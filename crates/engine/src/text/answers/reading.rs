@@ -45,7 +45,7 @@ impl Reading {
         if self.style.is_harmony() {
             return Detokenizer::keeping(Arc::clone(tokenizer), &ALL);
         }
-        let marks = self.style.thought_marks();
+        let marks = self.style.thought_tokens();
         let thoughts = if self.style.thoughts { &marks[..] } else { &[] };
         let calls = if self.tools.is_some() { self.style.calls.map_or(&[][..], |calls| calls.marks()) } else { &[] };
         Detokenizer::keeping(Arc::clone(tokenizer), &[thoughts, calls].concat())

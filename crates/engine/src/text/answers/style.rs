@@ -2,9 +2,10 @@
 
 use super::harmony::marks::{ALL, CHANNEL, MESSAGE};
 use super::marks::{
-    CALL, CALLED, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, KEY, KEYED,
-    KIMI_ARGUMENTS, KIMI_CALL, KIMI_CALLED, KIMI_CALLS, KIMI_CALLS_END, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED,
-    MISTRAL_ARGUMENTS, MISTRAL_CALL, MISTRAL_ID, MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
+    CALL, CALLED, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, GEMMA_CALL,
+    GEMMA_CALLED, GEMMA_CHANNEL, GEMMA_QUOTE, GEMMA_THINK, GEMMA_THOUGHT, KEY, KEYED, KIMI_ARGUMENTS, KIMI_CALL,
+    KIMI_CALLED, KIMI_CALLS, KIMI_CALLS_END, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS,
+    MISTRAL_CALL, MISTRAL_ID, MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
 };
 use crate::text::tokenizer::Tokenizer;
 
@@ -28,6 +29,8 @@ pub enum Calls {
     DeepSeek,
     /// The same with Kimi's marks, and names such as `functions.NAME:0`: Kimi-K2.
     Kimi,
+    /// `call:NAME{..}` between `<|tool_call>` and `<tool_call|>`, in a notation with bare names: Gemma 4.
+    Gemma,
     /// A message to the tool, in the harmony format: gpt-oss.
     Harmony,
 }
@@ -38,7 +41,7 @@ impl Calls {
         match self {
             Calls::Json | Calls::Keys | Calls::Invokes => 1,
             Calls::Xml => 2,
-            Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi | Calls::Harmony => 0,
+            Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi | Calls::Gemma | Calls::Harmony => 0,
         }
     }
 
@@ -51,6 +54,7 @@ impl Calls {
             Calls::List => LIST,
             Calls::DeepSeek => DEEPSEEK_CALLS,
             Calls::Kimi => KIMI_CALLS,
+            Calls::Gemma => GEMMA_CALL,
             Calls::Harmony => CHANNEL,
         }
     }
@@ -67,6 +71,7 @@ impl Calls {
                 &[DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_ARGUMENTS]
             }
             Calls::Kimi => &[KIMI_CALLS, KIMI_CALLS_END, KIMI_CALL, KIMI_CALLED, KIMI_ARGUMENTS],
+            Calls::Gemma => &[GEMMA_CALL, GEMMA_CALLED, GEMMA_QUOTE],
             Calls::Harmony => &ALL,
         }
     }
@@ -114,7 +119,9 @@ impl Style {
         if has(CHANNEL) && has(MESSAGE) {
             return Style { thoughts: true, calls: Some(Calls::Harmony), native: true, preserves: false };
         }
-        let calls = if has(DEEPSEEK_CALLS) {
+        let calls = if has(GEMMA_CALL) {
+            Some(Calls::Gemma)
+        } else if has(DEEPSEEK_CALLS) {
             Some(Calls::DeepSeek)
         } else if has(KIMI_CALLS) {
             Some(Calls::Kimi)
@@ -133,13 +140,30 @@ impl Style {
         } else {
             Some(Calls::Json)
         };
-        let thoughts = [THINK, THOUGHT, MISTRAL_THINK].into_iter().any(has);
+        let thoughts = [THINK, THOUGHT, MISTRAL_THINK, GEMMA_THINK].into_iter().any(has);
         Style { thoughts, calls, native: has("tools"), preserves: has("preserve_thinking") }
     }
 
     /// What begins and ends thoughts.
     pub(super) fn thought_marks(&self) -> [&'static str; 2] {
-        if self.calls == Some(Calls::Mistral) { [MISTRAL_THINK, MISTRAL_THOUGHT] } else { [THINK, THOUGHT] }
+        match self.calls {
+            Some(Calls::Mistral) => [MISTRAL_THINK, MISTRAL_THOUGHT],
+            Some(Calls::Gemma) => [GEMMA_THINK, GEMMA_THOUGHT],
+            _ => [THINK, THOUGHT],
+        }
+    }
+
+    /// The tokens of these.
+    pub(super) fn thought_tokens(&self) -> [&'static str; 2] {
+        match self.calls {
+            Some(Calls::Gemma) => [GEMMA_CHANNEL, GEMMA_THOUGHT],
+            _ => self.thought_marks(),
+        }
+    }
+
+    /// Whether thoughts and the text behind them are on lines of their own.
+    pub(super) fn has_lines(&self) -> bool {
+        self.calls != Some(Calls::Gemma)
     }
 
     /// Whether it writes everything in the harmony format.

@@ -15,6 +15,32 @@ pub fn python(value: &Value) -> String {
     }
 }
 
+/// As Gemma 4 writes a value, with its names sorted.
+pub fn gemma_notation(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("<|\"|>{text}<|\"|>"),
+        Value::Array(all) => format!("[{}]", all.iter().map(gemma_notation).collect::<Vec<_>>().join(",")),
+        Value::Object(all) => {
+            let mut fields: Vec<_> = all.iter().map(|(name, v)| format!("{name}:{}", gemma_notation(v))).collect();
+            fields.sort();
+            format!("{{{}}}", fields.join(","))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Whether the notation can express a value, and templates write it in one way: they do not quote names, and Python has a word of its own for null.
+pub fn has_notation(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Array(all) => all.iter().all(has_notation),
+        Value::Object(all) => all.iter().all(|(name, value)| {
+            has_notation(value) && !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase())
+        }),
+        _ => true,
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub thought: String,

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use serde_json::Value;
 use sluice_model::{
-    Architecture, AttentionBiases, AttentionDescription, AttentionVariant, Config, Description, ExpertActivation,
-    ExpertGroups, FeedForwardDescription, LatentDescription, LayerDescription, MixerDescription, MlxLm, MoeDescription,
-    Options, Outline, RouterDescription, RouterScoring, SharedExpertDescription, rotary,
+    Architecture, AttentionBiases, AttentionDescription, AttentionVariant, Config, Description, ExpertGroups,
+    FeedForwardDescription, LatentDescription, LayerDescription, MixerDescription, MlxLm, MoeDescription, Options,
+    Outline, RouterDescription, RouterScoring, SharedExpertDescription, rotary,
 };
 
 /// The list: the toy, and toys with one variant each that no operation computes.
@@ -16,8 +16,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture { model_type: "toy", describe },
     Architecture { model_type: "toy_latent", describe: |config, options| changed_attention(config, options) },
     Architecture {
-        model_type: "toy_gelu",
-        describe: |config, options| changed_moe(config, options, |moe| moe.activation = ExpertActivation::GeGlu),
+        model_type: "toy_scales",
+        describe: |config, options| changed_moe(config, options, |moe| moe.router.expert_scales = true),
     },
     Architecture {
         model_type: "toy_softmax_groups",
@@ -45,6 +45,8 @@ fn describe(config: &Config, options: &Options) -> Result<Description> {
         groups: Some(ExpertGroups { count: config.size("n_group")?, top: config.size("topk_group")? }),
         normalise: true,
         scale: float("routed_scaling_factor").unwrap_or(1.0),
+        own_norm: false,
+        expert_scales: false,
     };
     let shared = SharedExpertDescription { gated: false, ..SharedExpertDescription::read(config)? };
     let moe = MoeDescription { router, shared: Some(shared), ..MoeDescription::read(config, None, true)? };

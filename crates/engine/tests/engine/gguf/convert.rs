@@ -14,7 +14,7 @@ use sluice_store::{Dtype, TensorPlan, Writer};
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 19] = [
+pub const ARCHITECTURES: [&str; 21] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -22,7 +22,9 @@ pub const ARCHITECTURES: [&str; 19] = [
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "gemma2",
     "gemma3_text",
+    "gemma4_text",
     "mixtral",
     "ministral3",
     "phi3",
@@ -161,6 +163,7 @@ impl Model {
             "qwen3_5_text" => "qwen35",
             "qwen3_5_moe_text" => "qwen35moe",
             "gemma3_text" => "gemma3",
+            "gemma4_text" => "gemma4",
             "mixtral" => "llama",
             "ministral3" => "mistral3",
             "olmo3" => "olmo2",
@@ -180,7 +183,11 @@ impl Model {
             ("attention.value_length", "head_dim"),
             ("feed_forward_length", "intermediate_size"),
         ] {
-            file.u32(&key(name), self.size(ours) as u32);
+            // Gemma 4's heads are those of layers without a window, and its widths differ.
+            let ours = if architecture == "gemma4" { ours.replace("head_dim", "global_head_dim") } else { ours.into() };
+            if (architecture, &*ours) != ("gemma4", "intermediate_size") {
+                file.u32(&key(name), self.size(&ours) as u32);
+            }
         }
         file.u32(&key("block_count"), blocks as u32);
         let number = |key: &str| self.config[key].as_f64().unwrap() as f32;
@@ -198,7 +205,7 @@ impl Model {
             file.u32(&key("ssm.state_size"), self.size("linear_key_head_dim") as u32);
             file.u32(&key("ssm.conv_kernel"), self.size("linear_conv_kernel_dim") as u32);
             file.u32(&key("rope.dimension_count"), (self.size("head_dim") / 2) as u32);
-        } else {
+        } else if architecture != "gemma4" {
             file.u32(&key("attention.head_count_kv"), kv_heads);
         }
         families::keys(&self.config, &mut file, &key);
@@ -206,7 +213,10 @@ impl Model {
             file.u32(&key("attention.key_length_mla"), self.size("head_dim") as u32);
             file.u32(&key("attention.value_length_mla"), self.size("v_head_dim") as u32);
         }
-        if self.config.get("num_experts").is_some() && self.weights.iter().any(|w| w.description.count > 1) {
+        if self.config.get("num_experts_per_tok").is_some()
+            && self.config.get("num_experts").is_some()
+            && self.weights.iter().any(|w| w.description.count > 1)
+        {
             file.u32(&key("expert_count"), self.size("num_experts") as u32);
             file.u32(&key("expert_used_count"), self.size("num_experts_per_tok") as u32);
             file.u32(&key("expert_feed_forward_length"), self.size("moe_intermediate_size") as u32);
@@ -276,11 +286,24 @@ impl Model {
         let is_tiled = self.model_type().starts_with("qwen3_5");
         let part = match w.part {
             "post_attention_layernorm"
-                if ["gemma3_text", "olmo3", "glm4", "glm4_moe", "gpt_oss"].contains(&self.model_type()) =>
+                if ["gemma2", "gemma3_text", "gemma4_text", "olmo3", "glm4", "glm4_moe", "gpt_oss"]
+                    .contains(&self.model_type()) =>
             {
                 "post_attention_norm"
             }
             "self_attn.sinks" => "attn_sinks.weight",
+            "layer_scalar" => "layer_output_scale.weight",
+            "mlp.router_scale" => "ffn_gate_inp.scale",
+            "mlp.expert_scales" => "ffn_down_exps.scale",
+            "post_feedforward_layernorm_1" => "post_ffw_norm_1",
+            "pre_feedforward_layernorm_2" => "pre_ffw_norm_2",
+            "post_feedforward_layernorm_2" => "post_ffw_norm_2",
+            "per_layer_input_gate" => "inp_gate",
+            "per_layer_projection" => "proj",
+            "post_per_layer_input_norm" => "post_norm",
+            "embed_tokens_per_layer" => "per_layer_token_embd",
+            "per_layer_model_projection" => "per_layer_model_proj",
+            "per_layer_projection_norm" => "per_layer_proj_norm",
             "post_attention_layernorm" if self.weights.iter().any(|w| w.description.part == "linear_attn.A_log") => {
                 "post_attention_norm"
             }

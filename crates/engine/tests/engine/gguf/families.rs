@@ -7,6 +7,9 @@ use super::super::writer::{F32, Gguf};
 /// Tables of LongRoPE.
 const FACTORS: [(&str, [f32; 4]); 2] = [("long_factor", [1.0, 1.5, 2.0, 3.0]), ("short_factor", [1.0, 1.0, 1.25, 1.5])];
 
+/// Which of Gemma 4's layers have a window.
+const GEMMA4_LAYERS: [i32; 5] = [1, 0, 1, 1, 0];
+
 /// The config of an architecture's model.
 pub fn config(model_type: &str) -> Value {
     let mut config = json!({
@@ -19,6 +22,21 @@ pub fn config(model_type: &str) -> Value {
         "gemma3_text" => json!({
             "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 7,
             "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0,
+        }),
+        "gemma2" => json!({
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 7,
+            "attn_logit_softcapping": 20.0, "final_logit_softcapping": 12.0,
+        }),
+        "gemma4_text" => json!({
+            "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 7, "num_hidden_layers": 5, "global_head_dim": 32,
+            "num_global_key_value_heads": 1, "attention_k_eq_v": true, "num_kv_shared_layers": 2, "use_double_wide_mlp": true,
+            "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 64, "final_logit_softcapping": 15.0,
+            "enable_moe_block": true, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20,
+            "layer_types": GEMMA4_LAYERS.map(|kind| if kind == 1 { "sliding_attention" } else { "full_attention" }),
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
         }),
         "qwen2" | "qwen3" => json!({}),
         "gpt_oss" => json!({
@@ -99,6 +117,35 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
             }
             file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
             file.u32(&key("rope.scaling.original_context_length"), 16);
+        }
+        "gemma2" => {
+            file.u32(&key("attention.sliding_window"), size("sliding_window"));
+            file.f32(&key("attn_logit_softcapping"), number("attn_logit_softcapping"));
+            file.f32(&key("final_logit_softcapping"), number("final_logit_softcapping"));
+        }
+        "gemma4_text" => {
+            let (width, shared) = (size("intermediate_size") as i32, size("num_kv_shared_layers") as usize);
+            let widths = [0, 1, 2, 3, 4].map(|layer| if layer < 5 - shared { width } else { 2 * width });
+            file.i32s(&key("feed_forward_length"), &widths);
+            file.i32s(&key("attention.head_count_kv"), &GEMMA4_LAYERS.map(|kind| 1 + kind));
+            file.i32s(&key("attention.sliding_window_pattern"), &GEMMA4_LAYERS);
+            for (name, ours) in [
+                ("attention.key_length_swa", "head_dim"),
+                ("attention.value_length_swa", "head_dim"),
+                ("attention.shared_kv_layers", "num_kv_shared_layers"),
+                ("attention.sliding_window", "sliding_window"),
+                ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
+                ("expert_count", "num_experts"),
+                ("expert_used_count", "top_k_experts"),
+                ("expert_feed_forward_length", "moe_intermediate_size"),
+                ("rope.dimension_count", "global_head_dim"),
+            ] {
+                file.u32(&key(name), size(ours));
+            }
+            file.f32(&key("rope.freq_base_swa"), 1000.0);
+            file.f32(&key("final_logit_softcapping"), number("final_logit_softcapping"));
+            let factors: Vec<f32> = (0..16).map(|pair| if pair < 4 { 1.0 } else { 1e30 }).collect();
+            file.floats("rope_freqs.weight", &[16], F32, &factors);
         }
         "mixtral" => {
             file.u32(&key("expert_count"), size("num_local_experts"));

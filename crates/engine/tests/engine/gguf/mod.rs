@@ -102,7 +102,8 @@ fn latents_may_have_a_stack_of_matrices_for_keys_and_one_for_values() {
 
 #[test]
 fn chunks_and_threads_change_no_bit() {
-    let models = ["llama", "gemma3_text", "qwen3_5_moe_text", "gpt_oss", "deepseek_v3"].map(|name| (name, model(name)));
+    let models = ["llama", "gemma3_text", "gemma4_text", "qwen3_5_moe_text", "gpt_oss", "deepseek_v3"]
+        .map(|name| (name, model(name)));
     for (name, model) in models.into_iter().chain([("deepseek_v3, split", model("deepseek_v3").split())]) {
         let dir = written(&model, |_| {});
         let path = dir.path().join("model.gguf");
@@ -131,6 +132,7 @@ fn experts_stream_from_the_file() {
         ("qwen3_moe", convert::Experts::Merged),
         ("qwen3_5_moe_text", convert::Experts::Single),
         ("gpt_oss", convert::Experts::Stacked),
+        ("gemma4_text", convert::Experts::Merged),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");

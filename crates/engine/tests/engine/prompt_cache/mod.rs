@@ -118,7 +118,7 @@ fn slabs(home: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_flipped_bit_on_disk_is_computed_instead() {
-    for model in ["qwen3", "qwen3_window", "qwen3_5", "deepseek_v3"] {
+    for model in ["qwen3", "qwen3_window", "qwen3_5", "deepseek_v3", "gemma4_per_layer"] {
         let home = tempfile::tempdir().unwrap();
         let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
         let prompt = tokens(&engine, 200, 2);
@@ -157,7 +157,7 @@ fn a_flipped_bit_on_disk_is_computed_instead() {
 
 #[test]
 fn what_memory_has_no_room_for_is_found_on_disk() {
-    for model in ["qwen3", "qwen3_window", "qwen3_5", "deepseek_v3"] {
+    for model in ["qwen3", "qwen3_window", "qwen3_5", "deepseek_v3", "gemma4_per_layer"] {
         let home = tempfile::tempdir().unwrap();
         // Two prompts of five fit.
         let options = Options { kv_tokens: Some(700), snapshots: 2, ..cached(home.path()) };

@@ -81,7 +81,9 @@ pub fn ask(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Answ
 }
 
 /// Dense, windowed, mixtures, and with recurrent layers: models whose keys, values and states go away and come back.
-pub const MODELS: [&str; 9] = [
+pub const MODELS: [&str; 11] = [
+    "gemma4_moe",
+    "gemma4_per_layer",
     "ministral3",
     "olmo3",
     "qwen3",

@@ -5,7 +5,8 @@ use sluice_engine::{Engine, MemoryClass, Options, Placement};
 use crate::support::folder;
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
-pub const FOLDERS: [&str; 12] = [
+pub const FOLDERS: [&str; 13] = [
+    "gemma4_moe",
     "mixtral",
     "glm4_moe",
     "deepseek_v3",

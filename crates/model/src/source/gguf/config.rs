@@ -20,7 +20,9 @@ pub enum Architecture {
     Qwen3Next,
     Qwen35,
     Qwen35Moe,
+    Gemma2,
     Gemma3,
+    Gemma4,
     GptOss,
     Mistral3,
     Phi3,
@@ -34,12 +36,12 @@ pub enum Architecture {
 }
 
 use Architecture::{
-    DeepSeek2, Gemma3, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe,
-    Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
+    DeepSeek2, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2,
+    Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 18] = [
+const ALL: [(Architecture, &str, &str); 20] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -47,7 +49,9 @@ const ALL: [(Architecture, &str, &str); 18] = [
     (Qwen3Next, "qwen3next", "qwen3_next"),
     (Qwen35, "qwen35", "qwen3_5_text"),
     (Qwen35Moe, "qwen35moe", "qwen3_5_moe_text"),
+    (Gemma2, "gemma2", "gemma2"),
     (Gemma3, "gemma3", "gemma3_text"),
+    (Gemma4, "gemma4", "gemma4_text"),
     (GptOss, "gpt-oss", "gpt_oss"),
     (Mistral3, "mistral3", "mistral"),
     (Phi3, "phi3", "phi3"),
@@ -161,14 +165,19 @@ pub fn json(
     set("hidden_size", json!(hidden));
     set("num_hidden_layers", json!(layers));
     set("num_attention_heads", json!(heads));
-    set("num_key_value_heads", json!(keys.size_if("attention.head_count_kv")?.unwrap_or(heads)));
+    // Gemma 4's differ from layer to layer: see below.
+    if architecture != Gemma4 {
+        set("num_key_value_heads", json!(keys.size_if("attention.head_count_kv")?.unwrap_or(heads)));
+    }
     set("head_dim", json!(head_dim));
     set("max_position_embeddings", json!(keys.size("context_length")?));
     set("tie_word_embeddings", json!(!keys.has("output.weight")));
     if let Some(eps) = keys.float_if("attention.layer_norm_rms_epsilon")? {
         set("rms_norm_eps", json!(eps));
     }
-    if let Some(width) = keys.size_if("feed_forward_length")?.filter(|&width| width > 0) {
+    if architecture != Gemma4
+        && let Some(width) = keys.size_if("feed_forward_length")?.filter(|&width| width > 0)
+    {
         set("intermediate_size", json!(width));
     }
     if matches!(architecture, Llama | Granite | SmolLm3 | Glm4 | Glm4Moe) {
@@ -182,7 +191,9 @@ pub fn json(
     // 2. positions
     let theta = keys.float_if("rope.freq_base")?.unwrap_or(10_000.0);
     set("rope_theta", json!(theta));
-    let mut rope = scaling(&keys, factors)?;
+    // Its table says which part of a head is rotated.
+    let none = Factors::default();
+    let mut rope = scaling(&keys, if architecture == Gemma4 { &none } else { factors })?;
     let rotated = keys.size_if("rope.dimension_count")?.unwrap_or(head_dim);
     if is_latent {
         // A size of its own; see below.
@@ -242,7 +253,8 @@ pub fn json(
             recurrent(&keys, layers, &mut more)?;
         }
         Qwen35 => recurrent(&keys, layers, &mut more)?,
-        Gemma3 => gemma(&keys, (layers, heads, hidden, head_dim), &mut more)?,
+        Gemma2 | Gemma3 => gemma(&keys, (architecture, layers), (heads, hidden, head_dim), &mut more)?,
+        Gemma4 => family::gemma4(&keys, (layers, heads, head_dim), theta, factors.all.as_deref(), &mut more)?,
         GptOss => gpt_oss(&keys, &mut more)?,
     }
     config.extend(more);
@@ -381,14 +393,16 @@ fn recurrent(keys: &Keys, layers: u64, more: &mut Map<String, Json>) -> Result<(
 
 fn gemma(
     keys: &Keys,
-    (layers, heads, hidden, head_dim): (u64, u64, u64, u64),
+    (architecture, layers): (Architecture, u64),
+    (heads, hidden, head_dim): (u64, u64, u64),
     more: &mut Map<String, Json>,
 ) -> Result<()> {
-    /// Layers of the 27B model, the one whose scores are scaled by something else than the size of heads; no key says so.
-    const LAYERS_OF_27B: u64 = 62;
+    /// Layers of the 27B models, the ones whose scores are scaled by something else than the size of heads; no key says so.
+    const LAYERS_OF_27B: [(Architecture, u64); 2] = [(Gemma2, 46), (Gemma3, 62)];
     let mut set = |key: &str, value: Json| more.insert(key.to_owned(), value);
+    let is_27b = LAYERS_OF_27B.contains(&(architecture, layers));
     set("hidden_activation", json!("gelu_pytorch_tanh"));
-    set("query_pre_attn_scalar", json!(if layers == LAYERS_OF_27B { hidden / heads.max(1) } else { head_dim }));
+    set("query_pre_attn_scalar", json!(if is_27b { hidden / heads.max(1) } else { head_dim }));
     set("rope_local_base_freq", json!(keys.float_if("rope.freq_base_swa")?.unwrap_or(10_000.0)));
     if let Some(window) = keys.size_if("attention.sliding_window")?.filter(|&window| window > 0) {
         set("sliding_window", json!(window));

@@ -1,6 +1,6 @@
 //! What only some families' metadata says, in the config keys of each.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::{Map, Value as Json, json};
 
 use super::keys::Keys;
@@ -188,6 +188,102 @@ fn mixture_with_shared(keys: &Keys, config: &mut Config) -> Result<()> {
     config.insert("norm_topk_prob".into(), json!(normalised.unwrap_or(false)));
     if let Some(scale) = keys.float_if("expert_weights_scale")?.filter(|&scale| scale != 0.0) {
         config.insert("routed_scaling_factor".into(), json!(scale));
+    }
+    Ok(())
+}
+
+/// Gemma 4: layers of two kinds, which have heads of their own sizes and numbers. `head_dim`: of those without a window. `factors`: the table of what frequencies
+/// are divided by, which says with huge ones which pairs are not turned.
+pub fn gemma4(
+    keys: &Keys,
+    (layers, heads, head_dim): (u64, u64, u64),
+    theta: f64,
+    factors: Option<&[f32]>,
+    config: &mut Config,
+) -> Result<()> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    /// What converters write for pairs that are not turned; far above any factor.
+    const UNTURNED: f32 = 1e20;
+    let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
+    // 1. kinds of layers
+    let windowed = keys.metadata.integers(&keys.key(PATTERN))?.unwrap_or_default();
+    if windowed.len() as u64 != layers {
+        return Err(keys.wrong(PATTERN, &format!("has {} values for {layers} layers", windowed.len())));
+    }
+    let is_windowed: Vec<bool> = windowed.iter().map(|&kind| kind != 0).collect();
+    let kind = |&windowed: &bool| if windowed { "sliding_attention" } else { "full_attention" };
+    set("layer_types", is_windowed.iter().map(kind).collect());
+    set("sliding_window", json!(keys.size("attention.sliding_window")?));
+    let of_window = keys.size("attention.key_length_swa")?;
+    if keys.size_if("attention.value_length_swa")?.is_some_and(|length| length != of_window) {
+        return Err(keys.wrong("attention.value_length_swa", "differs from that of keys, which is not supported"));
+    }
+    set("head_dim", json!(of_window));
+    let kv_heads = keys.sizes("attention.head_count_kv", layers)?.unwrap_or_else(|| vec![heads; layers as usize]);
+    let of_kind = |windowed: bool| kv_heads.iter().zip(&is_windowed).find(|(_, of)| **of == windowed).map(|(n, _)| *n);
+    let [local, full] = [true, false].map(|windowed| of_kind(windowed).unwrap_or(heads));
+    if kv_heads.iter().zip(&is_windowed).any(|(n, windowed)| *n != if *windowed { local } else { full }) {
+        return Err(keys.wrong("attention.head_count_kv", "differs in layers of one kind, which is not supported"));
+    }
+    set("num_key_value_heads", json!(local));
+    let of_full = json!({"head_dim": head_dim, "num_key_value_heads": full});
+    let full_layers = || (0..layers as usize).filter(|&layer| !is_windowed[layer]);
+    let own: Config = full_layers().map(|layer| (layer.to_string(), of_full.clone())).collect();
+    set("per_layer_config", Json::Object(own));
+    // Values of their own are told by their tensors.
+    let shared = keys.size_if("attention.shared_kv_layers")?.unwrap_or(0);
+    set("num_kv_shared_layers", json!(shared));
+    let storing = (0..layers.saturating_sub(shared)).find(|&layer| !is_windowed[layer as usize]);
+    let has_values = storing.is_none_or(|layer| keys.has(&format!("blk.{layer}.attn_v.weight")));
+    set("attention_k_eq_v", json!(!has_values));
+    // 2. the second halves
+    let widths = keys.sizes("feed_forward_length", layers)?.unwrap_or_default();
+    let (first, last) = (widths.first().copied().unwrap_or(0), widths.last().copied().unwrap_or(0));
+    let wide = shared > 0 && last == 2 * first;
+    let width = |layer: u64| if wide && layer >= layers.saturating_sub(shared) { 2 * first } else { first };
+    if widths.iter().zip(0..).any(|(own, layer)| *own != width(layer)) {
+        return Err(
+            keys.wrong("feed_forward_length", "is neither the same in all layers nor twice that in the last ones")
+        );
+    }
+    set("intermediate_size", json!(first));
+    set("use_double_wide_mlp", json!(wide));
+    set("hidden_activation", json!("gelu_pytorch_tanh"));
+    if keys.has("blk.0.ffn_gate_inp.weight") {
+        ensure_gating(keys, &[0, SOFTMAX])?;
+        ensure_unscaled(keys)?;
+        set("enable_moe_block", json!(true));
+        set("num_experts", json!(keys.size("expert_count")?));
+        set("top_k_experts", json!(keys.size("expert_used_count")?));
+        set("moe_intermediate_size", json!(keys.size("expert_feed_forward_length")?));
+    }
+    // 3. embeddings, positions, logits
+    let per_layer = keys.size_if("embedding_length_per_layer_input")?.unwrap_or(0);
+    set("hidden_size_per_layer_input", json!(per_layer));
+    if per_layer > 0 {
+        set("vocab_size_per_layer_input", json!(keys.tensor("per_layer_token_embd.weight")?.shape.first()));
+    }
+    let turned = match factors {
+        None => 1.0,
+        Some(all) => {
+            let turned = all.iter().take_while(|&&factor| factor == 1.0).count();
+            if all.len() as u64 != head_dim / 2 || all[turned..].iter().any(|&factor| factor < UNTURNED) {
+                let path = keys.metadata.path().display();
+                bail!("{path}: tensor \"rope_freqs.weight\": factors of another kind than Gemma 4's are not supported");
+            }
+            turned as f64 / all.len().max(1) as f64
+        }
+    };
+    let local_theta = keys.float_if("rope.freq_base_swa")?.unwrap_or(10_000.0);
+    set(
+        "rope_parameters",
+        json!({
+            "full_attention": {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": turned},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
+        }),
+    );
+    if let Some(cap) = keys.float_if("final_logit_softcapping")?.filter(|&cap| cap != 0.0) {
+        set("final_logit_softcapping", json!(cap));
     }
     Ok(())
 }

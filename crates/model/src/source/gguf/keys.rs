@@ -41,6 +41,20 @@ impl Keys<'_> {
         u64::try_from(first).map(Some).map_err(|_| self.wrong(name, "has numbers below 0"))
     }
 
+    /// A count or size of each layer, if it is there: a value for each, or one for all.
+    pub fn sizes(&self, name: &str, layers: u64) -> Result<Option<Vec<u64>>> {
+        let key = self.key(name);
+        if !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
+            return Ok(self.metadata.unsigned(&key)?.map(|size| vec![size; layers as usize]));
+        }
+        let each = self.metadata.integers(&key)?.unwrap_or_default();
+        if each.len() as u64 != layers {
+            return Err(self.wrong(name, &format!("has {} values for {layers} layers", each.len())));
+        }
+        let each: Result<_, _> = each.into_iter().map(u64::try_from).collect();
+        each.map(Some).map_err(|_| self.wrong(name, "has numbers below 0"))
+    }
+
     pub fn size(&self, name: &str) -> Result<u64> {
         self.size_if(name)?.ok_or_else(|| self.wrong(name, "is missing"))
     }

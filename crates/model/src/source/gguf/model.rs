@@ -150,7 +150,10 @@ fn layout_of(
     tensors: &HashMap<&str, &TensorInfo>,
 ) -> Result<GgufLayout> {
     let first = |part: &str| (0..8).any(|layer| tensors.contains_key(&*format!("blk.{layer}.{part}")));
-    let sandwich = matches!(architecture, Architecture::Gemma3 | Architecture::Olmo2 | Architecture::Glm4);
+    let sandwich = matches!(
+        architecture,
+        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Gemma4 | Architecture::Olmo2 | Architecture::Glm4
+    );
     let names = Names::new(sandwich, architecture.joins(), first);
     let projections = match architecture {
         Architecture::Qwen3Next if first("ssm_in.weight") => Some(ProjectionLayout::ByKeyHead),

@@ -43,10 +43,23 @@ const PARTS: &[(&str, &str)] = &[
     ("linear_attn.A_log", "ssm_a"),
     ("linear_attn.norm", "ssm_norm"),
     ("linear_attn.out_proj", "ssm_out"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
 ];
 
 /// What is outside of layers.
-const OUTSIDE: [(&str, &str); 3] = [("embed_tokens", "token_embd"), ("norm", "output_norm"), ("lm_head", "output")];
+const OUTSIDE: [(&str, &str); 6] = [
+    ("embed_tokens", "token_embd"),
+    ("norm", "output_norm"),
+    ("lm_head", "output"),
+    ("embed_tokens_per_layer", "per_layer_token_embd"),
+    ("per_layer_model_projection", "per_layer_model_proj"),
+    ("per_layer_projection_norm", "per_layer_proj_norm"),
+];
 
 /// Tables that are stored beside weights: what rotary frequencies are divided by, in any context (Llama 3), in long and in short ones (Phi-3).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -57,9 +70,12 @@ pub const SHORT_ROPE_FACTORS: &str = "rope_factors_short.weight";
 const JOINED_QKV: (&str, &str) = ("self_attn.qkv_proj", "attn_qkv");
 const JOINED_GATE_UP: (&str, &str) = ("mlp.gate_up_proj", "ffn_up");
 
-/// A vector whose name ends in `.weight` here alone: the model's name and GGUF's.
-const OWN_SINKS: &str = "self_attn.sinks";
-const SINKS: &str = "attn_sinks.weight";
+/// Vectors whose whole names differ: the model's and GGUF's.
+const VECTORS: [(&str, &str); 2] =
+    [("self_attn.sinks", "attn_sinks.weight"), ("layer_scalar", "layer_output_scale.weight")];
+/// Those of routers that have a mixture's dense part beside them (Gemma 4). Elsewhere such names are scales of matrices.
+const ROUTER_VECTORS: [(&str, &str); 2] =
+    [("mlp.router_scale", "ffn_gate_inp.scale"), ("mlp.expert_scales", "ffn_down_exps.scale")];
 
 /// What `model.` checkpoints call tables that can be computed.
 const COMPUTED: &str = "rotary_emb.inv_freq";
@@ -73,6 +89,8 @@ pub struct Names {
     joined: Vec<(&'static str, &'static str)>,
     /// The name of the bias of the decay, which Ollama shortens.
     dt_bias: &'static str,
+    /// A dense part is beside each mixture.
+    beside: bool,
 }
 
 impl Names {
@@ -90,11 +108,17 @@ impl Names {
         };
         let of = |is_joined: bool, part| is_joined.then_some(part);
         let joined = [of(joined.0, JOINED_GATE_UP), of(joined.1, JOINED_QKV)].into_iter().flatten().collect();
-        Names { norms, joined, dt_bias: if has("ssm_dt") { "ssm_dt" } else { "ssm_dt.bias" } }
+        let dt_bias = if has("ssm_dt") { "ssm_dt" } else { "ssm_dt.bias" };
+        Names { norms, joined, dt_bias, beside: sandwich && has("post_ffw_norm_1.weight") }
     }
 
     fn parts(&self) -> impl Iterator<Item = (&'static str, &'static str)> + '_ {
         self.norms.iter().chain(&self.joined).chain(PARTS).copied()
+    }
+
+    fn vectors(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let more = if self.beside { &ROUTER_VECTORS[..] } else { &[] };
+        VECTORS.iter().chain(more).copied()
     }
 
     /// GGUF's name for the model's tensor or module `short`.
@@ -105,8 +129,8 @@ impl Names {
         if rest == "linear_attn.dt_bias" {
             return format!("blk.{layer}.{}", self.dt_bias);
         }
-        if rest == OWN_SINKS {
-            return format!("blk.{layer}.{SINKS}");
+        if let Some((_, theirs)) = self.vectors().find(|(ours, _)| *ours == rest) {
+            return format!("blk.{layer}.{theirs}");
         }
         // An expert of its own: its number is behind the projection's name.
         if let Some((expert, projection)) = rest.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'))
@@ -134,8 +158,8 @@ impl Names {
         if rest == self.dt_bias {
             return Some(format!("layers.{layer}.linear_attn.dt_bias"));
         }
-        if rest == SINKS {
-            return Some(format!("layers.{layer}.{OWN_SINKS}"));
+        if let Some((ours, _)) = self.vectors().find(|(_, theirs)| *theirs == rest) {
+            return Some(format!("layers.{layer}.{ours}"));
         }
         let own = rest.strip_prefix("ffn_").and_then(|rest| rest.split_once('.'));
         if let Some((kind, (expert, leaf))) = own.and_then(|(kind, rest)| Some((kind, rest.split_once('.')?)))
@@ -191,6 +215,18 @@ mod tests {
         let gemma = Names::new(true, (false, false), |_| true);
         assert_eq!(gemma.full("layers.1.pre_feedforward_layernorm.weight"), "blk.1.ffn_norm.weight");
         assert_eq!(gemma.full("layers.1.post_attention_layernorm.weight"), "blk.1.post_attention_norm.weight");
+        for (ours, theirs) in [
+            ("layers.1.layer_scalar", "blk.1.layer_output_scale.weight"),
+            ("layers.1.mlp.router_scale", "blk.1.ffn_gate_inp.scale"),
+            ("layers.1.mlp.expert_scales", "blk.1.ffn_down_exps.scale"),
+            ("layers.1.post_feedforward_layernorm_1.weight", "blk.1.post_ffw_norm_1.weight"),
+            ("layers.1.post_per_layer_input_norm.weight", "blk.1.post_norm.weight"),
+            ("layers.1.per_layer_projection.weight", "blk.1.proj.weight"),
+            ("embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+            ("per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
+        ] {
+            assert_eq!((&*gemma.full(ours), gemma.short(theirs).as_deref()), (theirs, Some(ours)));
+        }
         let phi = Names::new(false, (true, true), |_| false);
         for (ours, theirs) in [
             ("layers.1.self_attn.qkv_proj.weight", "blk.1.attn_qkv.weight"),

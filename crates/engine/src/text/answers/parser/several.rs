@@ -1,14 +1,41 @@
-//! Several calls between one pair of marks: lists in JSON (Mistral, Phi-4-mini, Granite 3), sections (DeepSeek, Kimi), and MiniMax's.
+//! Calls that are read as a whole, and several between one pair of marks: lists in JSON (Mistral, Phi-4-mini, Granite 3), sections (DeepSeek, Kimi), and MiniMax's.
 
 use super::{AnswerParser, MAX_HEAD, State};
 use crate::text::answers::call_syntax::{Match, call_head, rest_of_object, whole_call};
+use crate::text::answers::gemma;
 use crate::text::answers::json::{Scan, Scanner};
-use crate::text::answers::marks::{LISTED, MINIMAX_CALLED};
+use crate::text::answers::marks::{CALLED, GEMMA_CALLED, LISTED, MINIMAX_CALLED};
 use crate::text::answers::piece_list::PieceList;
 use crate::text::answers::sections::SectionSyntax;
 use crate::text::answers::style::Calls;
 
 impl AnswerParser {
+    /// Waits for the end of a call whose fields may come in any order.
+    pub(super) fn whole(&mut self, searched: usize, out: &mut PieceList, last: bool) -> bool {
+        let mut from = searched.min(self.held.len());
+        while !self.held.is_char_boundary(from) {
+            from -= 1;
+        }
+        let is_gemma = self.calls == Calls::Gemma;
+        let called = if is_gemma { GEMMA_CALLED } else { CALLED };
+        let end = self.held[from..].find(called).map(|at| from + at);
+        if end.is_none() && !last {
+            return self.wait(State::Whole { searched: self.held.len().saturating_sub(called.len()) });
+        }
+        let inside = &self.held[..end.unwrap_or(self.held.len())];
+        match if is_gemma { gemma::call(inside) } else { whole_call(inside) } {
+            Some((name, arguments)) => {
+                self.begin_call(&name, out);
+                self.add_arguments(&arguments, out);
+                self.drop_held(end.map_or(self.held.len(), |at| at + called.len()));
+                self.has_text = false;
+                self.go(State::Text)
+            }
+            None if end.is_none() && self.is_cut => self.discard(),
+            None => self.no_call(out),
+        }
+    }
+
     pub(super) fn item(&mut self, first: bool, out: &mut PieceList, last: bool) -> bool {
         let inside = self.held.trim_start();
         let inside = inside.strip_prefix(',').filter(|_| !first).unwrap_or(inside).trim_start();

@@ -1,0 +1,38 @@
+//! Whether tables of which a token uses one row stay on disk, and how large the cache of their rows is.
+
+use anyhow::{Result, ensure};
+use sluice_backend::RowOptions;
+use sluice_model::{Description, WeightClass};
+
+use crate::options::{Options, TablePlacement};
+use crate::setup::limits::hard_limits;
+
+/// Elements from which on `Auto` leaves a table on disk. Smaller ones are read with the rest, in less time than anybody notices.
+const LARGE: u64 = 1 << 26;
+/// Bytes of the cache of rows, unless the options say otherwise, and the part of a memory limit that it takes at most.
+const CACHE: u64 = 128 << 20;
+const PART: u64 = 32;
+
+/// Whether the model's tables stay on disk. `device`: they would be looked up there.
+///
+/// # Errors
+/// When that was asked for, and cannot be.
+pub(crate) fn stay_on_disk(model: &Description, options: &Options, device: bool) -> Result<bool> {
+    let tables = || model.weights().filter(|w| w.class == WeightClass::PerLayerEmbedding);
+    match options.tables {
+        TablePlacement::Memory => Ok(false),
+        TablePlacement::Auto => Ok(!device && tables().any(|w| w.elements() >= LARGE)),
+        TablePlacement::Disk => {
+            ensure!(!device, "--tables disk: not on a GPU yet, where tables are in its memory");
+            Ok(tables().next().is_some())
+        }
+    }
+}
+
+/// How such rows are read and kept.
+pub(crate) fn row_options(options: &Options) -> RowOptions {
+    let limit = hard_limits(options).iter().map(|limit| limit.bytes).min().unwrap_or(u64::MAX);
+    let budget = options.table_budget.unwrap_or(CACHE.min(limit / PART));
+    let how = &options.expert_options;
+    RowOptions { budget, io_uring: how.io_uring, faults: how.faults.clone(), ..RowOptions::default() }
+}
