@@ -225,7 +225,7 @@ impl Engine {
     }
 
     /// Facts of the model and of how it runs: (name, value), and notes.
-    fn facts(&self, py: Python<'_>) -> PyResult<(Vec<(&'static str, String)>, Vec<String>)> {
+    fn facts(&self, py: Python<'_>) -> PyResult<(Facts, Vec<String>)> {
         self.ask(py, |engine| {
             let files = engine.loading().into_iter().flat_map(Loading::files);
             let readers: Vec<String> = files.map(|f| format!("{}: {}: {}", f.name, f.mode.name(), f.reason)).collect();
@@ -277,6 +277,9 @@ impl Engine {
         self.server.read().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 }
+
+/// Names and values.
+type Facts = Vec<(&'static str, String)>;
 
 /// Classes of memory by name.
 const CLASSES: [(&str, MemoryClass); 6] = [

@@ -1,7 +1,7 @@
 //! Files of tensors, read into memory of their own for whoever makes arrays of it.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -30,7 +30,7 @@ pub struct LoadedFile {
     metadata: Vec<(String, String)>,
 }
 
-fn read(path: &PathBuf, mode: LoadMode, stop: &AtomicBool) -> Result<LoadedFile> {
+fn read(path: &Path, mode: LoadMode, stop: &AtomicBool) -> Result<LoadedFile> {
     let file = OpenFile::open(path)?;
     let len = file.bytes().len() as u64;
     let header = Header::read(file.file(), len, path)?;
