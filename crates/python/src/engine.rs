@@ -10,7 +10,7 @@ use anyhow::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sluice_engine::text::{ChatTemplate, ModelText};
-use sluice_engine::{Engine as Computing, Loading, MemoryClass, Options, refused_by_device, source};
+use sluice_engine::{Engine as Computing, Loading, MemoryClass, ModelSource, Options, refused_by_device, source};
 use sluice_server::{Access, Limits, LoadedModel, LocalServer, ModelFacts, Offer, Settings, Submission};
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -50,15 +50,15 @@ fn naming(folder: &Path, error: Error) -> Error {
 }
 
 /// Loads the weights on this thread, and the text side on another.
-fn load(path: &Path, setup: &Setup, cache: Option<&Path>) -> Result<(Computing, ModelText)> {
-    let source = source::open(path).map_err(|e| naming(path, e))?;
+fn load(source: &Arc<dyn ModelSource>, setup: &Setup, cache: Option<&Path>) -> Result<(Computing, ModelText)> {
+    let path = source.path();
     thread::scope(|scope| {
-        let text = scope.spawn(|| ModelText::load(&*source, cache).map_err(|e| naming(path, e)));
+        let text = scope.spawn(|| ModelText::load(&**source, cache).map_err(|e| naming(path, e)));
         let join = |text: thread::ScopedJoinHandle<'_, Result<ModelText>>| {
             text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         let open = |device: &Device, options: Options| {
-            Computing::open_source(&source, options, &|options| device.backend(options)).map_err(|e| naming(path, e))
+            Computing::open_source(source, options, &|options| device.backend(options)).map_err(|e| naming(path, e))
         };
         // Within a limit the tokenizer loads first: what it takes is not left for weights.
         let mut text = Some(text);
@@ -76,22 +76,23 @@ fn load(path: &Path, setup: &Setup, cache: Option<&Path>) -> Result<(Computing, 
 fn serve(path: &Path, setup: Setup, cache: Option<PathBuf>) -> Result<LocalServer> {
     let name = setup.name.clone().or_else(|| source::gguf_name(path));
     let folder = || path.canonicalize().ok().and_then(|p| p.file_name().map(|n| n.to_string_lossy().into_owned()));
-    let style = source::open(path).and_then(|source| ChatTemplate::style_of(&*source)).map_err(|e| naming(path, e))?;
+    // Opened once: the metadata of a GGUF file is long.
+    let source = source::open(path).map_err(|e| naming(path, e))?;
+    let style = ChatTemplate::style_of(&*source).map_err(|e| naming(path, e))?;
     let limits = Limits { queue: setup.queue, grace: Duration::ZERO, ..Limits::default() };
     let access = Access::default();
     let settings = Settings { limits, access, request_timeout: None, idle_unload: None, log_requests: false };
-    let own = path.to_owned();
     let offer = Offer {
         name: name.or_else(folder).unwrap_or_else(|| "sluice".into()),
         context: setup.engine.max_context.unwrap_or(1 << 20),
         style,
         facts: ModelFacts::default(),
         load: Box::new(move || {
-            let loaded = load(&own, &setup, cache.as_deref());
+            let loaded = load(&source, &setup, cache.as_deref());
             match loaded {
                 // Where the GPU was not asked for by name, the CPU does.
                 Err(why) if setup.device != Device::Cpu && setup.falls_back && refused_by_device(&why) => {
-                    load(&own, &Setup { device: Device::Cpu, ..setup.clone() }, cache.as_deref())
+                    load(&source, &Setup { device: Device::Cpu, ..setup.clone() }, cache.as_deref())
                 }
                 loaded => loaded,
             }

@@ -11,15 +11,31 @@ True
 - As ``safetensors.torch``: :func:`load_file`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ._generate import BatchResponse, GenerationResponse, batch_generate, generate, stream_generate
 from ._model import Model, Tokenizer, demo, load
 from ._sluice import NUMERICS_VERSION, __version__
-from .aio import AsyncEngine
 from .errors import EngineError, Error, ModelError, RequestError
-from .llama_cpp import Llama, LlamaGrammar
 from .sampling import make_logits_processors, make_sampler
-from .tensors import load_file, load_tensors
-from .vllm import LLM, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from .aio import AsyncEngine
+    from .llama_cpp import Llama, LlamaGrammar
+    from .tensors import load_file, load_tensors
+    from .vllm import LLM, RequestOutput, SamplingParams
+
+# Imported when they are first used: asyncio alone takes longer than the demo model does to load.
+_LATER = {
+    "AsyncEngine": "aio",
+    "LLM": "vllm",
+    "Llama": "llama_cpp",
+    "LlamaGrammar": "llama_cpp",
+    "RequestOutput": "vllm",
+    "SamplingParams": "vllm",
+    "load_file": "tensors",
+    "load_tensors": "tensors",
+}
 
 __all__ = [
     "LLM",
@@ -49,6 +65,20 @@ __all__ = [
     "make_sampler",
     "stream_generate",
 ]
+
+
+def __getattr__(name: str) -> "Any":
+    if name not in _LATER:
+        raise AttributeError(f"module 'sluice' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"sluice.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> "list[str]":
+    return sorted([*globals(), *__all__])
 
 
 def alias(name: str) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 from .errors import RequestError
@@ -26,15 +25,15 @@ def bytes_of(value: "int | str") -> int:
         raise RequestError(f"expected a number of bytes, such as 8G, 7.5GB or 900Mi, found {value!r}") from None
 
 
-def cache_folder() -> Path:
+def cache_folder() -> str:
     """The folder of what can be made again, which the command line uses too: ``~/.cache/sluice``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "sluice"
+    return os.path.join(base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache"), "sluice")
 
 
-def _private(folder: Path) -> "Path | None":
+def _private(folder: str) -> "str | None":
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError:
         return None
     return folder
@@ -42,8 +41,7 @@ def _private(folder: Path) -> "Path | None":
 
 def tokenizer_cache() -> "str | None":
     """The folder of compiled tokenizers, which the command line uses too. ``None`` where it cannot be made: then nothing is kept."""
-    folder = _private(cache_folder() / "tokenizers")
-    return str(folder) if folder else None
+    return _private(os.path.join(cache_folder(), "tokenizers"))
 
 
 def normalised(options: "dict[str, Any]") -> "dict[str, Any]":
@@ -54,10 +52,10 @@ def normalised(options: "dict[str, Any]") -> "dict[str, Any]":
             found[name] = bytes_of(found[name])
     home = _private(cache_folder())
     if home:
-        found.setdefault("disk_speeds_file", str(home / "disks.json"))
+        found.setdefault("disk_speeds_file", os.path.join(home, "disks.json"))
     cache = found.pop("prompt_cache", None)
     if cache not in (None, False):
-        found["prompt_cache"] = str(cache_folder() / "prompt-cache" if cache is True else cache)
+        found["prompt_cache"] = os.path.join(cache_folder(), "prompt-cache") if cache is True else os.fspath(cache)
         if home:
-            found.setdefault("sums_file", str(home / "sums.json"))
+            found.setdefault("sums_file", os.path.join(home, "sums.json"))
     return found

@@ -13,12 +13,15 @@ from .sampling import biased, compiled, fresh_seed
 #: Arguments of ``Llama`` that say how llama.cpp uses memory and devices, or that have one way here.
 _WITHOUT_EFFECT = {
     "chat_format",
+    "f16_kv",
     "chat_handler",
     "embedding",
     "flash_attn",
+    "last_n_tokens_size",
     "logits_all",
     "main_gpu",
     "mul_mat_q",
+    "n_parts",
     "n_threads_batch",
     "numa",
     "offload_kqv",
@@ -36,6 +39,8 @@ _WITHOUT_EFFECT = {
     "verbose",
     "vocab_only",
 }
+#: Arguments of ``Llama`` that would change the output, with the values that mean "as the model's files say", or that programs send as a default.
+_AS_FILES_SAY: "dict[str, Any]" = {"rope_freq_base": (0, 10000.0), "rope_freq_scale": (0, 1.0), "rope_scaling_type": (-1,), "lora_scale": (1.0,), "no_perf": (False, True)}
 #: Arguments of generations that llama.cpp has and Sluice does not, with the values that mean "off".
 _OFF: "dict[str, Any]" = {"tfs_z": 1.0, "typical_p": 1.0, "mirostat_mode": 0, "xtc_probability": 0.0, "suffix": None, "functions": None, "function_call": None, "stopping_criteria": None}
 #: These qualify what is off.
@@ -99,7 +104,8 @@ class Llama:
         seed: int = 0xFFFFFFFF,
         **options: Any,
     ):
-        options = {name: value for name, value in options.items() if name not in _WITHOUT_EFFECT}
+        as_it_is = {name for name, value in options.items() if value in _AS_FILES_SAY.get(name, ())}
+        options = {name: value for name, value in options.items() if name not in _WITHOUT_EFFECT and name not in as_it_is}
         options.setdefault("device", "auto" if n_gpu_layers else "cpu")
         options.setdefault("parallel", 1)
         self.model_path = os.fspath(model_path)
