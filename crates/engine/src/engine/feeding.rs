@@ -9,6 +9,16 @@ use crate::schedule::sequence::SequenceId;
 /// Called with rows of logits: (position, `[vocabulary]`).
 type OnLogits<'a> = &'a mut dyn FnMut(usize, &[f32]) -> Result<()>;
 
+/// What is wanted of the tokens that are computed.
+enum Outputs<'a> {
+    /// Nothing but the work that greedy generation has.
+    Nothing,
+    /// Logits of all positions, or of the last.
+    Logits { all: bool, each: OnLogits<'a> },
+    /// Final hidden states of all positions: (position, `[hidden]`).
+    States(&'a mut dyn FnMut(usize, &[f32])),
+}
+
 impl Engine {
     /// Adds `tokens` to a sequence and computes them at once, before all other sequences. `each(position, logits)` is called for all of their positions, or
     /// only for the last one, as `all` says. `logits`: `[vocabulary]`.
@@ -22,7 +32,7 @@ impl Engine {
         all: bool,
         mut each: impl FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        self.compute_tokens(id, tokens, all, Some(&mut each))
+        self.compute_tokens(id, tokens, Outputs::Logits { all, each: &mut each })
     }
 
     /// Adds `tokens` to a sequence and computes them at once, with the work of greedy generation: where a device has the logits, only the highest is
@@ -31,7 +41,7 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::feed`].
     pub fn advance(&mut self, id: SequenceId, tokens: &[u32]) -> Result<()> {
-        self.compute_tokens(id, tokens, false, None)
+        self.compute_tokens(id, tokens, Outputs::Nothing)
     }
 
     /// [`Engine::feed`] with a new sequence, which is removed afterwards.
@@ -45,7 +55,18 @@ impl Engine {
         result
     }
 
-    fn compute_tokens(&mut self, id: SequenceId, tokens: &[u32], all: bool, mut each: Option<OnLogits>) -> Result<()> {
+    /// Computes `tokens` as a sequence of their own. `each(position, state)` gets the final hidden state of each, which is the head's input: `[hidden]`.
+    ///
+    /// # Errors
+    /// Those of [`Engine::start`] and [`Engine::step`].
+    pub fn states(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
+        let id = self.add_sequence();
+        let result = self.compute_tokens(id, tokens, Outputs::States(&mut each));
+        self.remove_sequence(id);
+        result
+    }
+
+    fn compute_tokens(&mut self, id: SequenceId, tokens: &[u32], mut outputs: Outputs) -> Result<()> {
         ensure!(!tokens.is_empty(), "no tokens to compute");
         let at = self.sequences.index(id)?;
         self.check_tokens(at, tokens)?;
@@ -63,12 +84,24 @@ impl Engine {
             let sequences = &mut self.sequences.list;
             let planned = self.scheduler.plan_one(at, take, sequences, &mut self.cache, &mut self.plan);
             ensure!(planned, "the KV cache is full");
+            let all = matches!(outputs, Outputs::Logits { all: true, .. });
             let logits = self.compute(if all { Wanted::All } else { Wanted::Last })?;
             if let Some(why) = self.sequences.take_failure(id) {
                 return Err(why);
             }
-            let from = self.sequences.list[at].computed - logits.rows;
-            if each.is_none()
+            let computed = self.sequences.list[at].computed;
+            if let Outputs::States(each) = &mut outputs {
+                let mut position = computed - take;
+                self.runner.hidden(0, 0, |state| {
+                    if position >= first {
+                        each(position, state);
+                    }
+                    position += 1;
+                });
+                continue;
+            }
+            let from = computed - logits.rows;
+            if matches!(outputs, Outputs::Nothing)
                 && let Some(device) = self.runner.backend.device_sampling()
                 && let Some(tops) = device.tops(logits)
                 && tops.iter().all(|top| top.logit.is_finite())
@@ -80,7 +113,9 @@ impl Engine {
                 if let Some(bad) = row.iter().position(|x| !x.is_finite()) {
                     bail!("the logit of token {bad} at position {position} is {}", row[bad]);
                 }
-                each.as_mut().map_or(Ok(()), |each| each(position, row))?;
+                if let Outputs::Logits { each, .. } = &mut outputs {
+                    each(position, row)?;
+                }
             }
         }
     }

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use sluice_backend::{Backend, DRAWN_TOGETHER, DeviceSampling, Isa, Logits, MAX_RANKS, Ranked, Scaled};
 
 use super::candidates::Needs;
+use super::processor::ProcessorFailed;
 use super::sampler::{Hit, Logprobs, SampleError, Sampler, block_hit, token_hit};
 use crate::constraint::Guide;
 use crate::schedule::sequence::{Generation, Running, Sequence};
@@ -38,6 +39,8 @@ const UNDECIDED: Drawn = Drawn { token: Err(SampleError::NothingLeft), logprobs:
 /// What a thread needs to sample.
 struct Workspace {
     sampler: Sampler,
+    /// Logits that a processor changes: `[vocabulary]`. Empty until there is one.
+    changed: Vec<f32>,
     /// (index of the draw, its result)
     drawn: Vec<(usize, Drawn)>,
 }
@@ -87,7 +90,11 @@ struct RowQuestions {
 impl BatchSampler {
     /// For logits of `vocabulary` tokens and `max` sequences at most, on `threads` threads.
     pub fn new(isa: Isa, threads: usize, vocabulary: usize, max: usize) -> BatchSampler {
-        let workspace = || Workspace { sampler: Sampler::new(isa, vocabulary), drawn: Vec::with_capacity(max) };
+        let workspace = || Workspace {
+            sampler: Sampler::new(isa, vocabulary),
+            changed: Vec::new(),
+            drawn: Vec::with_capacity(max),
+        };
         let workspaces = (0..threads).map(|_| Mutex::new(workspace())).collect();
         let (drawn, decided) = (Vec::with_capacity(max), Vec::with_capacity(max));
         BatchSampler { isa, workspaces, drawn, decided, questions: DeviceQuestions::default() }
@@ -120,10 +127,12 @@ impl BatchSampler {
             let Some(running) = &s.running else { return };
             let mut workspace = workspaces[thread].lock().unwrap_or_else(|e| e.into_inner());
             let (params, history) = (&running.generation.sampling, running.history.as_ref());
-            let token = workspace.sampler.sample(params, logits, history, mask_of(running), s.tokens.len() as u64);
+            let Workspace { sampler, changed, drawn } = &mut *workspace;
+            let token = processed(&running.generation, &s.tokens, logits, changed)
+                .and_then(|logits| sampler.sample(params, logits, history, mask_of(running), s.tokens.len() as u64));
             let wanted = running.generation.logprobs;
             let logprobs = wanted.zip(token.as_ref().ok()).map(|(top, token)| Logprobs::new(isa, logits, *token, top));
-            workspace.drawn.push((at, Drawn { token, logprobs }));
+            drawn.push((at, Drawn { token, logprobs }));
         });
         for workspace in &mut self.workspaces {
             let workspace = workspace.get_mut().unwrap_or_else(|e| e.into_inner());
@@ -218,10 +227,10 @@ impl BatchSampler {
 impl DeviceQuestions {
     /// Adds the questions of a draw, whose row has this `highest` logit; none if it needs all logits.
     fn add(&mut self, draw: usize, row: usize, highest: f32, running: &Running, vocabulary: usize) {
-        let Generation { sampling, logprobs, .. } = &running.generation;
+        let Generation { sampling, logprobs, processor, .. } = &running.generation;
         let needs = Needs::new(sampling, vocabulary, mask_of(running).is_some());
         let listed = logprobs.unwrap_or(0);
-        if needs == Needs::All || listed > MAX_RANKS {
+        if needs == Needs::All || listed > MAX_RANKS || processor.is_some() {
             return;
         }
         let (ranks, sums) = match needs {
@@ -242,6 +251,20 @@ impl DeviceQuestions {
         let (hit, totals, logit) = (None, [None; 2], highest);
         self.rows.push(RowQuestions { draw, needs, highest, weights, plain, best, hit, totals, logit });
     }
+}
+
+/// The logits after the generation's processor, if it has one, in `changed`.
+fn processed<'a>(
+    generation: &Generation,
+    tokens: &[u32],
+    logits: &'a [f32],
+    changed: &'a mut Vec<f32>,
+) -> Result<&'a [f32], SampleError> {
+    let Some(processor) = &generation.processor else { return Ok(logits) };
+    changed.clear();
+    changed.extend_from_slice(logits);
+    processor.process(tokens, changed).map_err(|ProcessorFailed| SampleError::Processor)?;
+    Ok(changed)
 }
 
 fn mask_of(running: &Running) -> Option<&[u32]> {

@@ -4,8 +4,10 @@ pub(crate) mod batch;
 mod candidates;
 mod filters;
 mod params;
+mod processor;
 mod random;
 mod sampler;
 
 pub use params::{History, ParamError, SamplingParams};
+pub use processor::{LogitsProcessor, ProcessorFailed};
 pub use sampler::{Logprobs, Mask, SampleError, Sampler};

@@ -25,6 +25,9 @@ pub enum SampleError {
     /// All logits are -inf, or ruled out.
     #[error("every token is ruled out: all logits are -inf")]
     NothingLeft,
+    /// The generation's own processor of logits failed.
+    #[error("the logits processor failed")]
+    Processor,
     /// The logits are not of this vocabulary.
     #[error("expected {expected} logits, found {found}")]
     WrongLength {

@@ -7,7 +7,7 @@ use sluice_cache::{BlockHash, KvCache, SequenceBlocks};
 
 use crate::constraint::{Constraint, Guide};
 use crate::draft::SequenceDrafts;
-use crate::sampling::{History, Logprobs, SamplingParams};
+use crate::sampling::{History, LogitsProcessor, Logprobs, SamplingParams};
 use crate::step::pooling::{Pooled, Pooling};
 use crate::tiers::restore::Restore;
 
@@ -28,6 +28,8 @@ pub struct Generation {
     pub snapshot_points: Vec<usize>,
     /// Reports log-probabilities of each token and of this many of the likeliest ones: see [`crate::Engine::take_logprobs`].
     pub logprobs: Option<usize>,
+    /// Changes logits before tokens are chosen from them.
+    pub processor: Option<Arc<dyn LogitsProcessor>>,
     /// What the answer must match.
     pub constraint: Option<Arc<Constraint>>,
     /// Tokens that the answer may have. Drafts are taken from them; they change nothing else.

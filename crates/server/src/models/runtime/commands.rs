@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use sluice_engine::sampling::Logprobs;
-use sluice_engine::{DraftCounts, Finish, Generation, ReadAhead, Saved};
+use sluice_engine::{DraftCounts, Engine, Finish, Generation, ReadAhead, Saved};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A prompt, and how to answer it.
@@ -70,6 +70,8 @@ pub(super) enum Command {
         reply: Saved,
     },
     ReadAhead(ReadAhead),
+    /// Has something done with the engine, between two steps.
+    Run(Box<dyn FnOnce(&mut Engine) + Send>),
     Stop,
 }
 

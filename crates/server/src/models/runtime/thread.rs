@@ -102,6 +102,11 @@ impl EngineThread {
         let _ = self.commands.send(Command::ReadAhead(session));
     }
 
+    /// Has something done with the engine, between two steps. All requests wait for it. It is dropped undone if the engine takes no more.
+    pub fn run(&self, work: impl FnOnce(&mut Engine) + Send + 'static) {
+        let _ = self.commands.send(Command::Run(Box::new(work)));
+    }
+
     /// Why the engine has failed; `None` while it works.
     pub fn failure(&self) -> Option<String> {
         self.state.failure.get().cloned()

@@ -139,6 +139,7 @@ impl Worker {
                         self.engine.save_session(name, &salt, &tokens, reply);
                     }
                     Command::ReadAhead(session) => self.engine.read_ahead(session),
+                    Command::Run(work) => work(&mut self.engine),
                     Command::Stop => stopping = true,
                 }
             }

@@ -1,0 +1,38 @@
+//! `sluice._sluice`: the part of the Python package that is Rust. It has an engine with the server's scheduler, streams of tokens and replies, a tokenizer, arrays, and
+//! the reader of safetensors. What Python people see (`sluice`) is written in Python on top of it, in `python/sluice`.
+//!
+//! Whatever waits or computes does so without the interpreter's lock, and looks for signals meanwhile. Errors are exceptions of `sluice.errors`; a panic becomes one as well.
+
+mod arrays;
+mod device;
+mod engine;
+mod errors;
+mod files;
+mod inbox;
+mod memory;
+mod names;
+mod options;
+mod processor;
+mod reply;
+mod request;
+mod score;
+mod stream;
+mod tokenizer;
+mod waiting;
+
+use pyo3::prelude::*;
+
+/// The module.
+#[pymodule]
+fn _sluice(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("NUMERICS_VERSION", sluice_backend::NUMERICS_VERSION)?;
+    module.add_class::<arrays::Array>()?;
+    module.add_class::<engine::Engine>()?;
+    module.add_class::<files::LoadedFile>()?;
+    module.add_class::<reply::Reply>()?;
+    module.add_class::<stream::Stream>()?;
+    module.add_class::<tokenizer::Tokenizer>()?;
+    module.add_function(wrap_pyfunction!(names::resolve, module)?)?;
+    Ok(())
+}
