@@ -108,7 +108,8 @@ def prepare():
 
 
 def versions():
-    return peers.versions_of(LLAMA)
+    said = subprocess.run([peers.PYTHON, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
+    return {**peers.versions_of(LLAMA), "torch": said.stdout.strip() or "missing"}
 
 
 def device():
