@@ -13,6 +13,7 @@ mod memory;
 mod names;
 mod options;
 mod processor;
+mod prompt_cache;
 mod reply;
 mod request;
 mod score;
@@ -30,6 +31,7 @@ fn _sluice(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<arrays::Array>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<files::LoadedFile>()?;
+    module.add_class::<prompt_cache::PromptCache>()?;
     module.add_class::<reply::Reply>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<tokenizer::Tokenizer>()?;
