@@ -2,6 +2,8 @@
 //! the reader of safetensors. What Python people see (`sluice`) is written in Python on top of it, in `python/sluice`.
 //!
 //! Whatever waits or computes does so without the interpreter's lock, and looks for signals meanwhile. Errors are exceptions of `sluice.errors`; a panic becomes one as well.
+// What PyO3's macros write is theirs.
+#![deny(unsafe_code)]
 
 mod arrays;
 mod device;
