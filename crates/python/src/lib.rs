@@ -2,6 +2,8 @@
 //! the reader of safetensors. What Python people see (`sluice`) is written in Python on top of it, in `python/sluice`.
 //!
 //! Whatever waits or computes does so without the interpreter's lock, and looks for signals meanwhile. Errors are exceptions of `sluice.errors`; a panic becomes one as well.
+// What PyO3's macros write is theirs.
+#![deny(unsafe_code)]
 
 mod arrays;
 mod device;
@@ -13,6 +15,7 @@ mod memory;
 mod names;
 mod options;
 mod processor;
+mod prompt_cache;
 mod reply;
 mod request;
 mod score;
@@ -30,6 +33,7 @@ fn _sluice(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<arrays::Array>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<files::LoadedFile>()?;
+    module.add_class::<prompt_cache::PromptCache>()?;
     module.add_class::<reply::Reply>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<tokenizer::Tokenizer>()?;

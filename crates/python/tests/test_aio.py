@@ -117,5 +117,12 @@ def test_sessions_survive_the_engine(tmp_path):
         return found["tokens"], output.num_cached_tokens
 
     tokens = asyncio.run(once(save))
+    # What is kept can be looked at from outside.
+    kept = sluice.PromptCache(tmp_path / "cache")
+    assert kept.models()[0]["tokens"] >= tokens // 2 and kept.stat()["in_use"] is False
+    assert kept.verify()["wrong"] == 0 and kept.gc()["bytes"] >= 0
     again, cached = asyncio.run(once(use))
     assert again == tokens and cached > tokens // 2
+    kept.clear()
+    with pytest.raises(sluice.ModelError, match="no prompt cache"):
+        kept.models()

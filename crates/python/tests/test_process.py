@@ -124,7 +124,7 @@ def once():
     del model, tokenizer, stream
     gc.collect()
     return used
-once()
+[once() for _ in range(3)]
 before, threads_before = held(), threads()
 used = [once() for _ in range(4)]
 print(before, min(used), held(), threads_before, threads())
@@ -136,8 +136,9 @@ def test_del_gives_memory_and_threads_back(python):
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
     before, used, after, threads_before, threads_after = map(float, out.split())
-    assert used > before + 10, out
-    assert after < before + 5, out
+    # What the allocator keeps of it varies by some megabytes, and does not grow.
+    assert used > before + 15, out
+    assert after < before + 10, out
     assert threads_after <= threads_before, out
 
 

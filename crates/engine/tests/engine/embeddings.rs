@@ -168,3 +168,36 @@ fn the_last_state_shares_a_prompt_and_the_mean_shares_nothing() {
     engine.advance(id, &prompt).unwrap();
     assert!(engine.start(id, &prompt, pooled(Pooling::Last)).unwrap_err().to_string().contains("all of a sequence"));
 }
+
+#[test]
+fn states_of_given_tokens_are_those_that_vectors_are_made_of() {
+    for name in ["qwen3", "qwen3_next", "qwen3_moe"] {
+        let open = |chunk: usize| {
+            let options = Options {
+                chunk: Some(chunk),
+                max_context: Some(200),
+                threads: 2,
+                ..Options::for_this_machine().unwrap()
+            };
+            Engine::open(&folder(name), options).unwrap()
+        };
+        let (mut whole, mut pieces) = (open(200), open(7));
+        let tokens = tokens(&whole, 40, 3);
+        let states = |engine: &mut Engine| {
+            let mut found: Vec<Vec<f32>> = Vec::new();
+            let each = |position: usize, state: &[f32]| {
+                assert_eq!(position, found.len());
+                found.push(state.to_vec());
+            };
+            engine.states(&tokens, each).unwrap();
+            found
+        };
+        let found = states(&mut whole);
+        assert_eq!(found.len(), 40);
+        // Also if a prompt that begins alike was kept.
+        assert_eq!(embedding(&mut pieces, &tokens, Pooling::Last), found[39], "{name}");
+        assert_eq!(states(&mut pieces), found, "{name}");
+        assert_eq!(embedding(&mut whole, &tokens[..17], Pooling::Last), found[16], "{name}");
+        assert!(whole.states(&[], |_, _| ()).is_err() && whole.is_idle());
+    }
+}

@@ -19,6 +19,7 @@ mod harmony;
 mod json_schema_suite;
 mod nodes;
 mod numerics;
+mod processors;
 mod prompt_cache;
 mod quantized;
 mod real_models;

@@ -22,6 +22,7 @@ from .sampling import make_logits_processors, make_sampler
 if TYPE_CHECKING:
     from .aio import AsyncEngine
     from .llama_cpp import Llama, LlamaGrammar
+    from .prompt_cache import PromptCache
     from .tensors import load_file, load_tensors
     from .vllm import LLM, RequestOutput, SamplingParams
 
@@ -31,6 +32,7 @@ _LATER = {
     "LLM": "vllm",
     "Llama": "llama_cpp",
     "LlamaGrammar": "llama_cpp",
+    "PromptCache": "prompt_cache",
     "RequestOutput": "vllm",
     "SamplingParams": "vllm",
     "load_file": "tensors",
@@ -49,6 +51,7 @@ __all__ = [
     "LlamaGrammar",
     "Model",
     "ModelError",
+    "PromptCache",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

@@ -225,14 +225,29 @@ class Model:
         return f"<sluice.Model {self.engine.path}{' (closed)' if self.engine.is_closed else ''}>"
 
 
-def load(path_or_hf_repo: "str | os.PathLike[str]", **options: Any) -> "tuple[Model, Tokenizer]":
+def load(
+    path_or_hf_repo: "str | os.PathLike[str]",
+    tokenizer_config: "dict[str, Any] | None" = None,
+    model_config: "dict[str, Any] | None" = None,
+    adapter_path: "str | None" = None,
+    lazy: bool = False,
+    revision: "str | None" = None,
+    **options: Any,
+) -> "tuple[Model, Tokenizer]":
     """Loads a model and its tokenizer, as ``mlx_lm.load``: a folder, a GGUF file, or a name of the Hugging Face hub, which is fetched if it is not in the cache.
+
+    ``options`` are those of :class:`Model`. The files say what the model and the tokenizer are, so ``model_config`` and ``tokenizer_config`` must be empty. Weights are always lazy: see
+    :meth:`Model.wait_loaded`.
 
     >>> model, tokenizer = load(demo())
     >>> tokenizer.decode(tokenizer.encode("Once upon a time"), skip_special_tokens=True)
     'Once upon a time'
     """
-    model = Model(path_or_hf_repo, **options)
+    for name, value in (("tokenizer_config", tokenizer_config), ("model_config", model_config), ("adapter_path", adapter_path)):
+        # What others trust code for is built in here.
+        if value and value != {"trust_remote_code": True}:
+            raise RequestError(f"{name} is not supported")
+    model = Model(f"{path_or_hf_repo}@{revision}" if revision else path_or_hf_repo, **options)
     return model, model.tokenizer
 
 

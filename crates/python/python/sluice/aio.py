@@ -74,11 +74,11 @@ class AsyncEngine:
         """The answers to a prompt (a text, tokens, or a dictionary with one of them), each time with all that is there of them."""
         params = sampling_params or SamplingParams()
         text = prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None
-        tokens = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None if isinstance(prompt, str) else prompt
+        given: Any = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None if isinstance(prompt, str) else prompt
         loop = asyncio.get_running_loop()
-        if tokens is None:
-            tokens = await loop.run_in_executor(None, self.tokenizer.encode, text)
-        tokens = [int(token) for token in tokens]
+        if given is None:
+            given = await loop.run_in_executor(None, lambda: self.tokenizer.encode(text or ""))
+        tokens = [int(token) for token in given]
         asked = params.engine_params(tokens, self.tokenizer.eos_token_ids)
         name = request_id if request_id is not None else f"request-{next(self._ids)}"
         # A grammar may take a while to compile.

@@ -341,7 +341,7 @@ class Llama:
         head = {"id": f"chatcmpl-{uuid.uuid4()}", "created": int(time.time()), "model": model or self.model_path}
         if stream:
             return self._chat_chunks(head, list(tokens), params)  # type: ignore[arg-type]
-        text, ids, _, finish = collect_all(self._model, [(list(tokens), params)])[0][0]  # type: ignore[list-item]
+        text, ids, _, finish = collect_all(self._model, [(list(tokens), params)])[0][0]  # type: ignore[arg-type]
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": None, "finish_reason": _reason(finish)}
         usage = {"prompt_tokens": len(tokens), "completion_tokens": len(ids), "total_tokens": len(tokens) + len(ids)}
         return {**head, "object": "chat.completion", "choices": [choice], "usage": usage}

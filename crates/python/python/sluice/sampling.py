@@ -5,6 +5,8 @@ import random
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Sequence
 
+from .errors import RequestError
+
 #: ``processor(tokens, logits)``: numpy arrays. It changes ``logits`` in place, or returns others.
 LogitsProcessor = Callable[[Any, Any], Any]
 
@@ -24,12 +26,23 @@ class Sampler:
         return {"temperature": self.temp, "top_p": top_p, "min_p": self.min_p, "top_k": self.top_k}
 
 
-def make_sampler(temp: float = 0.0, top_p: float = 0.0, min_p: float = 0.0, min_tokens_to_keep: int = 1, top_k: int = 0) -> Sampler:
+def make_sampler(
+    temp: float = 0.0,
+    top_p: float = 0.0,
+    min_p: float = 0.0,
+    min_tokens_to_keep: int = 1,
+    top_k: int = 0,
+    xtc_probability: float = 0.0,
+    xtc_threshold: float = 0.0,
+    xtc_special_tokens: "Sequence[int]" = (),
+) -> Sampler:
     """The sampler with these parameters; temperature 0 takes the likeliest token.
 
     >>> make_sampler(temp=0.7, top_p=0.9).params()
     {'temperature': 0.7, 'top_p': 0.9, 'min_p': 0.0, 'top_k': 0}
     """
+    if xtc_probability:
+        raise RequestError("xtc_probability is not supported")
     return Sampler(temp, top_p, min_p, top_k)
 
 

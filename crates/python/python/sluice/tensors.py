@@ -30,7 +30,7 @@ _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", 
 
 def _buffer(owner: Any, address: int, size: int) -> Any:
     # An instance of an array type of ctypes has the buffer protocol, without a copy, and attributes.
-    buffer = (ctypes.c_ubyte * size).from_address(address)
+    buffer: Any = (ctypes.c_ubyte * size).from_address(address)
     buffer.owner = owner
     return buffer
 

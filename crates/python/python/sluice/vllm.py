@@ -250,8 +250,8 @@ class LLM:
             options.setdefault("device", "cuda:" + ",".join(map(str, range(devices))))
         if kv_cache_dtype != "auto":
             options.setdefault("kv_type", kv_cache_dtype)
-        name = f"{model}@{revision}" if revision else model
-        settings = {"max_context": max_model_len, "parallel": max_num_seqs, "prefix_cache": enable_prefix_caching}
+        name: Any = f"{model}@{revision}" if revision else model
+        settings: "dict[str, Any]" = {"max_context": max_model_len, "parallel": max_num_seqs, "prefix_cache": enable_prefix_caching}
         self.llm_engine = model if isinstance(model, Model) else Model(name, **settings, **options)
         self._seed = seed
         self._count = 0
