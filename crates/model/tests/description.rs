@@ -38,6 +38,7 @@ fn names_and_shapes_are_those_of_every_checkpoint() {
                     let known = [
                         "visual",
                         "vision_tower",
+                        "vision_embedder",
                         "multi_modal_projector",
                         "mtp",
                         "audio_tower",

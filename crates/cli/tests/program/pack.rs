@@ -78,13 +78,22 @@ fn modules_hold_what_direct_quantisation_gives() {
 #[test]
 fn conversion_alone_changes_no_bit_of_a_logit() {
     let names = "qwen3 qwen3_rope qwen3_window qwen3_moe qwen3_moe_stacked qwen3_next qwen3_next_stacked qwen3_5 qwen3_5_vl \
-                 qwen3_5_moe qwen3_5_moe_split qwen3_5_moe_vl mlx_qwen3 mlx_qwen3_next_plain mlx_qwen3_5_moe";
+                 qwen3_5_moe qwen3_5_moe_split qwen3_5_moe_vl mlx_qwen3 mlx_qwen3_next_plain mlx_qwen3_5_moe \
+                 gemma4 gemma4_moe gemma4_per_layer gemma4_unified";
     for name in names.split_whitespace() {
         let out = tempfile::tempdir().unwrap();
         let input = golden(name);
         pack(Path::new(&input), out.path(), &["--set", "*=none"]);
         assert_eq!(logits(Path::new(&input)), logits(out.path()), "{name}");
     }
+    // Experts directly in a layer have another name in a stack, and lie in pages, too.
+    let (stack, bundle) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let input = golden("gemma4_moe");
+    pack(Path::new(&input), stack.path(), &["--set", "*=none"]);
+    let name = "language_model.model.layers.0.experts.switch_glu.up_proj.weight";
+    assert!(Checkpoint::open(stack.path()).unwrap().tensor(name).is_some());
+    pack(Path::new(&input), bundle.path(), &["--set", "*=none", "--layout", "bundle"]);
+    assert_eq!(logits(Path::new(&input)), logits(bundle.path()));
 }
 
 #[test]

@@ -12,8 +12,8 @@ const INT8: (&str, Activations) = ("int8", Activations::Int8);
 
 /// Checkpoints, and the precisions that differ in them: without quantised weights int8 is bf16.
 const CASES: [(&str, &[(&str, Activations)]); 12] = [
-    ("gemma4_moe", &[F32, BF16]),
-    ("gemma4_per_layer", &[F32, BF16]),
+    ("gemma4_moe", &[F32]),
+    ("gemma4_per_layer", &[F32]),
     ("ministral3", &[F32]),
     ("olmo3", &[F32]),
     ("glm4_moe", &[F32]),
