@@ -97,6 +97,22 @@ case $command in
     setup_arm64
     cargo_for "$command" "$@"
     ;;
+  smoke)
+    setup_arm64
+    # Of the kernels' tests those that are quick there; then golden logits, hashed on x86-64, at each instruction set.
+    cargo_for test --test kernels --test engine --no-run
+    cargo_for test --test kernels -- blocks_golden affine_golden delta extremes
+    cargo_for test --test engine -- numerics
+    for SLUICE_ARM64_CPU in neoverse-n1 cortex-a72; do
+      export SLUICE_ARM64_CPU
+      cargo_for test --test engine -- numerics
+    done
+    ;;
+  count)
+    setup_arm64
+    cargo_for build --example one_product
+    bench/arm64/count.py "$tools" "${CARGO_TARGET_DIR:-target}/$target/${SLUICE_TEST_PROFILE:-quick}/examples/one_product" "$@"
+    ;;
   run)
     setup_arm64
     "$tools/bin/qemu" "$@"

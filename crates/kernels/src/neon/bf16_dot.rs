@@ -1,5 +1,6 @@
 use std::arch::aarch64::*;
 
+use super::f32_dot::four;
 use super::{Neon16, Products};
 use crate::instructions::bf16_dot::{Bf16Dot, flushed_fma, widen};
 
@@ -83,7 +84,7 @@ impl<P: Products> Bf16Dot for Neon16<P> {
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u8) {
         unsafe {
-            let [a, b, c, d] = self.four().map(|x| round4(x));
+            let [a, b, c, d] = four(self.four(), |x| round4(x));
             let half = |a, b| vreinterpretq_u8_u16(vmovn_high_u32(vmovn_u32(a), b));
             vst1q_u8(p, half(a, b));
             vst1q_u8(p.add(16), half(c, d));

@@ -1,6 +1,6 @@
 use std::arch::aarch64::*;
 
-use super::f32_dot::{narrow8, narrow16};
+use super::f32_dot::{four, narrow8, narrow16};
 use super::{Neon16, Products};
 use crate::instructions::bytes::Bytes;
 
@@ -20,7 +20,7 @@ unsafe fn interleaved(a: uint8x16_t, b: uint8x16_t, c: uint8x16_t, d: uint8x16_t
         let pairs = |a, b| (vreinterpretq_u16_u8(vzip1q_u8(a, b)), vreinterpretq_u16_u8(vzip2q_u8(a, b)));
         let ((low, high), (low_2, high_2)) = (pairs(a, b), pairs(c, d));
         let all = [vzip1q_u16(low, low_2), vzip2q_u16(low, low_2), vzip1q_u16(high, high_2), vzip2q_u16(high, high_2)];
-        all.map(|v| vreinterpretq_u8_u16(v))
+        four(all, |v| vreinterpretq_u8_u16(v))
     }
 }
 
@@ -95,7 +95,7 @@ impl<P: Products> Bytes for Neon16<P> {
     unsafe fn store_rounded_u16(self, high: *mut u8, low: *mut u8) {
         unsafe {
             let words = narrow16(self.rounded());
-            vst1q_s8(high.cast(), narrow8(words.map(|w| vshrq_n_s16::<8>(w))));
+            vst1q_s8(high.cast(), narrow8([vshrq_n_s16::<8>(words[0]), vshrq_n_s16::<8>(words[1])]));
             vst1q_s8(low.cast(), narrow8(words));
         }
     }

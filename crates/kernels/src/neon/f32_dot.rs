@@ -27,6 +27,13 @@ macro_rules! each {
     }};
 }
 
+/// The four results of a function.
+#[inline(always)]
+pub fn four<A: Copy, B>(v: [A; 4], f: impl Fn(A) -> B) -> [B; 4] {
+    // Not `map`, which may be a call.
+    [f(v[0]), f(v[1]), f(v[2]), f(v[3])]
+}
+
 /// Sixteen unsigned bytes as four times four integers.
 #[inline(always)]
 pub unsafe fn widen_u8(b: uint8x16_t) -> [uint32x4_t; 4] {
@@ -56,7 +63,7 @@ impl<P> Neon16<P> {
     #[inline(always)]
     pub unsafe fn rounded(self) -> [int32x4_t; 4] {
         // SAFETY: NEON is there.
-        self.0.map(|v| unsafe { vcvtnq_s32_f32(v) })
+        four(self.0, |v| unsafe { vcvtnq_s32_f32(v) })
     }
 
     /// The first two levels of the tree.
@@ -139,7 +146,7 @@ impl<P: Products> Lanes for Neon16<P> {
                 vshll_n_u16::<16>(vget_low_u16(high)),
                 vshll_high_n_u16::<16>(high),
             ];
-            Neon16::of(wide.map(|v| vreinterpretq_f32_u32(v)))
+            Neon16::of(four(wide, |v| vreinterpretq_f32_u32(v)))
         }
     }
     #[inline(always)]
@@ -157,7 +164,7 @@ impl<P: Products> Lanes for Neon16<P> {
     }
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> Self {
-        unsafe { Neon16::of(widen_u8(vld1q_u8(p)).map(|v| vcvtq_f32_u32(v))) }
+        unsafe { Neon16::of(four(widen_u8(vld1q_u8(p)), |v| vcvtq_f32_u32(v))) }
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self {
@@ -170,7 +177,7 @@ impl<P: Products> Lanes for Neon16<P> {
                 vmovl_s16(vget_low_s16(high)),
                 vmovl_high_s16(high),
             ];
-            Neon16::of(wide.map(|v| vcvtq_f32_s32(v)))
+            Neon16::of(four(wide, |v| vcvtq_f32_s32(v)))
         }
     }
     #[inline(always)]
@@ -182,7 +189,8 @@ impl<P: Products> Lanes for Neon16<P> {
         unsafe {
             // At most 32639 + 128: no overflow.
             let words = narrow16(self.rounded());
-            let upper = words.map(|w| vshrq_n_s16::<8>(vaddq_s16(w, vdupq_n_s16(128))));
+            let upper = |w| vshrq_n_s16::<8>(vaddq_s16(w, vdupq_n_s16(128)));
+            let upper = [upper(words[0]), upper(words[1])];
             vst1q_s8(high.cast(), narrow8(upper));
             vst1q_s8(low.cast(), narrow8(words));
         }
@@ -263,7 +271,7 @@ impl<P: Products> Lanes for Neon16<P> {
         let mut out = v;
         for rows in 0..4 {
             for columns in 0..4 {
-                let part = unsafe { transpose4([0, 1, 2, 3].map(|i| v[4 * rows + i].0[columns])) };
+                let part = unsafe { transpose4(four([0, 1, 2, 3], |i| v[4 * rows + i].0[columns])) };
                 for j in 0..4 {
                     out[4 * columns + j].0[rows] = part[j];
                 }

@@ -1,5 +1,6 @@
 use std::arch::aarch64::*;
 
+use super::f32_dot::four;
 use super::{Neon16, Products};
 use crate::instructions::int11_dot::Int11Dot;
 
@@ -16,7 +17,7 @@ impl<P: Products> Int11Dot for Neon16<P> {
         unsafe {
             let (a, b) = (vld1q_u8(p), vld1q_u8(p.add(16)));
             let wide = [vmovl_u8(vget_low_u8(a)), vmovl_high_u8(a), vmovl_u8(vget_low_u8(b)), vmovl_high_u8(b)];
-            Neon16::of(wide.map(|v| vreinterpretq_f32_u16(v)))
+            Neon16::of(four(wide, |v| vreinterpretq_f32_u16(v)))
         }
     }
     #[inline(always)]
@@ -33,6 +34,6 @@ impl<P: Products> Int11Dot for Neon16<P> {
     }
     #[inline(always)]
     unsafe fn to_f32(sums: Self::Sums) -> Self {
-        Neon16::of(sums.map(|s| unsafe { vcvtq_f32_s32(s) }))
+        Neon16::of(four(sums, |s| unsafe { vcvtq_f32_s32(s) }))
     }
 }

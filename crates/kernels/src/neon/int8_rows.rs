@@ -6,8 +6,9 @@
 use std::arch::aarch64::*;
 
 use super::Products;
-use super::int8_dot::{FEW, row_bytes, tokens_bytes, unpack_row, unpack_scales};
+use super::products::apart;
 use super::record::{Shape, Token, token, token_bytes, write_token};
+use super::rows::{row_bytes, unpack_row, unpack_scales};
 use super::sources::{Blocks32, Nibbles, Part, Q4K, Row, Source, Unpacked};
 use crate::format::packing::PackingName;
 use crate::format::{BlockFormat, WeightFormat};
@@ -15,13 +16,15 @@ use crate::instructions::int8_dot::{Groups, TokenScales};
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
+/// The most tokens that read packed rows. With more, rows are unpacked once.
+pub const FEW: usize = 4;
 /// Rows at a time.
 const ROWS: usize = 4;
 
 /// Pieces of scratch: all tokens; four rows of integers, their scales, their biases.
 pub fn sizes(cols: usize, tokens: usize) -> [usize; 4] {
     let [q, s, b] = row_bytes(cols);
-    [tokens_bytes(cols, tokens), ROWS * q, ROWS * s, ROWS * b]
+    [tokens * token_bytes(cols), ROWS * q, ROWS * s, ROWS * b]
 }
 
 /// How rows come to their [`Source`].
@@ -101,7 +104,13 @@ unsafe fn all<P: Products, S: Source>(
             let token_at = |i: usize| token(records.add(i * bytes), w.cols);
             let out = tile.as_mut_ptr().add(first);
             if tokens.len() == 1 && n == ROWS {
-                some_rows::<P, S, ROWS>(rows, token_at(0), shape.groups, out);
+                if S::STEP == 8 {
+                    // Their scales take registers.
+                    some_rows::<P, S, 2>(&rows, token_at(0), shape.groups, out);
+                    some_rows::<P, S, 2>(&[rows[2], rows[3], rows[2], rows[3]], token_at(0), shape.groups, out.add(2));
+                } else {
+                    some_rows::<P, S, ROWS>(&rows, token_at(0), shape.groups, out);
+                }
                 continue;
             }
             for (r, &row) in rows.iter().enumerate().take(n) {
@@ -109,14 +118,14 @@ unsafe fn all<P: Products, S: Source>(
                 while i < tokens.len() {
                     let out = out.add(i * w.rows + r);
                     match tokens.len() - i {
-                        1 => some_tokens::<P, S, 1>(row, [token_at(i)], shape.groups, (out, w.rows)),
+                        1 => some_tokens::<P, S, 1>(row, &[token_at(i)], shape.groups, (out, w.rows)),
                         2 | 3 => {
-                            some_tokens::<P, S, 2>(row, [token_at(i), token_at(i + 1)], shape.groups, (out, w.rows));
+                            some_tokens::<P, S, 2>(row, &[token_at(i), token_at(i + 1)], shape.groups, (out, w.rows));
                             i += 1;
                         }
                         _ => {
                             let some = [token_at(i), token_at(i + 1), token_at(i + 2), token_at(i + 3)];
-                            some_tokens::<P, S, 4>(row, some, shape.groups, (out, w.rows));
+                            some_tokens::<P, S, 4>(row, &some, shape.groups, (out, w.rows));
                             i += 3;
                         }
                     }
@@ -169,26 +178,36 @@ unsafe fn four_columns<S: Source>(x: Token, g: usize, i: usize) -> [[int8x16_t; 
 
 /// `R` rows times a token.
 #[allow(clippy::needless_range_loop)]
-#[inline(always)]
-unsafe fn some_rows<P: Products, S: Source, const R: usize>(rows: [Row; R], x: Token, groups: usize, out: *mut f32) {
+#[inline(never)]
+unsafe fn some_rows<P: Products, S: Source, const R: usize>(
+    rows: &[Row; ROWS],
+    x: Token,
+    groups: usize,
+    out: *mut f32,
+) {
     // SAFETY: the caller vouches for the groups and the instruction set.
     unsafe {
         let mut acc = [vdupq_n_f32(0.0); R];
         let mut g = 0;
-        while g + 8 <= groups {
-            let mut scales = [[[acc[0]; 2]; 2]; R];
-            for r in 0..R {
-                scales[r] = S::scales(rows[r], g);
+        if S::STEP == 8 {
+            while g + 8 <= groups {
+                let mut scales = [[[acc[0]; 2]; 2]; R];
+                for r in 0..R {
+                    scales[r] = S::scales(rows[r], g);
+                }
+                apart();
+                for half in 0..2 {
+                    let mut four = [[acc[0]; 2]; R];
+                    for r in 0..R {
+                        four[r] = scales[r][half];
+                    }
+                    four_by_rows::<P, S, R>(&mut acc, rows, x, (g + 4 * half, groups), Some(four));
+                }
+                g += 8;
             }
-            for half in 0..2 {
-                let s = std::array::from_fn(|r| scales[r][half]);
-                four_by_rows::<P, S, R>(&mut acc, rows, x, (g + 4 * half, groups), s);
-            }
-            g += 8;
         }
-        if g + 4 <= groups {
-            let s = std::array::from_fn(|r| S::four_scales(rows[r], g));
-            four_by_rows::<P, S, R>(&mut acc, rows, x, (g, groups), s);
+        while g + 4 <= groups {
+            four_by_rows::<P, S, R>(&mut acc, rows, x, (g, groups), None);
             g += 4;
         }
         for r in 0..R {
@@ -197,15 +216,15 @@ unsafe fn some_rows<P: Products, S: Source, const R: usize>(rows: [Row; R], x: T
     }
 }
 
-/// Four weight groups of `R` rows.
+/// Four weight groups of `R` rows, with their scales if they are read already.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
 unsafe fn four_by_rows<P: Products, S: Source, const R: usize>(
     acc: &mut [float32x4_t; R],
-    rows: [Row; R],
+    rows: &[Row; ROWS],
     x: Token,
     (g, groups): (usize, usize),
-    scales: [[float32x4_t; 2]; R],
+    scales: Option<[[float32x4_t; 2]; R]>,
 ) {
     // SAFETY: the caller's.
     unsafe {
@@ -213,13 +232,17 @@ unsafe fn four_by_rows<P: Products, S: Source, const R: usize>(
         for i in 0..S::PARTS {
             let (columns, sx) = (four_columns::<S>(x, g, i), vld1q_f32(x.sx.add(i * groups + g)));
             for r in 0..R {
+                apart();
                 let sums = gathered::<P, S>(S::four(rows[r], g, i), columns);
                 t[r] = if i == 0 { vmulq_f32(sx, sums) } else { vfmaq_f32(t[r], sx, sums) };
             }
         }
         let mx = vld1q_f32(x.mx.add(g));
         for r in 0..R {
-            let [s, b] = scales[r];
+            let [s, b] = match scales {
+                Some(scales) => scales[r],
+                None => S::four_scales(rows[r], g),
+            };
             acc[r] = vfmaq_f32(vfmaq_f32(acc[r], s, t[r]), b, mx);
         }
     }
@@ -227,10 +250,10 @@ unsafe fn four_by_rows<P: Products, S: Source, const R: usize>(
 
 /// A row times `T` tokens, `stride` apart in `out`.
 #[allow(clippy::needless_range_loop)]
-#[inline(always)]
+#[inline(never)]
 unsafe fn some_tokens<P: Products, S: Source, const T: usize>(
     row: Row,
-    x: [Token; T],
+    x: &[Token; T],
     groups: usize,
     (out, stride): (*mut f32, usize),
 ) {
@@ -238,14 +261,17 @@ unsafe fn some_tokens<P: Products, S: Source, const T: usize>(
     unsafe {
         let mut acc = [vdupq_n_f32(0.0); T];
         let mut g = 0;
-        while g + 8 <= groups {
-            let scales = S::scales(row, g);
-            for half in 0..2 {
-                four_by_tokens::<P, S, T>(&mut acc, row, x, (g + 4 * half, groups), scales[half]);
+        if S::STEP == 8 {
+            while g + 8 <= groups {
+                let scales = S::scales(row, g);
+                apart();
+                for half in 0..2 {
+                    four_by_tokens::<P, S, T>(&mut acc, row, x, (g + 4 * half, groups), scales[half]);
+                }
+                g += 8;
             }
-            g += 8;
         }
-        if g + 4 <= groups {
+        while g + 4 <= groups {
             four_by_tokens::<P, S, T>(&mut acc, row, x, (g, groups), S::four_scales(row, g));
             g += 4;
         }
@@ -261,7 +287,7 @@ unsafe fn some_tokens<P: Products, S: Source, const T: usize>(
 unsafe fn four_by_tokens<P: Products, S: Source, const T: usize>(
     acc: &mut [float32x4_t; T],
     row: Row,
-    x: [Token; T],
+    x: &[Token; T],
     (g, groups): (usize, usize),
     [s, b]: [float32x4_t; 2],
 ) {
@@ -271,6 +297,7 @@ unsafe fn four_by_tokens<P: Products, S: Source, const T: usize>(
         for i in 0..S::PARTS {
             let q = S::four(row, g, i);
             for t in 0..T {
+                apart();
                 let sums = gathered::<P, S>(q, four_columns::<S>(x[t], g, i));
                 let sx = vld1q_f32(x[t].sx.add(i * groups + g));
                 scaled[t] = if i == 0 { vmulq_f32(sx, sums) } else { vfmaq_f32(scaled[t], sx, sums) };

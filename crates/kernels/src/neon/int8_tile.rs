@@ -6,8 +6,8 @@
 use std::arch::aarch64::*;
 
 use super::Products;
-use super::int8_dot::{row_bytes, unpack_row};
 use super::record::{Columns, Shape, each_scale, token, token_bytes, write_token};
+use super::rows::{row_bytes, unpack_row};
 use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
@@ -136,11 +136,13 @@ unsafe fn interleave(tile: &Tile, pair: usize, q: (*mut u8, usize), s: (*mut u8,
             vst1q_u64(to.add(2 * k + 16).cast(), vzip2q_u64(a, b));
         }
         let to = tile.scales(pair);
+        let twice = |from: (*mut u8, usize), g: usize| {
+            let (first, second) = (from.0.cast::<f32>().add(g), from.0.add(from.1).cast::<f32>().add(g));
+            vcombine_f32(vld1_dup_f32(first), vld1_dup_f32(second))
+        };
         for g in 0..tile.shape.groups {
-            for (i, (from, step)) in [s, b].into_iter().enumerate() {
-                let (first, second) = (*from.cast::<f32>().add(g), *from.add(step).cast::<f32>().add(g));
-                vst1q_f32(to.add(8 * g + 4 * i), vcombine_f32(vdup_n_f32(first), vdup_n_f32(second)));
-            }
+            vst1q_f32(to.add(8 * g), twice(s, g));
+            vst1q_f32(to.add(8 * g + 4), twice(b, g));
         }
     }
 }
@@ -160,18 +162,19 @@ unsafe fn four_by_four<P: Products, const PARTS: usize, const COLUMNS: usize>(
     // SAFETY: the caller vouches for the rows, the tokens and the instruction set.
     unsafe {
         let zero = vdupq_n_f32(0.0);
-        let mut acc = [[[zero; 2]; 2]; 4];
-        let q = [tile.integers(pair).cast_const(), tile.integers(pair + 1).cast_const()];
-        let scales = [tile.scales(pair).cast_const(), tile.scales(pair + 1).cast_const()];
-        let xq = [x.q.cast_const(), x.q.add(2 * cols).cast_const()];
-        let group = |acc: &mut Squares, g: usize| {
+        // In memory: all four would take half of the registers.
+        let mut acc: [Squares; 4] = [[[zero; 2]; 2]; 4];
+        let (mut q0, mut q1) = (tile.integers(pair).cast_const(), tile.integers(pair + 1).cast_const());
+        let (mut x0, mut x1) = (x.q.cast_const(), x.q.add(2 * cols).cast_const());
+        let (mut scales0, mut scales1) = (tile.scales(pair).cast_const(), tile.scales(pair + 1).cast_const());
+        let (mut sx, mut mx) = (x.sx.cast_const(), x.mx.cast_const());
+        for g in 0..groups {
             let mut t = [[zero; 2]; 2];
             for part in 0..PARTS {
-                let k = (g * PARTS + part) * COLUMNS;
                 let mut sums = [[vdupq_n_s32(0); 2]; 2];
                 for c in (0..2 * COLUMNS).step_by(16) {
-                    let w = [vld1q_u8(q[0].add(2 * k + c)), vld1q_u8(q[1].add(2 * k + c))];
-                    let x = [vld1q_s8(xq[0].add(2 * k + c)), vld1q_s8(xq[1].add(2 * k + c))];
+                    let w = [vld1q_u8(q0.add(c)), vld1q_u8(q1.add(c))];
+                    let x = [vld1q_s8(x0.add(c)), vld1q_s8(x1.add(c))];
                     for r in 0..2 {
                         for j in 0..2 {
                             sums[r][j] = P::matrices(sums[r][j], w[r], x[j]);
@@ -179,32 +182,26 @@ unsafe fn four_by_four<P: Products, const PARTS: usize, const COLUMNS: usize>(
                     }
                 }
                 for j in 0..2 {
-                    let sx = twice(x.sx.add((g * PARTS + part) * FOUR + 2 * j));
+                    let sx = twice(sx.add(2 * j));
                     for r in 0..2 {
                         let sums = vcvtq_f32_s32(sums[r][j]);
                         t[r][j] = if part == 0 { vmulq_f32(sx, sums) } else { vfmaq_f32(t[r][j], sx, sums) };
                     }
                 }
+                (q0, q1, x0, x1) = (q0.add(2 * COLUMNS), q1.add(2 * COLUMNS), x0.add(2 * COLUMNS), x1.add(2 * COLUMNS));
+                sx = sx.add(FOUR);
             }
-            for j in 0..2 {
-                let mx = twice(x.mx.add(g * FOUR + 2 * j));
-                for r in 0..2 {
-                    let (s, b) = (vld1q_f32(scales[r].add(8 * g)), vld1q_f32(scales[r].add(8 * g + 4)));
-                    acc[r][j] = vfmaq_f32(vfmaq_f32(acc[r][j], s, t[r][j]), b, mx);
+            let acc = &mut acc[g % 4];
+            let m = [twice(mx), twice(mx.add(2))];
+            let s = [vld1q_f32(scales0), vld1q_f32(scales1)];
+            let b = [vld1q_f32(scales0.add(4)), vld1q_f32(scales1.add(4))];
+            for r in 0..2 {
+                for j in 0..2 {
+                    acc[r][j] = vfmaq_f32(vfmaq_f32(acc[r][j], s[r], t[r][j]), b[r], m[j]);
                 }
             }
-        };
-        let whole = groups / 4 * 4;
-        for g in (0..whole).step_by(4) {
-            group(&mut acc[0], g);
-            group(&mut acc[1], g + 1);
-            group(&mut acc[2], g + 2);
-            group(&mut acc[3], g + 3);
-        }
-        for lane in 0..3 {
-            if whole + lane < groups {
-                group(&mut acc[lane], whole + lane);
-            }
+            mx = mx.add(FOUR);
+            (scales0, scales1) = (scales0.add(8), scales1.add(8));
         }
         let mut out = [[0.0; 4]; 4];
         for r in 0..2 {

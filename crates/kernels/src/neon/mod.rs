@@ -13,6 +13,7 @@ mod int8_tile;
 mod peak;
 mod products;
 mod record;
+mod rows;
 mod sources;
 mod unpack;
 

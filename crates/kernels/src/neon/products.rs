@@ -100,3 +100,10 @@ pub unsafe fn prefetch(p: *const u8) {
     // SAFETY: it has no effect but on speed.
     unsafe { asm!("prfm pldl2keep, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
 }
+
+/// Keeps the compiler from mixing what comes before with what comes after, which would take more registers than there are.
+#[inline(always)]
+pub fn apart() {
+    // SAFETY: nothing is executed.
+    unsafe { asm!("", options(nostack, preserves_flags)) }
+}

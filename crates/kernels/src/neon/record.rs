@@ -100,11 +100,15 @@ pub unsafe fn write_token(x: &Groups, number: usize, shape: Shape, columns: Colu
 }
 
 /// Calls `each(weight group, part, sx, mx)`, where `mx` is the sum up to this part.
+#[inline(always)]
 pub fn each_scale(x: &Groups, number: usize, shape: Shape, mut each: impl FnMut(usize, usize, f32, f32)) {
-    let mut sum = 0.0;
-    x.parts(number, shape.cols, shape.columns, |i, sx, mx| {
-        let (g, part) = (i / shape.parts, i % shape.parts);
+    let (mut g, mut part, mut sum) = (0, 0, 0.0);
+    x.parts(number, shape.cols, shape.columns, |_, sx, mx| {
         sum = if part == 0 { mx } else { sum + mx };
         each(g, part, sx, sum);
+        part += 1;
+        if part == shape.parts {
+            (g, part) = (g + 1, 0);
+        }
     });
 }

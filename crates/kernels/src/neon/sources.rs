@@ -33,11 +33,13 @@ pub trait Source {
     const NARROW: bool = true;
     /// The order of a part's columns.
     const ORDER: Columns = Columns::Natural;
+    /// Weight groups whose scales are read at once: 4 or 8.
+    const STEP: usize = 4;
     /// Part `i` of the four weight groups from `g` on.
     unsafe fn four(row: Row, g: usize, i: usize) -> [Part; 4];
     /// Part `i` of weight group `g`.
     unsafe fn one(row: Row, g: usize, i: usize) -> Part;
-    /// Of the eight weight groups from `g` on.
+    /// Of the eight weight groups from `g` on, where they are read at once.
     #[inline(always)]
     unsafe fn scales(row: Row, g: usize) -> [Scales; 2] {
         // SAFETY: the caller's.
@@ -126,11 +128,10 @@ impl<const PARTS: usize, const COLUMNS: usize, const NARROW: bool> Source for Un
 unsafe fn four_f16(at: [*const u8; 4]) -> float32x4_t {
     // SAFETY: the caller's.
     unsafe {
-        let bits = at.map(|p| p.cast::<u16>().read_unaligned());
-        let mut all = vdup_n_u16(bits[0]);
-        all = vset_lane_u16::<1>(bits[1], all);
-        all = vset_lane_u16::<2>(bits[2], all);
-        all = vset_lane_u16::<3>(bits[3], all);
+        let mut all = vld1_dup_u16(at[0].cast());
+        all = vld1_lane_u16::<1>(at[1].cast(), all);
+        all = vld1_lane_u16::<2>(at[2].cast(), all);
+        all = vld1_lane_u16::<3>(at[3].cast(), all);
         vcvt_f32_f16(vreinterpret_f16_u16(all))
     }
 }
@@ -198,6 +199,7 @@ impl Q4K {
 
 impl Source for Q4K {
     const PARTS: usize = 1;
+    const STEP: usize = 8;
     #[inline(always)]
     unsafe fn four(row: Row, g: usize, _: usize) -> [Part; 4] {
         // SAFETY: two groups share 32 bytes.
