@@ -4,7 +4,7 @@
 #   build ARGUMENT...         cargo build, as in `build --bin sluice`
 #   test ARGUMENT...          cargo test, as in `test --test kernels -- matmul`
 #   check ARGUMENT...         cargo check
-#   smoke                     what .ci/run runs, in a minute or two: the kernels' tests at every instruction set
+#   smoke                     a short look, minutes after a build: kernels at every instruction set, golden logits on three processors
 #   run PROGRAM ARGUMENT...   an arm64 program
 #   count                     instructions per weight of inner loops, beside llama.cpp's (bench/arm64)
 #   macos                     cargo check for Apple silicon: compiled, not linked
@@ -20,6 +20,8 @@ cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu
 tools=$PWD/target/arm64
 root=$tools/root
+apple=$PWD/target/apple
+zig=0.17.1
 
 die() { say "$*" && exit 1; }
 
@@ -64,6 +66,27 @@ of_root() {
   [ ! -e "$root/usr/bin/$1" ] || { echo "$root/usr/bin/$1" && return; }
   [ ! -e "/usr/bin/$1" ] || { realpath -s "/usr/bin/$1" && return; }
   die "there is no $1 in Debian's packages"
+}
+
+# A C compiler for macOS: zig's, from its Python package. Of clang's arguments it has the target in its own.
+write_apple_compiler() {
+  mkdir -p "$apple"
+  say "fetching zig into target/apple: some dependencies are C"
+  python3 -m pip install -q --no-deps --target "$apple/zig" "ziglang==$zig" || die "pip cannot install ziglang"
+  cat >"$apple/cc" <<END
+#!/usr/bin/env bash
+arguments=()
+while [ \$# -gt 0 ]; do
+  case \$1 in
+    -arch) shift ;;
+    -mmacosx-version-min=* | -mmacos-version-min=* | --target=*) ;;
+    *) arguments+=("\$1") ;;
+  esac
+  shift
+done
+PYTHONPATH=$apple/zig ZIG_GLOBAL_CACHE_DIR=$apple/cache exec python3 -m ziglang cc -target aarch64-macos "\${arguments[@]}"
+END
+  chmod +x "$apple/cc"
 }
 
 fetch_std() {
@@ -112,6 +135,13 @@ case $command in
     setup_arm64
     cargo_for build --example one_product
     bench/arm64/count.py "$tools" "${CARGO_TARGET_DIR:-target}/$target/${SLUICE_TEST_PROFILE:-quick}/examples/one_product" "$@"
+    ;;
+  macos)
+    target=aarch64-apple-darwin
+    fetch_std "$target"
+    [ -x "$apple/cc" ] || write_apple_compiler
+    export CC_aarch64_apple_darwin=$apple/cc AR_aarch64_apple_darwin=ar
+    cargo_for check --lib --bins "$@"
     ;;
   run)
     setup_arm64
