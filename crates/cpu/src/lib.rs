@@ -11,6 +11,7 @@ mod matmul;
 mod memory;
 mod moe;
 mod numa;
+mod platform;
 mod resources;
 mod scratch;
 mod step;

@@ -36,7 +36,36 @@ macro_rules! simd {
                     crate::isa::Level::Avx512 | crate::isa::Level::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     crate::isa::Level::Avx2 => return unsafe { avx2($($arg),*) },
-                    crate::isa::Level::Generic => {}
+                    _ => {}
+                }
+            }
+            #[cfg(target_arch = "aarch64")]
+            {
+                #[allow(clippy::too_many_arguments)]
+                unsafe fn neon$(<$($life),+>)?($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: every aarch64 processor has NEON.
+                    unsafe { $body::<crate::neon::Neon16<crate::neon::Plain>>($($arg),*) }
+                }
+                #[allow(clippy::too_many_arguments)]
+                #[target_feature(enable = "neon,dotprod")]
+                unsafe fn dotprod$(<$($life),+>)?($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: this shell has the instruction set enabled.
+                    unsafe { $body::<crate::neon::Neon16<crate::neon::DotProd>>($($arg),*) }
+                }
+                #[allow(clippy::too_many_arguments)]
+                #[target_feature(enable = "neon,dotprod,i8mm")]
+                unsafe fn i8mm$(<$($life),+>)?($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: as above.
+                    unsafe { $body::<crate::neon::Neon16<crate::neon::I8mm>>($($arg),*) }
+                }
+                match isa.level() {
+                    // SAFETY: an `Isa` above generic is made only after its features were detected.
+                    crate::isa::Level::Neon => return unsafe { neon($($arg),*) },
+                    // SAFETY: as above.
+                    crate::isa::Level::DotProd => return unsafe { dotprod($($arg),*) },
+                    // SAFETY: as above.
+                    crate::isa::Level::I8mm => return unsafe { i8mm($($arg),*) },
+                    _ => {}
                 }
             }
             let _ = isa;
@@ -56,6 +85,10 @@ macro_rules! greatest {
         let most = most
             .max(<crate::avx2::Avx2x16 as $needs>::$function($($arg),*))
             .max(<crate::avx512::Avx512x16 as $needs>::$function($($arg),*));
+        #[cfg(target_arch = "aarch64")]
+        let most = most
+            .max(<crate::neon::Neon16<crate::neon::DotProd> as $needs>::$function($($arg),*))
+            .max(<crate::neon::Neon16<crate::neon::I8mm> as $needs>::$function($($arg),*));
         most
     }};
 }
@@ -70,3 +103,9 @@ const _: () = is_whole::<crate::generic::Generic16>();
 const _: () = is_whole::<crate::avx2::Avx2x16>();
 #[cfg(target_arch = "x86_64")]
 const _: () = is_whole::<crate::avx512::Avx512x16>();
+#[cfg(target_arch = "aarch64")]
+const _: () = is_whole::<crate::neon::Neon16<crate::neon::Plain>>();
+#[cfg(target_arch = "aarch64")]
+const _: () = is_whole::<crate::neon::Neon16<crate::neon::DotProd>>();
+#[cfg(target_arch = "aarch64")]
+const _: () = is_whole::<crate::neon::Neon16<crate::neon::I8mm>>();

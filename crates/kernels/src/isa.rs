@@ -3,13 +3,13 @@
 use std::fmt;
 
 /// An instruction set that this machine has: proof that the shells of that [`Level`] may be called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Level);
 
-/// The instruction sets that the kernels are written for, from plainest to fastest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// The instruction sets that the kernels are written for. Those of one architecture come from plainest to fastest; a machine has any of them, not all up to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Portable Rust, the oracle for the other two.
+    /// Portable Rust, the oracle for the others.
     Generic,
     /// AVX2, FMA, F16C and BMI2.
     Avx2,
@@ -17,6 +17,60 @@ pub enum Level {
     Avx512,
     /// The same, and AMX's tiles of bytes for products of integers (Intel from Sapphire Rapids), where Linux permits them.
     Amx,
+    /// NEON, as every aarch64 processor has it.
+    Neon,
+    /// The same, and dot products of bytes (Cortex-A76, Neoverse N1, Apple M1 and after).
+    DotProd,
+    /// The same, and products of small matrices of bytes (Cortex-A510 and A710, Neoverse V1 and N2, Apple M2 and after).
+    I8mm,
+}
+
+impl Level {
+    /// All of them, those of one architecture from plainest to fastest.
+    pub const ALL: [Level; 7] =
+        [Level::Generic, Level::Avx2, Level::Avx512, Level::Amx, Level::Neon, Level::DotProd, Level::I8mm];
+
+    /// Its name for `SLUICE_ISA` and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Generic => "generic",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
+            Level::Amx => "amx",
+            Level::Neon => "neon",
+            Level::DotProd => "dotprod",
+            Level::I8mm => "i8mm",
+        }
+    }
+
+    /// Whether this machine can run it.
+    pub fn is_supported(self) -> bool {
+        match self {
+            Level::Generic => true,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => crate::avx2::is_supported(),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => crate::avx512::is_supported(),
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => crate::avx512::is_supported() && crate::avx512::amx::is_supported(),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => true,
+            #[cfg(target_arch = "aarch64")]
+            Level::DotProd => crate::neon::has_dotprod(),
+            #[cfg(target_arch = "aarch64")]
+            Level::I8mm => crate::neon::has_i8mm(),
+            _ => false,
+        }
+    }
+
+    /// Whether there is code for it in this program: it is of the architecture that the program was compiled for.
+    pub const fn is_compiled(self) -> bool {
+        match self {
+            Level::Generic => true,
+            Level::Avx2 | Level::Avx512 | Level::Amx => cfg!(target_arch = "x86_64"),
+            Level::Neon | Level::DotProd | Level::I8mm => cfg!(target_arch = "aarch64"),
+        }
+    }
 }
 
 /// `SLUICE_ISA` names something that this machine cannot run or that does not exist.
@@ -24,7 +78,7 @@ pub enum Level {
 #[error("SLUICE_ISA={wanted}: {why}; this machine can run {}", list(&Isa::supported()))]
 pub struct IsaError {
     wanted: String,
-    why: &'static str,
+    why: String,
 }
 
 fn list(all: &[Isa]) -> String {
@@ -33,12 +87,7 @@ fn list(all: &[Isa]) -> String {
 
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self.0 {
-            Level::Generic => "generic",
-            Level::Avx2 => "avx2",
-            Level::Avx512 => "avx512",
-            Level::Amx => "amx",
-        })
+        f.write_str(self.0.name())
     }
 }
 
@@ -53,21 +102,13 @@ impl Isa {
 
     /// The instruction sets of this machine, plainest first.
     pub fn supported() -> Vec<Isa> {
-        #[allow(unused_mut)]
-        let mut all = vec![Isa::GENERIC];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if crate::avx2::is_supported() {
-                all.push(Isa(Level::Avx2));
-            }
-            if crate::avx512::is_supported() {
-                all.push(Isa(Level::Avx512));
-                if crate::avx512::amx::is_supported() {
-                    all.push(Isa(Level::Amx));
-                }
-            }
-        }
-        all
+        Level::ALL.into_iter().filter(|level| level.is_supported()).map(Isa).collect()
+    }
+
+    /// The names of those that there is code for in this program, and that this machine lacks.
+    pub fn missing() -> Vec<&'static str> {
+        let lacks = |level: &Level| level.is_compiled() && !level.is_supported();
+        Level::ALL.into_iter().filter(lacks).map(Level::name).collect()
     }
 
     /// The fastest instruction set of this machine, or the one that `SLUICE_ISA` names.
@@ -78,16 +119,16 @@ impl Isa {
         let best = *Isa::supported().last().expect("generic is always there");
         let Some(wanted) = std::env::var_os("SLUICE_ISA") else { return Ok(best) };
         let wanted = wanted.to_string_lossy().into_owned();
-        let level = match wanted.as_str() {
-            "" | "auto" => return Ok(best),
-            "generic" => Level::Generic,
-            "avx2" => Level::Avx2,
-            "avx512" => Level::Avx512,
-            "amx" => Level::Amx,
-            _ => return Err(IsaError { wanted, why: "expected auto, generic, avx2, avx512 or amx" }),
+        if matches!(wanted.as_str(), "" | "auto") {
+            return Ok(best);
+        }
+        let Some(level) = Level::ALL.into_iter().find(|level| level.name() == wanted) else {
+            let names = Level::ALL.map(Level::name).join(", ");
+            return Err(IsaError { wanted, why: format!("expected auto or one of {names}") });
         };
-        if level > best.0 {
-            return Err(IsaError { wanted, why: "not supported by this processor" });
+        if !level.is_supported() {
+            let what = if level.is_compiled() { "processor" } else { "architecture" };
+            return Err(IsaError { wanted, why: format!("not supported by this {what}") });
         }
         Ok(Isa(level))
     }

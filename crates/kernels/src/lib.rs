@@ -4,7 +4,7 @@
 //! of kernels, written once over the traits of [`instructions`]:
 //!
 //! - a kernel is a function in its family's file, behind `simd!` (`dispatch`);
-//! - an instruction set is a folder (`generic`, `avx2`, `avx512`) that implements those traits for its sixteen lanes, a [`isa::Level`], and an arm in `dispatch`;
+//! - an instruction set is a folder (`generic`, `avx2`, `avx512`, `neon`) that implements those traits for its sixteen lanes, a [`isa::Level`], and an arm in `dispatch`;
 //! - a weight format is a file of [`mod@format`] that lists its planes, groups and packing.
 //!
 //! Imports point one way: `format`, `rows` <- `matrix`, `input` <- `instructions` <- instruction sets <- `dispatch` <- kernels.
@@ -52,6 +52,8 @@ pub mod latent;
 pub mod math;
 pub mod matmul;
 pub mod matrix;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub mod norm;
 pub mod quantize;
 pub mod roofline;

@@ -57,6 +57,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Rows that were unpacked: `q`: [rows, cols]; `s`, `b`: [rows, cols / group] of f32.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn unpacked(
         format: WeightFormat,
         (rows, cols): (usize, usize),
@@ -102,6 +103,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Bytes of one row's scales.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn scale_row_bytes(&self) -> usize {
         self.scale_row_bytes
     }

@@ -7,6 +7,8 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
+use crate::platform::{FAULTS, error_number};
+
 /// No page of the map was missing.
 const WHOLE: u64 = u64::MAX;
 
@@ -136,9 +138,9 @@ fn install() {
 
 /// Async-signal-safe: atomics, `mmap`, `sigaction`, `raise`; errno is left as it was.
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo to a handler with SA_SIGINFO; `__errno_location` is this thread's.
+    // SAFETY: the kernel passes a valid siginfo to a handler with SA_SIGINFO; `error_number` is this thread's.
     unsafe {
-        let errno = *libc::__errno_location();
+        let errno = *error_number();
         if is_access(&*info)
             && let Some((node, base, len)) = find((*info).si_addr() as usize)
         {
@@ -150,19 +152,19 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
             let at = (base + offset) as *mut libc::c_void;
             if libc::mmap(at, len - offset, libc::PROT_READ, flags, -1, 0) != libc::MAP_FAILED {
                 node.missing.fetch_min(offset as u64, Ordering::AcqRel);
-                *libc::__errno_location() = errno;
+                *error_number() = errno;
                 return;
             }
         }
         pass_on(signal, info, context);
-        *libc::__errno_location() = errno;
+        *error_number() = errno;
     }
 }
 
 /// Whether an instruction of this thread raised the signal, and will raise it again when the handler returns. False for a signal that was sent, and for the
 /// kernel's early warning of broken memory.
 fn is_access(info: &libc::siginfo_t) -> bool {
-    [libc::BUS_ADRALN, libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR].contains(&info.si_code)
+    FAULTS.contains(&info.si_code)
 }
 
 /// Does what would happen without this handler.

@@ -18,6 +18,7 @@ pub mod load;
 mod map;
 mod memory;
 mod page_cache;
+mod platform;
 mod quote;
 pub mod requests;
 pub mod safetensors;

@@ -11,8 +11,9 @@ use std::sync::OnceLock;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::fault::Watch;
+use crate::platform;
 
-/// Bytes of a large page on x86-64. Weights are read from end to end for every token, and with small pages a core spends a third of its time on translating
+/// Bytes of a large page on x86-64, and on ARM with pages of 4 KiB. Weights are read from end to end for every token, and with small pages a core spends a third of its time on translating
 /// addresses (`docs/experiments.md`). Memory for large pages begins at a multiple of this.
 const LARGE_PAGE: usize = 2 << 20;
 
@@ -86,8 +87,8 @@ impl Map {
     }
 
     fn ask_for_large_pages(&self) {
-        // SAFETY: the pages belong to this mapping; the advice changes no contents. Where there are no large pages, small ones do.
-        let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
+        // SAFETY: the pages belong to this mapping.
+        unsafe { platform::ask_for_large_pages(self.base.as_ptr(), self.len) };
     }
 
     /// `len` bytes of zeroed memory that is committed as it is touched.
@@ -139,18 +140,11 @@ impl Map {
     /// # Errors
     /// When the kernel knows no such node, or forbids it (containers do).
     pub fn prefer_node(&self, node: usize) -> io::Result<()> {
-        const WORD: usize = u64::BITS as usize;
-        let mut nodes = [0u64; 16];
-        *nodes.get_mut(node / WORD).ok_or(io::ErrorKind::InvalidInput)? |= 1 << (node % WORD);
         if self.len == 0 {
             return Ok(());
         }
-        let (start, mode, no_flags) = (self.base.as_ptr(), libc::MPOL_PREFERRED, 0usize);
-        // SAFETY: the pages belong to this mapping, and no contents change; the kernel reads a bit less than it is told, which are those of the mask.
-        let done = unsafe {
-            libc::syscall(libc::SYS_mbind, start, self.len, mode, nodes.as_ptr(), nodes.len() * WORD + 1, no_flags)
-        };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        // SAFETY: the pages belong to this mapping, and no contents change.
+        unsafe { platform::prefer_node(self.base.as_ptr(), self.len, node) }
     }
 
     /// The bytes in `range`, and no reference to any other: those may be written to meanwhile.
@@ -169,33 +163,30 @@ impl Map {
 
     /// Starts reading `range` ahead in the background, and returns at once.
     pub fn will_need(&self, range: Range<usize>) -> io::Result<()> {
-        self.advise(range, Advice::WillNeed)
+        // SAFETY: the pages belong to this mapping; the advice changes no contents.
+        self.pages(range, |start, len| unsafe { Ok(mm::madvise(start.cast(), len, Advice::WillNeed)?) })
     }
 
     /// Reads `range` in and enters it into the page table, and returns when that is done.
     pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
-        match self.advise(range.clone(), Advice::LinuxPopulateRead) {
-            // Kernels before 5.14 lack populate-read and only read ahead.
-            Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => self.will_need(range),
-            other => other,
-        }
+        // SAFETY: as above.
+        self.pages(range, |start, len| unsafe { platform::populate(start, len) })
     }
 
     /// Takes a range of a file's map out of the page table, so that it no longer counts as this process's memory.
     pub fn leave(&self, range: Range<usize>) -> io::Result<()> {
-        self.advise(range, Advice::LinuxDontNeed)
+        // SAFETY: as above.
+        self.pages(range, |start, len| unsafe { platform::leave(start, len) })
     }
 
-    /// `madvise` for the pages that hold `range`.
-    fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+    /// Does something with the pages that hold `range`.
+    fn pages(&self, range: Range<usize>, each: impl Fn(*mut u8, usize) -> io::Result<()>) -> io::Result<()> {
         assert!(range.start <= range.end && range.end <= self.len, "range outside the map");
         if range.is_empty() {
             return Ok(());
         }
         let start = range.start & !(rustix::param::page_size() - 1);
-        // SAFETY: the pages from `start` to `range.end` belong to this mapping, and the advice given here changes no contents.
-        unsafe { mm::madvise(self.base.as_ptr().add(start).cast(), range.end - start, advice) }?;
-        Ok(())
+        each(self.base.as_ptr().wrapping_add(start), range.end - start)
     }
 }
 

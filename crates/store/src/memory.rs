@@ -3,9 +3,8 @@
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use rustix::mm::{Advice, madvise};
-
 use crate::map::Map;
+use crate::platform;
 
 /// A run of memory that begins at a page and lives as long as this.
 ///
@@ -50,8 +49,8 @@ unsafe impl Memory for Map {
 pub fn host_memory(bytes: usize) -> io::Result<Box<dyn Memory>> {
     let map = Map::image(bytes, true)?;
     if map.len() > 0 {
-        // SAFETY: the map's own memory, whose contents this does not change. Kernels before 5.14 refuse, and commit when it is first read to.
-        let _ = unsafe { madvise(map.start().cast(), map.len(), Advice::LinuxPopulateWrite) };
+        // SAFETY: the map's own memory.
+        unsafe { platform::commit(map.start(), map.len()) };
     }
     Ok(Box::new(map))
 }

@@ -6,6 +6,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::Error;
 use crate::load::ReadFile;
+use crate::platform;
 use crate::stamp::Stamp;
 
 /// Bytes that are read at once.
@@ -18,7 +19,7 @@ const PORTION: usize = 2 << 20;
 pub fn sum_file(path: &Path, stamp: &Stamp, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Option<u128>, Error> {
     let file = ReadFile::open(path)?;
     // Writes through a map change the file's times only if the page was clean before, so pages are cleaned first.
-    let _ = rustix::fs::fdatasync(&file.buffered);
+    let _ = file.buffered.sync_data();
     let is_same = || {
         let found = file.buffered.metadata().map_err(Error::io(path, "look at"))?;
         if Stamp::of(&found) == *stamp { Ok(()) } else { Err(Error::Replaced { path: path.to_owned() }) }
@@ -44,14 +45,7 @@ pub fn sum_file(path: &Path, stamp: &Stamp, goes_on: &mut dyn FnMut(u64) -> bool
 
 /// Gives this thread the lowest priority for the processor and the disk.
 pub fn lower_priority() {
-    // `IOPRIO_WHO_PROCESS`, of which 0 is the calling thread, and `IOPRIO_CLASS_IDLE`, as Linux numbers them.
-    const WHO: libc::c_int = 1;
-    const IDLE: libc::c_int = 3 << 13;
-    // SAFETY: both take numbers and touch no memory. Where they are refused, the thread stays as it is.
-    unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, 0, 19);
-        libc::syscall(libc::SYS_ioprio_set, WHO, 0, IDLE);
-    }
+    platform::lower_priority();
 }
 
 #[cfg(test)]

@@ -3,13 +3,12 @@
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
-use std::num::NonZeroU64;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use sluice_store::open_folder;
 
@@ -72,6 +71,29 @@ fn open(path: &Path, create: bool, flags: OFlags) -> io::Result<File> {
     Ok(file)
 }
 
+/// For reads and writes past the page cache.
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path) -> io::Result<File> {
+    open(path, false, OFlags::DIRECT)
+}
+
+#[cfg(target_os = "linux")]
+fn read_ahead(file: &File, bytes: u64) -> io::Result<()> {
+    Ok(rustix::fs::fadvise(file, 0, std::num::NonZeroU64::new(bytes), rustix::fs::Advice::WillNeed)?)
+}
+
+#[cfg(target_os = "macos")]
+fn open_direct(path: &Path) -> io::Result<File> {
+    let file = open(path, false, OFlags::empty())?;
+    rustix::fs::fcntl_nocache(&file, true)?;
+    Ok(file)
+}
+
+#[cfg(target_os = "macos")]
+fn read_ahead(file: &File, bytes: u64) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_rdadvise(file, 0, bytes)?)
+}
+
 impl Storage for Folder {
     fn open(&self, name: &str, create: bool) -> io::Result<Arc<dyn StoredFile>> {
         let path = self.path.join(name);
@@ -79,7 +101,7 @@ impl Storage for Folder {
         if !name.ends_with(".slab") {
             return Ok(Arc::new(file));
         }
-        let direct = open(&path, false, OFlags::DIRECT).ok();
+        let direct = open_direct(&path).ok();
         Ok(Arc::new(SlabFile { buffered: file, direct, refused: AtomicBool::new(false) }))
     }
 
@@ -124,7 +146,7 @@ impl StoredFile for File {
 
     fn will_need(&self, bytes: u64) {
         // A read will report the error.
-        let _ = fadvise(self, 0, NonZeroU64::new(bytes), Advice::WillNeed);
+        let _ = read_ahead(self, bytes);
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {

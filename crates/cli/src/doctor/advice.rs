@@ -26,7 +26,7 @@ pub fn give(report: &Report) -> Vec<Advice> {
     // 1. the processor
     let p = &report.processor;
     let has = |name: &str| p.instruction_sets.iter().any(|set| set.name == name && set.is_supported);
-    if !has("avx2") && !has("avx512") {
+    if cfg!(target_arch = "x86_64") && !has("avx2") && !has("avx512") {
         add(
             "the processor has no AVX2, so plain code computes".into(),
             "another processor, or a virtual machine that passes the host's features on (QEMU: -cpu host)",

@@ -1,8 +1,8 @@
 //! How fast a disk is: short direct reads of a large file that is there, or of a temporary one.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -84,9 +84,7 @@ fn largest(folder: &Path, device: u64) -> Option<(PathBuf, u64)> {
 fn temporary(folder: &Path) -> Result<(PathBuf, File)> {
     let free = sluice_store::free_space(folder)?;
     ensure!(free >= ROOM, "{} free are too little for a temporary file", units::bytes(free));
-    let flag = rustix::fs::OFlags::TMPFILE.bits() as i32;
-    let opened = OpenOptions::new().read(true).write(true).custom_flags(flag).mode(0o600).open(folder);
-    let mut file = opened.context("no temporary file can be made there")?;
+    let mut file = nameless(folder).context("no temporary file can be made there")?;
     let mut block = vec![0; 1 << 20];
     for at in 0..LARGE >> 20 {
         for (i, word) in block.chunks_exact_mut(8).enumerate() {
@@ -97,6 +95,19 @@ fn temporary(folder: &Path) -> Result<(PathBuf, File)> {
     file.sync_all()?;
     use std::os::fd::AsRawFd;
     Ok((PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())), file))
+}
+
+#[cfg(target_os = "linux")]
+fn nameless(folder: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flag = rustix::fs::OFlags::TMPFILE.bits() as i32;
+    fs::OpenOptions::new().read(true).write(true).custom_flags(flag).mode(0o600).open(folder)
+}
+
+/// Elsewhere no file without a name can be read through another descriptor.
+#[cfg(not(target_os = "linux"))]
+fn nameless(_folder: &Path) -> std::io::Result<File> {
+    Err(std::io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(test)]

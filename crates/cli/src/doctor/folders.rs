@@ -170,6 +170,8 @@ fn mount_of(mounts: &str, path: &Path) -> Option<(PathBuf, String)> {
 
 /// Whether the disk turns; of a partition, its disk's.
 fn is_rotational(device: u64) -> Option<bool> {
+    // A device is a signed number on some systems; those have no such folder.
+    let device = device as rustix::fs::Dev;
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let block = PathBuf::from(format!("/sys/dev/block/{major}:{minor}")).canonicalize().ok()?;
     let read = |folder: &Path| fs::read_to_string(folder.join("queue/rotational")).ok();

@@ -8,11 +8,14 @@ use sluice_backend::Isa;
 use sluice_cpu::{Numa, default_threads};
 
 /// What each instruction set needs, in the words of `/proc/cpuinfo`.
+#[cfg(not(target_arch = "aarch64"))]
 const NEEDS: [(&str, &[&str]); 3] = [
     ("avx2", &["avx2", "fma", "f16c", "bmi2"]),
     ("avx512", &["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512vbmi", "avx512_bf16"]),
     ("amx", &["amx_tile", "amx_int8"]),
 ];
+#[cfg(target_arch = "aarch64")]
+const NEEDS: [(&str, &[&str]); 3] = [("neon", &["asimd"]), ("dotprod", &["asimddp"]), ("i8mm", &["asimddp", "i8mm"])];
 
 /// An instruction set that kernels are written for.
 #[derive(Serialize)]
@@ -44,8 +47,9 @@ pub struct Processor {
 impl Processor {
     pub fn find() -> Processor {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let flags: Vec<&str> =
-            field(&info, "flags").map(|flags| flags.split_ascii_whitespace().collect()).unwrap_or_default();
+        // As x86 and ARM call them.
+        let flags = field(&info, "flags").or_else(|| field(&info, "Features")).unwrap_or_default();
+        let flags: Vec<&str> = flags.split_ascii_whitespace().collect();
         let supported: Vec<String> = Isa::supported().iter().map(ToString::to_string).collect();
         let one = |(name, needs): (&str, &[&str])| InstructionSet {
             name: name.to_owned(),
@@ -56,7 +60,7 @@ impl Processor {
         let granted = std::thread::available_parallelism().map_or(1, |n| n.get());
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Processor {
-            name: field(&info, "model name").map(str::to_owned),
+            name: field(&info, "model name").map(str::to_owned).or_else(|| arm_name(&info)),
             processors: processors.max(granted),
             granted,
             threads: default_threads(Numa::Off),
@@ -99,6 +103,20 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
         let (key, value) = line.split_once(':')?;
         (key.trim() == name).then(|| value.trim())
     })
+}
+
+/// ARM gives numbers instead of a name: the maker of the design, and which of them it is.
+fn arm_name(info: &str) -> Option<String> {
+    let (maker, part) = (field(info, "CPU implementer")?, field(info, "CPU part")?);
+    let maker = match maker {
+        "0x41" => "ARM",
+        "0x4e" => "NVIDIA",
+        "0x51" => "Qualcomm",
+        "0x61" => "Apple",
+        "0xc0" => "Ampere",
+        other => other,
+    };
+    Some(format!("{maker} part {part}"))
 }
 
 /// The first word of a small file.
@@ -156,6 +174,13 @@ mod tests {
         assert_eq!(group_limit(root.path(), "0::/a/b\n"), Some(1.5));
         assert_eq!(group_limit(root.path(), "0::/\n"), None);
         assert_eq!((quota("-1 100000"), quota("max"), quota("")), (None, None, None));
+    }
+
+    #[test]
+    fn a_processor_without_a_name_is_told_by_numbers() {
+        let info = "processor\t: 0\nFeatures\t: fp asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
+        assert_eq!(arm_name(info).as_deref(), Some("ARM part 0xd0c"));
+        assert_eq!(arm_name("processor : 0\n"), None);
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::io::ErrorKind;
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
-use memmap2::{Advice, MmapMut, MmapOptions};
+use memmap2::{MmapMut, MmapOptions};
 use sluice_backend::MemoryClass;
 
+use crate::platform;
 use crate::threads::Pool;
 
 /// Zeroed anonymous memory that never moves.
@@ -37,7 +38,7 @@ impl Buffer {
         let mut map = map.with_context(|| format!("cannot reserve {bytes} bytes for {}", class.name()))?;
         if class == MemoryClass::State && bytes >= STEP {
             // Copying a state mostly clears pages, which takes a tenth of the time with large ones. If there are none, small ones are used.
-            let _ = map.advise(Advice::HugePage);
+            platform::ask_for_large_pages(&map);
         }
         Ok(Buffer { start: map.as_mut_ptr(), map, class, bytes, committed: bytes })
     }
@@ -48,7 +49,7 @@ impl Buffer {
         let mut map = map.with_context(|| format!("cannot reserve {bytes} bytes of addresses for {}", class.name()))?;
         if bytes >= STEP {
             // Without large pages, small ones are used.
-            let _ = map.advise(Advice::HugePage);
+            platform::ask_for_large_pages(&map);
         }
         Ok(Buffer { start: map.as_mut_ptr(), map, class, bytes, committed: 0 })
     }
@@ -70,8 +71,8 @@ impl Buffer {
         pool.run(more.div_ceil(STEP), &|piece, _| {
             let at = from + piece * STEP;
             let len = STEP.min(to - at);
-            match map.advise_range(Advice::PopulateWrite, at, len) {
-                // Kernels before 5.14: a write to each page does it.
+            match platform::commit(map, at, len) {
+                // Kernels before 5.14, and other systems: a write to each page does it.
                 // SAFETY: inside the map, zeros as yet, and of this piece alone: the buffer is borrowed as one that changes.
                 Err(e) if e.kind() == ErrorKind::InvalidInput => unsafe { start.touch(at, len) },
                 Err(e) => _ = refused.set(e),

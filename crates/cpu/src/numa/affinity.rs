@@ -1,6 +1,8 @@
-//! System calls without a name in std: the processors of a thread, and the nodes of its memory.
+//! The processors of a thread, and the nodes of its memory.
 
-use std::io::{Error, Result};
+use std::io::Result;
+
+use crate::platform;
 
 /// Processors are numbered below this.
 const MOST: usize = 8192;
@@ -16,10 +18,8 @@ impl Mask {
     /// When there is no such thread, or more processors than are known here.
     pub fn of(thread: i32) -> Result<Mask> {
         let mut mask = Mask([0; MOST / 64]);
-        let to = mask.0.as_mut_ptr().cast();
-        // SAFETY: the kernel writes no more than the bytes that it is given.
-        let done = unsafe { libc::sched_getaffinity(thread, size_of_val(&mask.0), to) };
-        if done == 0 { Ok(mask) } else { Err(Error::last_os_error()) }
+        platform::affinity(thread, &mut mask.0)?;
+        Ok(mask)
     }
 
     /// These processors. Leaves out numbers that are too high.
@@ -38,9 +38,7 @@ impl Mask {
     /// # Errors
     /// When there is no such thread, or it may use none of these processors.
     pub fn bind(&self, thread: i32) -> Result<()> {
-        // SAFETY: the kernel reads no more than the bytes that it is given.
-        let done = unsafe { libc::sched_setaffinity(thread, size_of_val(&self.0), self.0.as_ptr().cast()) };
-        if done == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+        platform::set_affinity(thread, &self.0)
     }
 }
 
@@ -67,8 +65,7 @@ impl CoreBinding {
 
 /// The processor that the calling thread runs on.
 pub fn current() -> usize {
-    // SAFETY: it takes nothing; where the kernel cannot say, it is -1.
-    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+    platform::current_processor()
 }
 
 /// The nodes from which the calling thread, and threads that it starts later, take memory.
@@ -84,14 +81,11 @@ impl MemoryFrom<'_> {
     /// # Errors
     /// When the kernel knows no nodes, or forbids it (containers do).
     pub fn set(self) -> Result<()> {
-        let (mode, nodes) = match self {
-            MemoryFrom::Each(nodes) => (libc::MPOL_INTERLEAVE, nodes.to_vec()),
-            MemoryFrom::First(node) => (libc::MPOL_PREFERRED, vec![node]),
+        let (in_turn, nodes) = match self {
+            MemoryFrom::Each(nodes) => (true, nodes.to_vec()),
+            MemoryFrom::First(node) => (false, vec![node]),
         };
-        let mask = Mask::from_processors(nodes);
-        // SAFETY: the kernel reads a bit less than it is told, which are those of the mask.
-        let done = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask.0.as_ptr(), MOST + 1) };
-        if done == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+        platform::set_memory_nodes(in_turn, &Mask::from_processors(nodes).0)
     }
 }
 

@@ -58,8 +58,7 @@ impl ThreadNumber {
     }
 }
 
-/// The kernel's number of the calling thread.
+/// The system's number of the calling thread.
 pub fn own_number() -> i32 {
-    // SAFETY: it takes nothing and cannot fail.
-    unsafe { libc::gettid() }
+    crate::platform::thread_number()
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use rustix::fs::{FallocateFlags, fallocate, fdatasync, fsync};
+use rustix::fs::{FallocateFlags, fallocate, fsync};
 use rustix::io::Errno;
 
 use super::asks::{Asks, Urgency};
@@ -236,12 +236,12 @@ impl Partial {
         if changed.is_empty() {
             return Ok(());
         }
-        fdatasync(&self.data).naming(&self.path)?;
+        self.data.sync_data().naming(&self.path)?;
         for (i, n) in changed {
             self.record.write_all_at(&n.to_le_bytes(), (HEADER + i * ENTRY + 8) as u64).naming(&self.record_path)?;
             self.blocks[i].synced.store(n, Ordering::Relaxed);
         }
-        fdatasync(&self.record).naming(&self.record_path)
+        self.record.sync_data().naming(&self.record_path)
     }
 
     /// Forgets all bytes, because they are wrong. Nobody may be filling a block, or reading the blob.

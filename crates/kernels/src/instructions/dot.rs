@@ -77,7 +77,12 @@ fn fetch(p: *const u8) {
         use std::arch::x86_64::*;
         _mm_prefetch::<_MM_HINT_T1>(p.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above; every aarch64 processor has the instruction.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;
 }
 

@@ -40,7 +40,7 @@ pub(crate) const STREAMS: usize = 4;
 pub(crate) const CHAINS: usize = 12;
 
 /// Makes a loop of `$lanes` multiply-adds per instruction in `CHAINS` chains.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! chains {
     ($(#[$meta:meta])* $name:ident, $features:literal, $lanes:expr, $zero:expr, $w:expr, $x:expr, |$acc:ident, $a:ident, $b:ident| $mac:expr) => {
         /// # Safety
@@ -61,5 +61,5 @@ macro_rules! chains {
     };
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use chains;

@@ -1,13 +1,12 @@
 //! Chooses how each file is read if the user did not: by how much of it is cached, by free memory, and by the disk's speeds. Every choice comes with its
 //! reason.
 
-use std::os::fd::AsRawFd;
-
 use super::options::{LoadMode, LoadOptions};
 use super::probe::{self, Speeds};
 use super::read::ReadFile;
 use crate::error::Error;
 use crate::page_cache::resident_bytes;
+use crate::platform;
 
 /// Files below this many bytes are mapped: for them the choice does not matter.
 pub(crate) const SMALL: u64 = 64 << 20;
@@ -125,19 +124,5 @@ fn gigabytes(n: u64) -> String {
 
 /// The name of a network file system.
 fn remote(file: &ReadFile) -> Option<&'static str> {
-    const KINDS: [(i64, &str); 7] = [
-        (0x6969, "NFS"),
-        (0x517b, "SMB"),
-        (0xff53_4d42, "SMB"),
-        (0xfe53_4d42, "SMB"),
-        (0x0102_1997, "9p"),
-        (0x00c3_6400, "Ceph"),
-        (0x6573_5546, "FUSE"),
-    ];
-    // SAFETY: an all-zero statfs is a valid one, and outlives the call that fills it.
-    let kind = unsafe {
-        let mut found: libc::statfs = std::mem::zeroed();
-        (libc::fstatfs(file.buffered.as_raw_fd(), &raw mut found) == 0).then_some(found.f_type)
-    }?;
-    KINDS.into_iter().find(|(k, _)| *k == kind as i64).map(|(_, name)| name)
+    platform::remote(&file.buffered)
 }

@@ -15,6 +15,7 @@ mod probe;
 mod queue;
 mod read;
 mod readahead;
+#[cfg_attr(not(target_os = "linux"), path = "no_ring.rs")]
 mod ring;
 mod sink;
 mod small;

@@ -40,7 +40,8 @@ struct Remembered(BTreeMap<String, Speeds>);
 
 fn key(file: &ReadFile) -> String {
     let device = file.device();
-    format!("{}:{}", libc::major(device), libc::minor(device))
+    // A device is a signed number on some systems.
+    format!("{}:{}", libc::major(device as libc::dev_t), libc::minor(device as libc::dev_t))
 }
 
 /// Bytes that the memory of disks may have: thousands of disks.

@@ -9,12 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rustix::fs::OFlags;
-
 use crate::arriving::{self, Arriving};
 use crate::error::Error;
 use crate::page_cache::{self, resident_bytes};
-use crate::small::{open_regular, open_regular_with};
+use crate::platform;
+use crate::small::open_regular;
 use crate::stamp::Stamp;
 
 /// Alignment of direct reads. File systems ask for this or less; one that asks for more refuses the read.
@@ -153,7 +152,7 @@ impl ReadFile {
 
     /// Opens the file once more for reads past the page cache. If that is refused, the file is read through the page cache, and the result says why.
     pub fn open_direct(&self) -> Option<String> {
-        match open_regular_with(&self.path, OFlags::DIRECT) {
+        match platform::open_direct(&self.path) {
             // The name belongs to another file by now; only the open one was checked.
             Ok(file) if file.metadata().is_ok_and(|m| self.is_same(&Identity::of(&m))) => {
                 let _ = self.direct.set(file);
@@ -174,7 +173,7 @@ impl ReadFile {
     /// Turns the kernel's read-ahead off, before buffered reads that should leave no trace.
     pub fn read_nothing_ahead(&self) {
         // If the advice is refused, only more stays in the page cache.
-        let _ = page_cache::advise(&self.buffered, 0, 0, libc::POSIX_FADV_RANDOM);
+        let _ = platform::read_nothing_ahead(&self.buffered);
     }
 
     /// From here on the file is read through the page cache.

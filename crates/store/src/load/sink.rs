@@ -50,10 +50,12 @@ pub(crate) unsafe trait ChunkSink: Send + Sync {
     /// The chunk cannot be read.
     fn failed(&self, lent: Lent, error: Error);
     /// The chunk has not been read and another reader may try.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     fn put_back(&self, lent: Lent);
     /// Something was fallen back on.
     fn note(&self, note: String);
     /// (Start, bytes) of each buffer, if there are few that are reused: worth registering with the kernel.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     fn fixed(&self) -> Vec<(*mut u8, usize)> {
         Vec::new()
     }

@@ -4,6 +4,7 @@
 mod files;
 mod flight;
 mod request;
+#[cfg_attr(not(target_os = "linux"), path = "no_ring.rs")]
 mod ring;
 mod threads;
 

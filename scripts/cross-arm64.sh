@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# Builds for aarch64 Linux on an x86-64 Debian or Ubuntu, and runs what was built under qemu: scripts/cross-arm64.sh COMMAND [ARGUMENT...]
+#
+#   build ARGUMENT...         cargo build, as in `build --bin sluice`
+#   test ARGUMENT...          cargo test, as in `test --test kernels -- matmul`
+#   check ARGUMENT...         cargo check
+#   smoke                     a short look, minutes after a build: kernels at every instruction set, golden logits on three processors
+#   run PROGRAM ARGUMENT...   an arm64 program
+#   count                     instructions per weight of inner loops, beside llama.cpp's (bench/arm64)
+#   macos                     cargo check for Apple silicon: compiled, not linked
+#   tools                     only fetches what the others need, some 75 MB
+#
+# SLUICE_ARM64_CPU names the processor that qemu plays: max (the default), neoverse-n1 (dot products, neither i8mm nor bf16), cortex-a72 (neither), ..
+# Compilers, their C library and qemu are Debian's packages, unpacked into target/arm64: nothing is installed. Rust's standard library for
+# arm64 is added to the toolchain of rust-toolchain.toml by rustup.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/setup.sh dpkg-deb=dpkg
+
+target=aarch64-unknown-linux-gnu
+tools=$PWD/target/arm64
+root=$tools/root
+apple=$PWD/target/apple
+zig=0.17.1
+
+die() { say "$*" && exit 1; }
+
+# Packages with everything that they need and this machine lacks.
+fetch_packages() {
+  [ ! -e "$root/is-whole" ] || return 0
+  command -v apt-get >/dev/null || die "there is no apt-get here: cross compilers and qemu come from Debian's packages"
+  rm -rf "$tools"
+  mkdir -p "$tools/packages/partial" "$root"
+  say "fetching cross compilers and qemu into target/arm64"
+  local options=(-qq --download-only --no-install-recommends -o "Dir::Cache::archives=$tools/packages" -o APT::Sandbox::User=root)
+  local packages=(gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
+  # Whatever is installed here is not fetched: so a system that has some of it needs nothing but the rest.
+  apt-get "${options[@]}" -y install "${packages[@]}" >/dev/null 2>&1 || {
+    as_root apt-get update -qq
+    as_root apt-get "${options[@]}" -y install "${packages[@]}" >/dev/null
+  }
+  local package
+  for package in "$tools"/packages/*.deb; do dpkg-deb -x "$package" "$root"; done
+  rm -r "$tools/packages"
+  touch "$root/is-whole"
+}
+
+# Programs that find their own libraries, and those of arm64.
+write_wrappers() {
+  local libraries=$root/usr/lib/x86_64-linux-gnu name real
+  mkdir -p "$tools/bin"
+  for name in gcc g++ ar ranlib objdump; do
+    real=$(of_root "aarch64-linux-gnu-$name")
+    local sysroot=
+    case $name in gcc | g++) [ ! -e "$root/usr/aarch64-linux-gnu/lib/libc.so" ] || sysroot="--sysroot=$root" ;; esac
+    printf '#!/bin/sh\nLD_LIBRARY_PATH=%q exec %q %s "$@"\n' "$libraries" "$real" "$sysroot" >"$tools/bin/$name"
+  done
+  # The libraries are qemu's: a program that runs another hands on its own environment.
+  printf '#!/bin/sh\nexec env LD_LIBRARY_PATH=%q %q -L %q -cpu "${SLUICE_ARM64_CPU:-max}" -U LD_LIBRARY_PATH "$@"\n' \
+    "$libraries" "$(of_root qemu-aarch64)" "$(dirname "$(dirname "$(of_root ../aarch64-linux-gnu/lib/libc.so.6)")")" >"$tools/bin/qemu"
+  chmod +x "$tools"/bin/*
+}
+
+# A program of the unpacked packages, or the machine's own.
+of_root() {
+  [ ! -e "$root/usr/bin/$1" ] || { echo "$root/usr/bin/$1" && return; }
+  [ ! -e "/usr/bin/$1" ] || { realpath -s "/usr/bin/$1" && return; }
+  die "there is no $1 in Debian's packages"
+}
+
+# A C compiler for macOS: zig's, from its Python package. Of clang's arguments it has the target in its own.
+write_apple_compiler() {
+  mkdir -p "$apple"
+  say "fetching zig into target/apple: some dependencies are C"
+  python3 -m pip install -q --no-deps --target "$apple/zig" "ziglang==$zig" || die "pip cannot install ziglang"
+  cat >"$apple/cc" <<END
+#!/usr/bin/env bash
+arguments=()
+while [ \$# -gt 0 ]; do
+  case \$1 in
+    -arch) shift ;;
+    -mmacosx-version-min=* | -mmacos-version-min=* | --target=*) ;;
+    *) arguments+=("\$1") ;;
+  esac
+  shift
+done
+PYTHONPATH=$apple/zig ZIG_GLOBAL_CACHE_DIR=$apple/cache exec python3 -m ziglang cc -target aarch64-macos "\${arguments[@]}"
+END
+  chmod +x "$apple/cc"
+}
+
+fetch_std() {
+  local sysroot
+  sysroot=$(rustc --print sysroot)
+  [ ! -d "$sysroot/lib/rustlib/$1/lib" ] || return 0
+  command -v rustup >/dev/null || die "this Rust has no standard library for $1 (Debian: libstd-rust-dev:arm64 of the same version), and there is no rustup to fetch it"
+  say "fetching Rust's standard library for $1"
+  rustup target add "$1" >&2
+}
+
+setup_arm64() {
+  fetch_packages
+  [ -x "$tools/bin/qemu" ] || write_wrappers
+  fetch_std "$target"
+  export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$tools/bin/gcc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$tools/bin/qemu
+  export CC_aarch64_unknown_linux_gnu=$tools/bin/gcc CXX_aarch64_unknown_linux_gnu=$tools/bin/g++ AR_aarch64_unknown_linux_gnu=$tools/bin/ar
+}
+
+cargo_for() {
+  local verb=$1
+  shift
+  cargo "$verb" --profile "${SLUICE_TEST_PROFILE:-quick}" --locked --workspace --target "$target" "$@"
+}
+
+command=${1:-}
+[ $# = 0 ] || shift
+case $command in
+  tools) setup_arm64 ;;
+  build | test | check)
+    setup_arm64
+    cargo_for "$command" "$@"
+    ;;
+  smoke)
+    setup_arm64
+    # Of the kernels' tests those that are quick there; then golden logits, hashed on x86-64, at each instruction set.
+    cargo_for test --test kernels --test engine --no-run
+    cargo_for test --test kernels -- blocks_golden affine_golden delta extremes
+    cargo_for test --test engine -- numerics
+    for SLUICE_ARM64_CPU in neoverse-n1 cortex-a72; do
+      export SLUICE_ARM64_CPU
+      cargo_for test --test engine -- numerics
+    done
+    ;;
+  count)
+    setup_arm64
+    cargo_for build --example one_product
+    bench/arm64/count.py "$tools" "${CARGO_TARGET_DIR:-target}/$target/${SLUICE_TEST_PROFILE:-quick}/examples/one_product" "$@"
+    ;;
+  macos)
+    target=aarch64-apple-darwin
+    fetch_std "$target"
+    [ -x "$apple/cc" ] || write_apple_compiler
+    export CC_aarch64_apple_darwin=$apple/cc AR_aarch64_apple_darwin=ar
+    cargo_for check --lib --bins "$@"
+    ;;
+  run)
+    setup_arm64
+    "$tools/bin/qemu" "$@"
+    ;;
+  *)
+    sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
+    exit 2
+    ;;
+esac
