@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum, value_parser};
 use sluice_cpu::default_threads;
 use sluice_engine::{
@@ -96,9 +96,12 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     expert_depth: Option<u32>,
     /// Guess the next tokens and compute several in one step, where measured times say that it pays. ngram: by looking up in the prompt and the answer what came before; auto: the best
-    /// that there is for the model. Never changes the result
-    #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
-    draft: DraftArg,
+    /// that there is for the model; MODEL: auto, with a smaller model of the same vocabulary. Never changes the result [default: off, or auto with --draft-model]
+    #[arg(long, value_name = "off|auto|ngram|MODEL", value_parser = draft_arg)]
+    draft: Option<DraftArg>,
+    /// A smaller model of the same vocabulary that guesses: a name or a path. It gets a quarter of the memory at most
+    #[arg(long, value_name = "NAME|PATH")]
+    draft_model: Option<PathBuf>,
     /// Tokens to guess at a time, at most
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = value_parser!(u32).range(1..=32), hide_short_help = true)]
     draft_tokens: u32,
@@ -153,11 +156,22 @@ enum LookaheadArg {
     Auto,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+#[derive(Clone, Debug, PartialEq)]
 enum DraftArg {
     Off,
     Auto,
     Ngram,
+    Model(PathBuf),
+}
+
+fn draft_arg(text: &str) -> Result<DraftArg, String> {
+    Ok(match text {
+        "off" => DraftArg::Off,
+        "auto" => DraftArg::Auto,
+        "ngram" => DraftArg::Ngram,
+        "" => return Err("expected off, auto, ngram or a model".into()),
+        model => DraftArg::Model(model.into()),
+    })
 }
 
 fn policy_arg(name: &str) -> Result<Policy, String> {
@@ -298,17 +312,30 @@ impl EngineArgs {
                 LookaheadArg::Off => Lookahead::Off,
                 LookaheadArg::Auto => Lookahead::Auto,
             },
+            draft_model: self.draft_model()?,
             drafts: DraftOptions {
-                drafter: match self.draft {
-                    DraftArg::Off => DrafterChoice::Off,
-                    DraftArg::Auto => DrafterChoice::Auto,
-                    DraftArg::Ngram => DrafterChoice::Ngram,
+                drafter: match &self.draft {
+                    None if self.draft_model.is_some() => DrafterChoice::Auto,
+                    None | Some(DraftArg::Off) => DrafterChoice::Off,
+                    Some(DraftArg::Auto | DraftArg::Model(_)) => DrafterChoice::Auto,
+                    Some(DraftArg::Ngram) => DrafterChoice::Ngram,
                 },
                 tokens: size(self.draft_tokens),
                 ..defaults.drafts
             },
             ..defaults
         })
+    }
+
+    /// The model that drafts, if one is to.
+    fn draft_model(&self) -> Result<Option<PathBuf>> {
+        let named = match (&self.draft, &self.draft_model) {
+            (Some(DraftArg::Off | DraftArg::Ngram), _) => None,
+            (Some(DraftArg::Model(model)), None) => Some(model),
+            (Some(DraftArg::Model(_)), Some(_)) => bail!("--draft names a model, and so does --draft-model"),
+            (_, model) => model.as_ref(),
+        };
+        named.map(|model| hub::resolved(model)).transpose()
     }
 
     fn expert_options(&self) -> Result<ExpertOptions> {

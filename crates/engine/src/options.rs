@@ -1,5 +1,7 @@
 //! Options of an engine.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead};
 use sluice_cpu::{Numa, Processors, default_threads};
@@ -63,6 +65,8 @@ pub struct Options {
     pub experts_per_token: Option<usize>,
     /// Whether and how tokens are drafted.
     pub drafts: DraftOptions,
+    /// A smaller model with the same vocabulary that drafts: its folder or file. It gets a quarter of the memory limit at most.
+    pub draft_model: Option<PathBuf>,
     /// Measures time and work by phase from the start: see [`crate::Engine::profile`].
     pub profile: bool,
     /// How the weights come into memory.
@@ -113,6 +117,7 @@ impl Options {
             block_tokens: 32,
             experts_per_token: None,
             drafts: DraftOptions::default(),
+            draft_model: None,
             profile: false,
             load: LoadOptions::default(),
             kv_reserve: None,

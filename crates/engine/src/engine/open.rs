@@ -15,9 +15,9 @@ use sluice_model::{CacheKind, ModelSource, ModelTensors};
 use sluice_store::load::ReadAhead;
 use sluice_store::{LoadOptions, Loading};
 
-use super::drafting::Drafting;
+use super::drafting::{Drafter, Drafting};
 use super::sequence_table::SequenceTable;
-use super::{Engine, EventQueue, Setup, StepSampling};
+use super::{Engine, EventQueue, Setup, StepSampling, follower};
 use crate::constraint::Masks;
 use crate::draft::BYTES_PER_TOKEN;
 use crate::options::{Options, Placement};
@@ -48,6 +48,15 @@ const SAMPLING_BYTES: usize = 16;
 const MAX_READERS: usize = 16;
 /// Bytes that a sequence keeps for each of its tokens beside keys and values.
 const TOKEN_BYTES: usize = 32;
+
+/// What an engine is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It answers.
+    Answers,
+    /// It drafts for one that does: see [`super::drafting::Follower`].
+    Follows,
+}
 
 /// Makes the backend of an engine with these options.
 pub type MakeBackend<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Backend>>;
@@ -84,6 +93,19 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::open_on`].
     pub fn open_source(source: &Arc<dyn ModelSource>, mut options: Options, make: MakeBackend) -> Result<Engine> {
+        let follower = follower::open(source, &mut options, make)?;
+        let mut engine = Engine::open_as(Role::Answers, source, options, make)?;
+        engine.begin_drafting(follower.into_iter().collect());
+        Ok(engine)
+    }
+
+    /// [`Engine::open_source`], without drafts.
+    pub(super) fn open_as(
+        role: Role,
+        source: &Arc<dyn ModelSource>,
+        mut options: Options,
+        make: MakeBackend,
+    ) -> Result<Engine> {
         let model = sluice_model::describe(source.config(), &options.model(1))?;
         // Before anything takes memory, or starts a thread that does.
         let numa = options.processors.place_memory(options.numa);
@@ -95,7 +117,11 @@ impl Engine {
             ReadAhead::begin(move || source.open_checkpoint(), &options.load)
         });
         let mut first = Some(make(&options)?);
-        let device = first.as_ref().is_some_and(|backend| backend.device_memory().is_some());
+        let own = first.as_ref().and_then(|backend| backend.device_memory());
+        let device = own.is_some();
+        if let Some(own) = own.filter(|_| role == Role::Follows) {
+            options.device_memory = Some(options.device_memory.unwrap_or(own.free).min(own.free) / follower::PART);
+        }
         let placed = placement::decide(&**source, &model, &options, device)?;
         let mut load = options.load.clone();
         if device {
@@ -107,7 +133,7 @@ impl Engine {
             let streamed = (placed.placement != Placement::Mapped).then_some(&model);
             let (tensors, loading) = source.load(&load, streamed)?;
             let backend = first.take().map_or_else(|| make(&options), Ok)?;
-            Engine::build(&tensors, Some((loading, &**source)), options.clone(), placed, backend)
+            Engine::build(role, &tensors, Some((loading, &**source)), options.clone(), placed, backend)
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
@@ -136,10 +162,19 @@ impl Engine {
     pub fn load(tensors: &ModelTensors, options: Options) -> Result<Engine> {
         let placed = PlacementChoice { placement: Placement::Mapped, reason: "opened elsewhere".into() };
         let backend = cpu(&options)?;
-        Engine::build(tensors, None, options, placed, backend)
+        let mut engine = Engine::build(Role::Answers, tensors, None, options, placed, backend)?;
+        engine.begin_drafting(Vec::new());
+        Ok(engine)
+    }
+
+    /// Drafts from here on, if the options say so. `others`: drafters that compute what they propose.
+    fn begin_drafting(&mut self, others: Vec<Box<dyn Drafter>>) {
+        let states = self.setup.draft_states.clone();
+        self.drafting = Drafting::new(&self.options, self.scheduler.max_tokens, states, others);
     }
 
     fn build(
+        role: Role,
         tensors: &ModelTensors,
         from: Option<(Loading, &dyn ModelSource)>,
         options: Options,
@@ -192,7 +227,12 @@ impl Engine {
             len => options.max_sequences + snapshots(&options, own.map(|own| own.free), len),
         };
         // Behind the rows that the caches know.
-        let draft_rows = if states > 0 { Drafting::state_rows(&options, model.state_len(), &*backend) } else { 0 };
+        let draft_rows = match role {
+            _ if states == 0 => 0,
+            Role::Answers => Drafting::state_rows(&options, model.state_len(), &*backend),
+            // One for each sequence, to go back to.
+            Role::Follows => options.max_sequences,
+        };
         if states > 0 {
             backend.alloc_states(states + draft_rows, model.state_len())?;
         }
@@ -351,7 +391,6 @@ impl Engine {
         let host = spills.then(|| HostTier::new(shape, options.kv_spill));
         let first = states as u32;
         let draft_states = (model.state_len() > 0).then_some(first..first + draft_rows as u32);
-        let drafting = Drafting::new(&options, chunk, draft_states);
         let sampler = BatchSampler::new(options.isa, backend.threads(), model.vocabulary, max_sequences);
         Ok(Engine {
             runner: Runner::new(backend, decoder, kv, capacity),
@@ -366,6 +405,13 @@ impl Engine {
                 numa,
                 device: own.map(|own| own.used()),
                 skipped: loaded.skipped,
+                draft_states,
+                claimed: need.mapped
+                    + need.copied
+                    + need.state
+                    + division.scratch
+                    + experts
+                    + need.block.saturating_mul(blocks as u64),
             },
             cache,
             layouts,
@@ -378,7 +424,7 @@ impl Engine {
                 draws: Vec::new(),
                 ended: Vec::with_capacity(max_sequences),
             },
-            drafting,
+            drafting: None,
             sequences: SequenceTable::default(),
             events: EventQueue::default(),
             steps: 0,
