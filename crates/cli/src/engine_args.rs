@@ -95,9 +95,9 @@ pub struct EngineArgs {
     /// Reads of experts in flight at once
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     expert_depth: Option<u32>,
-    /// Guess the next tokens and compute several in one step, where measured times say that it pays. ngram: by looking up in the prompt and the answer what came before; auto: the best
-    /// that there is for the model; MODEL: auto, with a smaller model of the same vocabulary. Never changes the result [default: off, or auto with --draft-model]
-    #[arg(long, value_name = "off|auto|ngram|MODEL", value_parser = draft_arg)]
+    /// Guess the next tokens and compute several in one step, where measured times say that it pays. ngram: by looking up in the prompt and the answer what came before; mtp: by
+    /// the checkpoint's own head that predicts one token more; auto: the best that there is; MODEL: auto, with a smaller model of the same vocabulary. Never changes the result [default: off, or auto with --draft-model]
+    #[arg(long, value_name = "off|auto|ngram|mtp|MODEL", value_parser = draft_arg)]
     draft: Option<DraftArg>,
     /// A smaller model of the same vocabulary that guesses: a name or a path. It gets a quarter of the memory at most
     #[arg(long, value_name = "NAME|PATH")]
@@ -161,6 +161,7 @@ enum DraftArg {
     Off,
     Auto,
     Ngram,
+    Mtp,
     Model(PathBuf),
 }
 
@@ -169,7 +170,8 @@ fn draft_arg(text: &str) -> Result<DraftArg, String> {
         "off" => DraftArg::Off,
         "auto" => DraftArg::Auto,
         "ngram" => DraftArg::Ngram,
-        "" => return Err("expected off, auto, ngram or a model".into()),
+        "mtp" => DraftArg::Mtp,
+        "" => return Err("expected off, auto, ngram, mtp or a model".into()),
         model => DraftArg::Model(model.into()),
     })
 }
@@ -319,6 +321,7 @@ impl EngineArgs {
                     None | Some(DraftArg::Off) => DrafterChoice::Off,
                     Some(DraftArg::Auto | DraftArg::Model(_)) => DrafterChoice::Auto,
                     Some(DraftArg::Ngram) => DrafterChoice::Ngram,
+                    Some(DraftArg::Mtp) => DrafterChoice::Mtp,
                 },
                 tokens: size(self.draft_tokens),
                 ..defaults.drafts
@@ -330,7 +333,7 @@ impl EngineArgs {
     /// The model that drafts, if one is to.
     fn draft_model(&self) -> Result<Option<PathBuf>> {
         let named = match (&self.draft, &self.draft_model) {
-            (Some(DraftArg::Off | DraftArg::Ngram), _) => None,
+            (Some(DraftArg::Off | DraftArg::Ngram | DraftArg::Mtp), _) => None,
             (Some(DraftArg::Model(model)), None) => Some(model),
             (Some(DraftArg::Model(_)), Some(_)) => bail!("--draft names a model, and so does --draft-model"),
             (_, model) => model.as_ref(),

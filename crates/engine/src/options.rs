@@ -7,7 +7,7 @@ use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Loo
 use sluice_cpu::{Numa, Processors, default_threads};
 use sluice_store::LoadOptions;
 
-use crate::draft::DraftOptions;
+use crate::draft::{DraftOptions, DrafterChoice};
 use crate::setup::budget::AdmittedMemory;
 use crate::tiers::disk::options::PromptCacheOptions;
 
@@ -143,7 +143,8 @@ impl Options {
     /// The model's options, for steps of at most `max_tokens` tokens.
     pub(crate) fn model(&self, max_tokens: usize) -> sluice_model::Options {
         let Options { max_context: context, experts_per_token, .. } = *self;
-        sluice_model::Options { max_tokens, context, experts_per_token }
+        let mtp = matches!(self.drafts.drafter, DrafterChoice::Auto | DrafterChoice::Mtp);
+        sluice_model::Options { max_tokens, context, experts_per_token, mtp }
     }
 }
 

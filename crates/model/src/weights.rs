@@ -299,9 +299,9 @@ impl<'a> Weights<'a> {
 
     /// The mixture of a layer.
     fn mixture(&self, layer: usize) -> &'a MoeDescription {
-        match &self.description.layers[layer].feed_forward {
-            FeedForwardDescription::Moe(moe) => moe,
-            FeedForwardDescription::Dense { .. } => panic!("layer {layer} has no experts"),
+        match self.description.layer(layer).map(|layer| &layer.feed_forward) {
+            Some(FeedForwardDescription::Moe(moe)) => moe,
+            _ => panic!("layer {layer} has no experts"),
         }
     }
 

@@ -8,7 +8,7 @@ use sluice_model::ModelSource;
 
 use super::Engine;
 use super::drafting::{Drafter, Follower};
-use super::open::{MakeBackend, Role};
+use super::role::{MakeBackend, Role};
 use crate::draft::{DraftOptions, DrafterChoice};
 use crate::options::{Options, Placement};
 use crate::setup::limits::hard_limits;

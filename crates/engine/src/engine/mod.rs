@@ -15,6 +15,7 @@ mod feeding;
 mod follower;
 mod lower_tiers;
 pub(crate) mod open;
+pub(crate) mod role;
 mod sequence_table;
 mod status;
 mod stepping;

@@ -15,13 +15,15 @@ use sluice_model::{CacheKind, ModelSource, ModelTensors};
 use sluice_store::load::ReadAhead;
 use sluice_store::{LoadOptions, Loading};
 
-use super::drafting::{Drafter, Drafting};
+use super::drafting::{Drafter, Drafting, MtpHead};
+use super::role::{MakeBackend, Role};
 use super::sequence_table::SequenceTable;
 use super::{Engine, EventQueue, Setup, StepSampling, follower};
 use crate::constraint::Masks;
-use crate::draft::BYTES_PER_TOKEN;
+use crate::draft::{BYTES_PER_TOKEN, DrafterChoice, MAX_STEP_DRAFTS};
 use crate::options::{Options, Placement};
 use crate::sampling::batch::BatchSampler;
+use crate::sampling::guesses::Guesses;
 use crate::schedule::plan::Plan;
 use crate::schedule::scheduler::Scheduler;
 use crate::setup::budget::{self, Need, Refusal, refused_by_device};
@@ -48,18 +50,6 @@ const SAMPLING_BYTES: usize = 16;
 const MAX_READERS: usize = 16;
 /// Bytes that a sequence keeps for each of its tokens beside keys and values.
 const TOKEN_BYTES: usize = 32;
-
-/// What an engine is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// It answers.
-    Answers,
-    /// It drafts for one that does: see [`super::drafting::Follower`].
-    Follows,
-}
-
-/// Makes the backend of an engine with these options.
-pub type MakeBackend<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Backend>>;
 
 /// The CPU for an engine with these options.
 ///
@@ -168,7 +158,14 @@ impl Engine {
     }
 
     /// Drafts from here on, if the options say so. `others`: drafters that compute what they propose.
-    fn begin_drafting(&mut self, others: Vec<Box<dyn Drafter>>) {
+    fn begin_drafting(&mut self, mut others: Vec<Box<dyn Drafter>>) {
+        if self.runner.has_mtp() {
+            let (isa, threads, sequences) =
+                (self.options.isa, self.runner.backend.threads(), self.options.max_sequences);
+            let guesses = Guesses::new(isa, threads, self.model.vocabulary, MAX_STEP_DRAFTS);
+            let head = MtpHead::new(guesses, self.runner.hidden_len(), self.scheduler.max_tokens, sequences);
+            others.push(Box::new(head));
+        }
         let states = self.setup.draft_states.clone();
         self.drafting = Drafting::new(&self.options, self.scheduler.max_tokens, states, others);
     }
@@ -192,7 +189,16 @@ impl Engine {
         if options.profile {
             backend.profile(true);
         }
-        let loaded = sluice_model::load(tensors, &mut *backend, &options.model(longest))?;
+        // Its step is one by itself, which streaming and devices do not know.
+        let may_predict = role == Role::Answers && !streamed && backend.device_memory().is_none();
+        let of_model = options.model(longest);
+        let of_model = sluice_model::Options { mtp: of_model.mtp && may_predict, ..of_model };
+        let loaded = sluice_model::load(tensors, &mut *backend, &of_model)?;
+        if options.drafts.drafter == DrafterChoice::Mtp {
+            let where_to = "it runs on the CPU, with experts in memory";
+            ensure!(may_predict, "a head that predicts one token more cannot draft here: {where_to}");
+            ensure!(loaded.decoder.has_mtp(), "the checkpoint has no head that predicts one token more");
+        }
         if let Some(made) = loaded.made_experts.filter(|_| streamed) {
             ensure!(!made.whole && backend.device_memory().is_none(), made.cannot_stay_on_disk());
         }
@@ -243,7 +249,9 @@ impl Engine {
         let mut device_scratch = Vec::new();
         for &chunk in &chunks {
             let need = step_scratch(&*backend, &decoder, &layouts, chunk, &options, streamed);
-            let sampling = options.threads * model.vocabulary * SAMPLING_BYTES;
+            // Drafts of the model's own head are drawn by themselves.
+            let samplers = options.threads * (1 + usize::from(decoder.has_mtp()));
+            let sampling = samplers * model.vocabulary * SAMPLING_BYTES;
             // A device keeps its tensors at full length, however short steps are.
             if own.is_some() {
                 device_scratch.push((chunk, (tensors + need.fixed) as u64));

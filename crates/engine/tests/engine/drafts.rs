@@ -15,11 +15,11 @@ use sluice_engine::{
 use super::support::folder;
 
 /// Drafts of so many tokens in each step, whether they pay or not.
-fn always(tokens: usize) -> DraftOptions {
+pub fn always(tokens: usize) -> DraftOptions {
     DraftOptions { drafter: DrafterChoice::Ngram, tokens, governed: false }
 }
 
-fn options() -> Options {
+pub fn options() -> Options {
     Options {
         threads: 2,
         max_context: Some(200),
@@ -121,7 +121,7 @@ fn nearly(random: &mut Rng, answer: &[(u32, Vec<u64>)], vocabulary: u32) -> Vec<
 }
 
 /// How many random cases each model sees.
-fn cases(usual: u64) -> u64 {
+pub fn cases(usual: u64) -> u64 {
     std::env::var("SLUICE_DRAFT_CASES").map_or(usual, |n| n.parse().unwrap())
 }
 
@@ -137,9 +137,9 @@ fn accepted(engine: &Engine, drafter: &str) -> u64 {
 
 /// Asks the same of an engine without drafts and of one with them, again and again, so that later prompts find what earlier ones left. Returns how many tokens of
 /// the drafter came true.
-fn compare(model: &str, options: &Options, drafter: &str, seeds: std::ops::Range<u64>) -> u64 {
+pub fn compare(model: &Path, options: &Options, drafter: &str, seeds: std::ops::Range<u64>) -> u64 {
     let without = Options { drafts: DraftOptions::default(), draft_model: None, ..options.clone() };
-    let mut plain = Engine::open(&folder(model), without.clone()).unwrap();
+    let mut plain = Engine::open(model, without.clone()).unwrap();
     let vocabulary = plain.model().vocabulary as u32;
     let mut came_true = 0;
     let mut drafting: Option<Engine> = None;
@@ -151,8 +151,8 @@ fn compare(model: &str, options: &Options, drafter: &str, seeds: std::ops::Range
             let (tokens, isas) = ([1, 2, 5, 8, 16][random.usize(..5)], Isa::supported());
             let drafts = DraftOptions { tokens, ..options.drafts };
             let (isa, threads) = (isas[random.usize(..isas.len())], random.usize(1..=3));
-            drafting = Some(Engine::open(&folder(model), Options { drafts, isa, threads, ..options.clone() }).unwrap());
-            plain = Engine::open(&folder(model), without.clone()).unwrap();
+            drafting = Some(Engine::open(model, Options { drafts, isa, threads, ..options.clone() }).unwrap());
+            plain = Engine::open(model, without.clone()).unwrap();
         }
         let drafting = drafting.as_mut().unwrap();
         let (prompt, mut generation) = (prompt(&mut random, vocabulary, &known), generation(&mut random, vocabulary));
@@ -162,7 +162,7 @@ fn compare(model: &str, options: &Options, drafter: &str, seeds: std::ops::Range
         }
         let before = accepted(drafting, drafter);
         let found = answers(drafting, &[(prompt.clone(), generation.clone())]);
-        assert_eq!(found, wanted, "{model}, seed {seed}: {prompt:?} {generation:?}");
+        assert_eq!(found, wanted, "{}, seed {seed}: {prompt:?} {generation:?}", model.display());
         came_true += accepted(drafting, drafter) - before;
         known = prompt;
         known.extend(wanted[0].tokens.iter().map(|t| t.0));
@@ -176,7 +176,7 @@ fn drafts_change_nothing_that_a_caller_sees() {
         ["qwen3", "qwen3_window", "qwen3_moe", "gpt_oss_mxfp4", "gemma3", "qwen3_5", "qwen3_next", "qwen3_5_moe"]
     {
         let options = with(DrafterChoice::Ngram, None, &options());
-        let accepted = compare(model, &options, "ngram", 0..cases(40));
+        let accepted = compare(&folder(model), &options, "ngram", 0..cases(40));
         assert!(accepted > 50, "{model}: only {accepted} tokens were drafted rightly");
     }
 }
@@ -196,7 +196,7 @@ fn a_small_model_changes_nothing_that_a_caller_sees() {
     for (model, small) in SMALL {
         for drafter in [DrafterChoice::Model, DrafterChoice::Auto] {
             let options = with(drafter, Some(small), &options());
-            let accepted = compare(model, &options, "model", 0..cases(20));
+            let accepted = compare(&folder(model), &options, "model", 0..cases(20));
             let least = if model == small && drafter == DrafterChoice::Model { 150 } else { 0 };
             assert!(accepted >= least, "{small} for {model}: only {accepted} tokens were drafted rightly");
         }
@@ -207,7 +207,7 @@ fn a_small_model_changes_nothing_that_a_caller_sees() {
 fn drafts_change_nothing_where_experts_are_streamed() {
     let options = Options { experts: Placement::Slots, expert_budget: Some(400_000), ..options() };
     let options = with(DrafterChoice::Ngram, None, &options);
-    let accepted = compare("qwen3_moe", &options, "ngram", 0..cases(30));
+    let accepted = compare(&folder("qwen3_moe"), &options, "ngram", 0..cases(30));
     assert!(accepted > 100, "only {accepted} tokens were drafted rightly");
 }
 

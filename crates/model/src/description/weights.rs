@@ -5,7 +5,7 @@ use sluice_backend::DeltaShape;
 
 use super::{
     AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, Description, FeedForwardDescription,
-    LatentDescription, LayerDescription, MixerDescription, PROJECTIONS, ProjectionLayout,
+    LatentDescription, LayerDescription, MixerDescription, MtpDescription, PROJECTIONS, ProjectionLayout,
 };
 
 /// What is added to router scores where experts are chosen.
@@ -113,11 +113,11 @@ impl WeightDescription {
     }
 }
 
-fn matrix(part: &'static str, class: WeightClass, rows: usize, cols: usize) -> WeightDescription {
+pub(super) fn matrix(part: &'static str, class: WeightClass, rows: usize, cols: usize) -> WeightDescription {
     WeightDescription { layer: None, part, class, kind: WeightKind::Matrix, count: 1, rows, cols, biased: false }
 }
 
-fn vector(part: &'static str, kind: WeightKind, cols: usize) -> WeightDescription {
+pub(super) fn vector(part: &'static str, kind: WeightKind, cols: usize) -> WeightDescription {
     WeightDescription { layer: None, part, class: WeightClass::Vector, kind, count: 1, rows: 1, cols, biased: false }
 }
 
@@ -296,7 +296,7 @@ impl Description {
     /// Every weight of the model, layer by layer.
     pub fn weights(&self) -> impl Iterator<Item = WeightDescription> {
         let [embedding, norm, head] = self.outer();
-        let layers = (0..self.layers.len()).flat_map(|layer| self.layer_weights(layer));
+        let layers = (0..self.stored_layers()).flat_map(|layer| self.layer_weights(layer));
         std::iter::once(embedding).chain(layers).chain([norm]).chain((!self.tied).then_some(head))
     }
 
@@ -304,8 +304,10 @@ impl Description {
     pub fn layer_weights(&self, layer: usize) -> Vec<WeightDescription> {
         let norms = (self.input_norms, self.output_norms);
         let of = |l: &LayerDescription| l.weights(self.hidden, self.norm_kind(), norms);
-        let weights = self.layers.get(layer).map(of).unwrap_or_default();
-        weights.into_iter().map(|w| WeightDescription { layer: Some(layer), ..w }).collect()
+        let weights = self.layer(layer).map(of).unwrap_or_default();
+        let of_mtp = (layer >= self.layers.len()).then(|| MtpDescription::weights(self.hidden, self.norm_kind()));
+        let of_mtp = of_mtp.filter(|_| layer < self.stored_layers()).into_iter().flatten();
+        weights.into_iter().chain(of_mtp).map(|w| WeightDescription { layer: Some(layer), ..w }).collect()
     }
 
     /// Embedding, last norm, head. The head is listed even if it is the embedding, since a checkpoint may store it anyway.

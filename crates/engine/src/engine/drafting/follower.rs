@@ -31,7 +31,7 @@ struct Followed {
 }
 
 /// See the module.
-pub(in crate::engine) struct Follower {
+pub(crate) struct Follower {
     engine: Box<Engine>,
     followed: Vec<Followed>,
     /// The rows that keep states: whose.

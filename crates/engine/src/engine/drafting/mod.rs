@@ -3,10 +3,12 @@
 mod drafter;
 mod follower;
 mod lookup;
+mod mtp;
 mod planner;
 mod settle;
 
 pub(super) use drafter::{Between, Drafter};
 pub(super) use follower::Follower;
+pub(super) use mtp::MtpHead;
 pub(super) use planner::Drafting;
 pub(super) use settle::settle;

@@ -34,7 +34,7 @@ pub(super) struct Known {
 }
 
 /// Drafts of an engine.
-pub(in crate::engine) struct Drafting {
+pub(crate) struct Drafting {
     options: DraftOptions,
     governor: Governor,
     /// Of all sequences, by kind of drafter: what new ones begin with.

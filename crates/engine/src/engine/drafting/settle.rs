@@ -20,7 +20,7 @@ impl Drafting {
 }
 
 /// Ends the step for a sequence: keeps what was computed of drafted tokens that came true, and cuts the rest. `accepted`: drafted tokens whose logits were looked at.
-pub(in crate::engine) fn settle(
+pub(crate) fn settle(
     s: &mut Sequence,
     scheduled: ScheduledSequence,
     accepted: usize,
