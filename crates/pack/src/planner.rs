@@ -16,6 +16,9 @@ use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 use crate::conversion::{Conversion, ConversionUnit, Rows, Source, Stack, Treatment};
 use crate::rules::{Choice, Module, Rules, Width};
 
+/// A head that predicts one token more is packed with the rest.
+pub const OPTIONS: Options = Options { max_tokens: 1, context: None, experts_per_token: None, mtp: true };
+
 /// Plans the conversion of `tensors`. Reads headers only.
 ///
 /// # Errors
@@ -34,7 +37,7 @@ pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Ru
         checkpoint,
         files,
         description,
-        written: describe(tensors.config(), &Options::default())?,
+        written: describe(tensors.config(), &OPTIONS)?,
         quantization: tensors.config().quantization()?,
         rules,
         units: Vec::new(),
@@ -302,7 +305,11 @@ impl Planner<'_> {
         // 2. its new width
         let (in_layers, mlx) = (weight.name(), self.written.mlx_name(weight));
         let out = self.description.mlx.full(&mlx);
-        let wanted = self.rules.asked_for(Module { names: &[&in_layers, &mlx, &out], class: weight.class });
+        let wanted = self.rules.asked_for(Module {
+            names: &[&in_layers, &mlx, &out],
+            class: weight.class,
+            mtp: self.description.is_of_mtp(weight),
+        });
         let new = match wanted {
             Some((b, g)) if b < bits || b == bits && g != group => Some((b, g)),
             Some((b, _)) if b > bits => {
@@ -363,7 +370,8 @@ impl Planner<'_> {
             shape: [leading, &[cols]].concat(),
         };
 
-        let module = Module { names: &[&in_layers, &mlx, &out], class: weight.class };
+        let module =
+            Module { names: &[&in_layers, &mlx, &out], class: weight.class, mtp: self.description.is_of_mtp(weight) };
         let Choice { width, left, undivided } = self.rules.of(module, cols);
         if undivided {
             self.found.undivided.push(in_layers);
@@ -421,7 +429,7 @@ impl Planner<'_> {
         let of_layer = self.description.layer_weights(layer).into_iter().filter(|w| w.class == WeightClass::Expert);
         let projection = of_layer.map(|w| w.part).position(|part| part == weight.part)?;
         let part = weight.projection();
-        let stored = self.written.stored_name(weight);
+        let stored = self.written.packed_name(weight);
         let prefix = self.description.mlx.full(stored.strip_suffix(part)?.strip_suffix('.')?);
         Some(Stack { layer, projection, prefix, part: part.to_owned(), count: *tensors[0].shape.first()? })
     }

@@ -26,7 +26,7 @@ pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
     StackOrder,
 };
-pub(crate) use mtp::{JOIN, NORMS};
+pub(crate) use mtp::{JOIN, NORMS, QWEN_PARTS, qwen_name};
 pub(crate) use weights::CORRECTION_BIAS;
 pub use weights::{Leaf, Meaning, WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};

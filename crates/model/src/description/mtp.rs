@@ -12,6 +12,20 @@ pub(crate) const JOIN: &str = "eh_proj";
 /// The norms of the embedding, of the hidden state, and of what the layer puts out.
 pub(crate) const NORMS: [&str; 3] = ["enorm", "hnorm", "shared_head.norm"];
 
+/// Its parts: our names and Qwen's.
+pub(crate) const QWEN_PARTS: [(&str, &str); 4] = [
+    ("eh_proj", "fc"),
+    ("enorm", "pre_fc_norm_embedding"),
+    ("hnorm", "pre_fc_norm_hidden"),
+    ("shared_head.norm", "norm"),
+];
+
+/// What Qwen's checkpoints call a part or tensor of it, behind `mtp.`.
+pub(crate) fn qwen_name(part: &str) -> String {
+    let own = |(ours, theirs): &(&str, &str)| Some(format!("{theirs}{}", part.strip_prefix(ours)?));
+    QWEN_PARTS.iter().find_map(own).unwrap_or_else(|| format!("layers.0.{part}"))
+}
+
 impl MtpDescription {
     /// What such a head of this model is: the model's last layer once more, with attention. `None` for a model without attention.
     pub(crate) fn of(model: &Description) -> Option<MtpDescription> {

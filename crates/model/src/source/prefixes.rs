@@ -3,6 +3,7 @@
 use sluice_store::Checkpoint;
 
 use crate::config::Config;
+use crate::description::{QWEN_PARTS, qwen_name};
 
 /// In front of `embed_tokens`, `layers` and `norm`, and in front of `lm_head`, in the order in which they are tried.
 const PREFIXES: [(&str, &str); 4] =
@@ -10,14 +11,6 @@ const PREFIXES: [(&str, &str); 4] =
 
 /// In front of the parts of the head that predicts one token more, as Qwen's checkpoints have it.
 const MTP_PREFIXES: [&str; 3] = ["mtp.", "language_model.mtp.", "model.mtp."];
-
-/// Its parts: our names and theirs.
-const MTP_PARTS: [(&str, &str); 4] = [
-    ("eh_proj", "fc"),
-    ("enorm", "pre_fc_norm_embedding"),
-    ("hnorm", "pre_fc_norm_hidden"),
-    ("shared_head.norm", "norm"),
-];
 
 /// The rest of a name behind `layers.N.`.
 fn within(short: &str, layer: usize) -> Option<&str> {
@@ -67,8 +60,7 @@ impl Prefixes {
         if let Some((prefix, layer)) = self.mtp
             && let Some(rest) = within(short, layer)
         {
-            let own = |(ours, theirs): &(&str, &str)| Some(format!("{prefix}{theirs}{}", rest.strip_prefix(ours)?));
-            return MTP_PARTS.iter().find_map(own).unwrap_or_else(|| format!("{prefix}layers.0.{rest}"));
+            return format!("{prefix}{}", qwen_name(rest));
         }
         let prefix = if short.starts_with("lm_head") { self.head } else { self.text };
         format!("{prefix}{short}")
@@ -85,7 +77,7 @@ impl Prefixes {
             let leaf = rest.strip_prefix(theirs).filter(|leaf| leaf.starts_with('.'))?;
             Some(format!("layers.{layer}.{ours}{leaf}"))
         };
-        MTP_PARTS.iter().find_map(ours)
+        QWEN_PARTS.iter().find_map(ours)
     }
 
     /// The text model's name for a tensor; `None` for one of another part.
