@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use sluice_kernels::Isa;
 use sluice_model::source;
 
-use crate::conversion::ConversionUnit;
+use crate::conversion::{ConversionUnit, OPTIONS};
 use crate::input::{Input, matrix};
 use crate::ordered::ordered;
-use crate::planner::{OPTIONS, convert};
+use crate::planner::convert;
 use crate::quantize::{SquaredError, squares, values};
 use crate::rules::Rules;
 

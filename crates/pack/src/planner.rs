@@ -8,16 +8,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use anyhow::{Result, bail, ensure};
 use sluice_kernels::format::{Float, WeightFormat};
 use sluice_model::{
-    Belongs, Description, Leaf, MixerDescription, ModelTensors, Options, Quantization, WeightClass, WeightDescription,
+    Belongs, Description, Leaf, MixerDescription, ModelTensors, Quantization, WeightClass, WeightDescription,
     WeightKind, describe,
 };
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
-use crate::conversion::{Conversion, ConversionUnit, Rows, Source, Stack, Treatment};
+use crate::conversion::{Conversion, ConversionUnit, OPTIONS, Rows, Source, Stack, Treatment};
 use crate::rules::{Choice, Module, Rules, Width};
-
-/// A head that predicts one token more is packed with the rest.
-pub const OPTIONS: Options = Options { max_tokens: 1, context: None, experts_per_token: None, mtp: true };
 
 /// Plans the conversion of `tensors`. Reads headers only.
 ///
@@ -305,11 +302,7 @@ impl Planner<'_> {
         // 2. its new width
         let (in_layers, mlx) = (weight.name(), self.written.mlx_name(weight));
         let out = self.description.mlx.full(&mlx);
-        let wanted = self.rules.asked_for(Module {
-            names: &[&in_layers, &mlx, &out],
-            class: weight.class,
-            mtp: self.description.is_of_mtp(weight),
-        });
+        let wanted = self.rules.asked_for(Module::of(self.description, weight, &[&in_layers, &mlx, &out]));
         let new = match wanted {
             Some((b, g)) if b < bits || b == bits && g != group => Some((b, g)),
             Some((b, _)) if b > bits => {
@@ -370,9 +363,8 @@ impl Planner<'_> {
             shape: [leading, &[cols]].concat(),
         };
 
-        let module =
-            Module { names: &[&in_layers, &mlx, &out], class: weight.class, mtp: self.description.is_of_mtp(weight) };
-        let Choice { width, left, undivided } = self.rules.of(module, cols);
+        let names: [&str; 3] = [&in_layers, &mlx, &out];
+        let Choice { width, left, undivided } = self.rules.of(Module::of(self.description, weight, &names), cols);
         if undivided {
             self.found.undivided.push(in_layers);
         }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use sluice_model::WeightClass;
+use sluice_model::{Description, WeightClass, WeightDescription};
 
 /// How a module is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,13 @@ pub(crate) struct Module<'a> {
     pub class: WeightClass,
     /// It is of the head that predicts one token more.
     pub mtp: bool,
+}
+
+impl<'a> Module<'a> {
+    /// A matrix of a model.
+    pub fn of(description: &Description, weight: &WeightDescription, names: &'a [&'a str]) -> Module<'a> {
+        Module { names, class: weight.class, mtp: description.is_of_mtp(weight) }
+    }
 }
 
 /// One `--set PATTERN=BITS[:GROUP]`, a line of a recipe, or `--experts-bits`.

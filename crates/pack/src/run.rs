@@ -14,12 +14,12 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::calibrate::{self, Calibration, Calibrator, MAX_TEXT};
 use crate::config;
-use crate::conversion::{Conversion, Treatment};
+use crate::conversion::{Conversion, OPTIONS, Treatment};
 use crate::folder::{self, Lock, Output};
 use crate::input::Input;
 use crate::journal::{self, Journal};
 use crate::layout::{self, Layout, OutFile};
-use crate::planner::{OPTIONS, convert};
+use crate::planner::convert;
 use crate::quantize::{Quantizer, SquaredError};
 use crate::rules::Rules;
 use crate::space::{self, Space};

@@ -52,4 +52,17 @@ impl Description {
     pub fn stored_layers(&self) -> usize {
         self.layers.len() + usize::from(self.mtp.is_some())
     }
+
+    /// [`Description::stored_name`], with Qwen's own names of the head that predicts one token more: `mtp.layers.0.self_attn.q_proj`. `mlx_lm` knows it by them, and leaves it out.
+    pub fn packed_name(&self, w: &WeightDescription) -> String {
+        match &self.mtp {
+            Some(mtp) if self.is_of_mtp(w) && mtp.passes_normed => format!("mtp.{}", qwen_name(&self.spelled(w.part))),
+            _ => self.stored_name(w),
+        }
+    }
+
+    /// Whether a weight is one of the head that predicts one token more.
+    pub fn is_of_mtp(&self, w: &WeightDescription) -> bool {
+        w.layer == Some(self.layers.len())
+    }
 }

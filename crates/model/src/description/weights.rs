@@ -3,7 +3,6 @@
 
 use sluice_backend::DeltaShape;
 
-use super::mtp::qwen_name;
 use super::{
     AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, Description, FeedForwardDescription,
     LatentDescription, LayerDescription, MixerDescription, MtpDescription, PROJECTIONS, ProjectionLayout,
@@ -343,25 +342,12 @@ impl Description {
         w.layer.map_or_else(|| part.to_string(), |layer| format!("layers.{layer}.{part}"))
     }
 
-    /// The same, with Qwen's own names of the head that predicts one token more: `mtp.layers.0.self_attn.q_proj`. `mlx_lm` knows it by them, and leaves it out.
-    pub fn packed_name(&self, w: &WeightDescription) -> String {
-        match &self.mtp {
-            Some(mtp) if self.is_of_mtp(w) && mtp.passes_normed => format!("mtp.{}", qwen_name(&self.spelled(w.part))),
-            _ => self.stored_name(w),
-        }
-    }
-
-    /// The same in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
+    /// [`Description::packed_name`] in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
     pub fn mlx_name(&self, w: &WeightDescription) -> String {
         match w.class {
             WeightClass::Expert => self.packed_name(w).replace(".experts.", ".switch_mlp."),
             _ => self.packed_name(w),
         }
-    }
-
-    /// Whether a weight is one of the head that predicts one token more.
-    pub fn is_of_mtp(&self, w: &WeightDescription) -> bool {
-        w.layer == Some(self.layers.len())
     }
 
     /// What the tensor `short` is, for any way of storing experts. `None`: this model has no such tensor.
