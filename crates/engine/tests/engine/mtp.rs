@@ -10,7 +10,7 @@ use sluice_engine::{
     ModelTensors, Options,
 };
 
-use super::drafts::{always, cases, compare, options};
+use super::drafts::{always, cases, compare, crowd, options};
 use super::support::folder;
 
 /// Checkpoints that have such a head in a file beside them.
@@ -125,6 +125,15 @@ fn a_head_changes_nothing_that_a_caller_sees() {
         for drafter in [DrafterChoice::Mtp, DrafterChoice::Auto] {
             let drafts = DraftOptions { drafter, ..always(4) };
             compare(made.path(), &Options { drafts, ..options() }, "mtp", 0..cases(20));
+        }
+    }
+}
+
+#[test]
+fn sequences_that_share_steps_and_too_little_memory_keep_their_text() {
+    for name in MODELS {
+        for drafter in [DrafterChoice::Mtp, DrafterChoice::Auto] {
+            crowd(with_head(name).path(), None, drafter, 0..cases(4));
         }
     }
 }
