@@ -79,7 +79,10 @@ pub struct SequenceBlocks {
     pub state: Option<u32>,
     /// The last node of the index on the path of its tokens.
     pub(crate) node: Option<NodeId>,
+    /// Tokens up to that node. Never more than were computed.
     pub(crate) indexed: usize,
+    /// Whether what follows stays this sequence's own: other tokens have the hash of its next block.
+    pub(crate) collided: bool,
 }
 
 impl SequenceBlocks {
@@ -226,7 +229,7 @@ impl KvCache {
     /// Gives back the blocks beyond `tokens` positions. The state stays.
     ///
     /// # Panics
-    /// When others may know of what is given back: see [`KvCache::publish`].
+    /// When others may know of what is given back: see [`KvCache::publish`]. They never know of more than was computed when that was called.
     pub fn shrink(&mut self, held: &mut SequenceBlocks, tokens: usize) {
         assert!(tokens >= held.indexed, "what others know of stays");
         self.cut(held, tokens);
@@ -247,6 +250,11 @@ impl KvCache {
         self.pending_ops.push(BlockOp::CopyState { from, to });
     }
 
+    /// Copies a row of the backend's pool of states. `to` is none of those that this cache hands out.
+    pub fn copy_state(&mut self, from: u32, to: u32) {
+        self.pending_ops.push(BlockOp::CopyState { from, to });
+    }
+
     /// Gives back all blocks and the state.
     pub fn release(&mut self, held: &mut SequenceBlocks) {
         self.cut(held, 0);
@@ -254,7 +262,7 @@ impl KvCache {
             index.unpin(node);
             self.tidy(node);
         }
-        held.indexed = 0;
+        (held.indexed, held.collided) = (0, false);
         if let (Some(states), Some(row)) = (&mut self.states, held.state.take()) {
             states.release(row);
         }
@@ -353,6 +361,35 @@ mod tests {
         assert!(a.is_empty());
         assert_eq!((Vec::from_iter(cache.in_use()), cache.states_in_use()), (vec![0, 0], 0));
         assert_eq!(cache.grow(&mut b, 30), Ok(()));
+    }
+
+    #[test]
+    fn a_sequence_whose_block_has_the_hash_of_other_tokens_keeps_the_rest_to_itself_and_can_be_cut() {
+        let group = Group { block_tokens: 4, window: None, blocks: 8 };
+        let mut cache = KvCache::new(&[group], 0, Some(PrefixOptions { key: [7; 32], snapshots: 0 }));
+        let (root, tokens) = (cache.root(b""), Vec::from_iter(0..14));
+        // Something else has the hash of the second block.
+        let index = cache.index.as_mut().unwrap();
+        let first = index.hash(&root, &tokens[..4]);
+        let second = index.hash(&first, &tokens[4..8]);
+        index.root_node(second);
+        let mut held = cache.new_sequence();
+        cache.grow(&mut held, 14).unwrap();
+        cache.publish(&mut held, root, &tokens, 10);
+        assert!(held.collided && held.indexed == 4);
+        // Drafted tokens that did not come are cut, again and again.
+        for computed in [10, 12, 11, 13] {
+            cache.grow(&mut held, 14).unwrap();
+            cache.shrink(&mut held, computed);
+            cache.publish(&mut held, root, &tokens, computed);
+            assert_eq!((held.indexed, held.tables[0].held()), (4, computed.div_ceil(4)));
+        }
+        assert!(!cache.snapshot(&mut held, root, &tokens, 13));
+        cache.retire(&mut held, root, &tokens, 13);
+        assert!(held.is_empty() && !held.collided);
+        // What was published before is found, and nothing behind it.
+        assert_eq!(cache.would_reuse(root, &tokens, 13), 4);
+        assert_eq!(cache.in_use().next(), Some(0));
     }
 
     #[test]

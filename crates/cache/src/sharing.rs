@@ -154,12 +154,12 @@ impl KvCache {
         let Some(index) = &mut self.index else { return };
         let block_tokens = index.block_tokens();
         let before = held.indexed;
-        while held.indexed + block_tokens <= computed {
+        while !held.collided && held.indexed + block_tokens <= computed {
             let at = held.indexed;
             let parent = held.node.unwrap_or_else(|| index.root_node(root));
             let Some((id, _)) = index.insert(parent, &tokens[at..at + block_tokens]) else {
                 // Other tokens have this hash: what follows stays this sequence's own.
-                held.indexed = usize::MAX - block_tokens;
+                held.collided = true;
                 break;
             };
             let blocks = index.blocks_mut(id);
@@ -215,7 +215,7 @@ impl KvCache {
     ) -> bool {
         self.publish(held, root, tokens, computed);
         // 1. The place
-        let Some(index) = self.index.as_mut().filter(|_| computed > 0 && held.indexed <= computed) else {
+        let Some(index) = self.index.as_mut().filter(|_| computed > 0 && !held.collided) else {
             return false;
         };
         if self.states.is_some() && held.state.is_none() || self.states.is_none() && copies {

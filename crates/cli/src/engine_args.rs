@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum, value_parser};
 use sluice_cpu::default_threads;
 use sluice_engine::{
@@ -102,10 +102,13 @@ pub struct EngineArgs {
     /// Reads of experts in flight at once
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     expert_depth: Option<u32>,
-    /// Guess the next tokens and compute several in one step, where measured times say that it pays. ngram: by looking up in the prompt and the answer what came before; auto: the best
-    /// that there is for the model. Never changes the result
-    #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
-    draft: DraftArg,
+    /// Guess the next tokens and compute several in one step, where measured times say that it pays. ngram: by looking up in the prompt and the answer what came before; mtp: by
+    /// the checkpoint's own head that predicts one token more; auto: the best that there is; MODEL: auto, with a smaller model of the same vocabulary. Never changes the result [default: off, or auto with --draft-model]
+    #[arg(long, value_name = "off|auto|ngram|mtp|MODEL", value_parser = draft_arg)]
+    draft: Option<DraftArg>,
+    /// A smaller model of the same vocabulary that guesses: a name or a path. It gets a quarter of the memory at most
+    #[arg(long, value_name = "NAME|PATH")]
+    draft_model: Option<PathBuf>,
     /// Tokens to guess at a time, at most
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = value_parser!(u32).range(1..=32), hide_short_help = true)]
     draft_tokens: u32,
@@ -167,11 +170,24 @@ enum LookaheadArg {
     Auto,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+#[derive(Clone, Debug, PartialEq)]
 enum DraftArg {
     Off,
     Auto,
     Ngram,
+    Mtp,
+    Model(PathBuf),
+}
+
+fn draft_arg(text: &str) -> Result<DraftArg, String> {
+    Ok(match text {
+        "off" => DraftArg::Off,
+        "auto" => DraftArg::Auto,
+        "ngram" => DraftArg::Ngram,
+        "mtp" => DraftArg::Mtp,
+        "" => return Err("expected off, auto, ngram, mtp or a model".into()),
+        model => DraftArg::Model(model.into()),
+    })
 }
 
 fn policy_arg(name: &str) -> Result<Policy, String> {
@@ -318,17 +334,31 @@ impl EngineArgs {
                 LookaheadArg::Off => Lookahead::Off,
                 LookaheadArg::Auto => Lookahead::Auto,
             },
+            draft_model: self.draft_model()?,
             drafts: DraftOptions {
-                drafter: match self.draft {
-                    DraftArg::Off => DrafterChoice::Off,
-                    DraftArg::Auto => DrafterChoice::Auto,
-                    DraftArg::Ngram => DrafterChoice::Ngram,
+                drafter: match &self.draft {
+                    None if self.draft_model.is_some() => DrafterChoice::Auto,
+                    None | Some(DraftArg::Off) => DrafterChoice::Off,
+                    Some(DraftArg::Auto | DraftArg::Model(_)) => DrafterChoice::Auto,
+                    Some(DraftArg::Ngram) => DrafterChoice::Ngram,
+                    Some(DraftArg::Mtp) => DrafterChoice::Mtp,
                 },
                 tokens: size(self.draft_tokens),
                 ..defaults.drafts
             },
             ..defaults
         })
+    }
+
+    /// The model that drafts, if one is to.
+    fn draft_model(&self) -> Result<Option<PathBuf>> {
+        let named = match (&self.draft, &self.draft_model) {
+            (Some(DraftArg::Off | DraftArg::Ngram | DraftArg::Mtp), _) => None,
+            (Some(DraftArg::Model(model)), None) => Some(model),
+            (Some(DraftArg::Model(_)), Some(_)) => bail!("--draft names a model, and so does --draft-model"),
+            (_, model) => model.as_ref(),
+        };
+        named.map(|model| hub::resolved(model)).transpose()
     }
 
     fn expert_options(&self) -> Result<ExpertOptions> {

@@ -54,6 +54,9 @@ pub fn model(folder: &Path, args: &EngineArgs, options: Options) -> Result<Loade
     // The weights' error first: for a missing folder, a message about the tokenizer would be misleading.
     let mut engine = engine?;
     let (text, text_time) = text?;
+    if let Some(model) = engine.options().draft_model.as_deref() {
+        check_vocabulary(&text.tokenizer, model)?;
+    }
     prompt_cache_args::say(&mut engine);
     Ok(Loaded { engine, text, weights_time, text_time })
 }
@@ -137,6 +140,15 @@ pub fn finish(engine: &mut Engine) -> Result<()> {
 /// Reports each fallback in reading the weights.
 pub fn say_notes(engine: &Engine) {
     engine.fallbacks().iter().for_each(|note| terminal::note(note));
+}
+
+/// Checks that a model that drafts has the vocabulary of `tokenizer`.
+fn check_vocabulary(tokenizer: &Tokenizer, model: &Path) -> Result<()> {
+    let other = self::tokenizer(model)?;
+    if let Some((id, here, there)) = tokenizer.difference(&other) {
+        bail!("--draft-model {}: another vocabulary: token {id} is {there:?} there and {here:?} here", model.display());
+    }
+    Ok(())
 }
 
 /// Loads only the tokenizer.

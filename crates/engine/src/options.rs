@@ -1,11 +1,13 @@
 //! Options of an engine.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead};
 use sluice_cpu::{Numa, Processors, default_threads};
 use sluice_store::LoadOptions;
 
-use crate::draft::DraftOptions;
+use crate::draft::{DraftOptions, DrafterChoice};
 use crate::setup::budget::AdmittedMemory;
 use crate::tiers::disk::options::PromptCacheOptions;
 
@@ -63,6 +65,8 @@ pub struct Options {
     pub experts_per_token: Option<usize>,
     /// Whether and how tokens are drafted.
     pub drafts: DraftOptions,
+    /// A smaller model with the same vocabulary that drafts: its folder or file. It gets a quarter of the memory limit at most.
+    pub draft_model: Option<PathBuf>,
     /// Measures time and work by phase from the start: see [`crate::Engine::profile`].
     pub profile: bool,
     /// How the weights come into memory.
@@ -117,6 +121,7 @@ impl Options {
             block_tokens: 32,
             experts_per_token: None,
             drafts: DraftOptions::default(),
+            draft_model: None,
             profile: false,
             load: LoadOptions::default(),
             kv_reserve: None,
@@ -144,7 +149,8 @@ impl Options {
     /// The model's options, for steps of at most `max_tokens` tokens.
     pub(crate) fn model(&self, max_tokens: usize) -> sluice_model::Options {
         let Options { max_context: context, experts_per_token, .. } = *self;
-        sluice_model::Options { max_tokens, context, experts_per_token }
+        let mtp = matches!(self.drafts.drafter, DrafterChoice::Auto | DrafterChoice::Mtp);
+        sluice_model::Options { max_tokens, context, experts_per_token, mtp }
     }
 }
 

@@ -20,7 +20,10 @@ fn a_step_allocates_nothing() {
         // Drafts that are computed whatever comes of them.
         let drafting = DraftOptions { drafter: DrafterChoice::Ngram, tokens: 3, governed: false };
         let without = mapped.into_iter().chain(streamed).map(|(activations, experts)| (activations, experts, None));
-        for (activations, experts, drafts) in without.chain([(Activations::Int8, Placement::Mapped, Some(drafting))]) {
+        // A model that drafts for itself.
+        let by_model = DraftOptions { drafter: DrafterChoice::Model, ..drafting };
+        let with = [drafting, by_model].map(|drafts| (Activations::Int8, Placement::Mapped, Some(drafts)));
+        for (activations, experts, drafts) in without.chain(with) {
             if experts != Placement::Mapped && !(folder.contains("moe") || folder.contains("next")) {
                 continue;
             }
@@ -29,6 +32,7 @@ fn a_step_allocates_nothing() {
                 experts,
                 threads: 2,
                 drafts: drafts.unwrap_or_default(),
+                draft_model: Some(golden.join(folder)),
                 chunk: Some(32),
                 max_context: Some(if drafts.is_some() { 2000 } else { 400 }),
                 ..Options::for_this_machine().unwrap()

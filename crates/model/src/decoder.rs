@@ -5,10 +5,13 @@ use std::ops::Range;
 
 use anyhow::Result;
 use sluice_backend::{
-    Backend, Elementwise, MatrixId, Norm, Operations, RotaryFrequencies, Routing, StepInputs, Tensor,
+    Backend, Elementwise, Linear, MatrixId, Norm, Operations, Projection, RotaryFrequencies, Routing, StepInputs,
+    Tensor,
 };
 
-use crate::description::{AttentionVariant, Description, EmbeddingScale, MixerDescription};
+use crate::description::{
+    AttentionVariant, Description, EmbeddingScale, JOIN, MixerDescription, MtpDescription, NORMS,
+};
 use crate::layers::{
     Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch, LatentAttention,
     LatentScratch, PerLayer, PerLayerBlock,
@@ -32,7 +35,7 @@ impl Mixer {
     }
 }
 
-struct Layer {
+pub(crate) struct Layer {
     mixer: Mixer,
     feed_forward: FeedForward,
     per_layer: Option<PerLayerBlock>,
@@ -41,6 +44,12 @@ struct Layer {
 }
 
 impl Layer {
+    /// `x += mixer(norm(x))`, then `x += feed_forward(norm(x))` and what comes behind it.
+    fn forward(&self, backend: &mut dyn Operations, per_layer: Option<&PerLayer>, x: Tensor) {
+        self.mixer.forward(backend, x);
+        self.finish(backend, per_layer, x);
+    }
+
     /// What comes after the token mixer.
     fn finish(&self, backend: &mut dyn Operations, per_layer: Option<&PerLayer>, x: Tensor) {
         self.feed_forward.forward(backend, x);
@@ -53,6 +62,47 @@ impl Layer {
         if let Some(by) = self.scale {
             backend.elementwise(&Elementwise::Scale { x, by });
         }
+    }
+}
+
+/// A head that predicts one token more: see [`MtpDescription`].
+struct Mtp {
+    /// Embeddings of tokens, and beside each the state of the token before: `[max_tokens, 2 * hidden]`.
+    input: Tensor,
+    /// Of embeddings and of states.
+    norms: [Norm; 2],
+    join: Linear,
+    layer: Layer,
+    norm: Norm,
+    passes_normed: bool,
+}
+
+impl Mtp {
+    /// `at`: the number of its layer.
+    fn load(w: &mut Weights, d: &MtpDescription, (at, hidden): (usize, usize), layer: Layer) -> Result<Mtp> {
+        let input = w.scratch(2 * hidden)?;
+        let [of_embedding, of_state, norm] = NORMS;
+        let norms = [w.norm(at, of_embedding)?, w.norm(at, of_state)?];
+        let (join, norm) = (w.linear(at, JOIN)?, w.norm(at, norm)?);
+        Ok(Mtp { input, norms, join, layer, norm, passes_normed: d.passes_normed })
+    }
+
+    /// `[max_tokens, hidden]`
+    fn embeddings(&self) -> Tensor {
+        self.input.columns(0..self.input.cols / 2)
+    }
+
+    /// `[max_tokens, hidden]`
+    fn states(&self) -> Tensor {
+        self.input.columns(self.input.cols / 2..self.input.cols)
+    }
+
+    /// `x = join([norm(embedding) | norm(state)])`
+    fn join(&self, backend: &mut dyn Operations, x: Tensor) {
+        for (part, norm) in [self.embeddings(), self.states()].into_iter().zip(self.norms) {
+            backend.elementwise(&Elementwise::Norm { x: part.first_rows(x.rows), norm, out: part.first_rows(x.rows) });
+        }
+        backend.project(self.input.first_rows(x.rows), None, &[Projection { linear: self.join.clone(), out: x }]);
     }
 }
 
@@ -71,6 +121,8 @@ pub struct Decoder {
     head: MatrixId,
     /// Of the logits.
     softcap: Option<f32>,
+    /// What predicts one token more, if there is such a head.
+    mtp: Option<Mtp>,
 }
 
 impl Decoder {
@@ -98,8 +150,8 @@ impl Decoder {
         let delta = d.recurrent_layers().next().map(|delta| DeltaScratch::alloc(w, delta)).transpose()?;
         let mut of_group = vec![0; d.groups().len()];
         let mut recurrent = 0;
-        let mut layers: Vec<Layer> = Vec::with_capacity(d.layers.len());
-        for (i, layer) in d.layers.iter().enumerate() {
+        let mut layers: Vec<Layer> = Vec::with_capacity(d.stored_layers());
+        for (i, layer) in (0..d.stored_layers()).filter_map(|i| Some((i, d.layer(i)?))) {
             let mixer = match &layer.mixer {
                 MixerDescription::Attention(a) => {
                     let group = d.group_of(a);
@@ -126,7 +178,8 @@ impl Decoder {
                     Mixer::DeltaNet(Box::new(DeltaNet::load(w, delta_net, scratch, i, recurrent - 1)?))
                 }
             };
-            let before = layers.last().and_then(|l| l.feed_forward.moe());
+            // A step of the head that predicts one token more has no other layer.
+            let before = layers.last().filter(|_| i < d.layers.len()).and_then(|l| l.feed_forward.moe());
             let feed_forward = FeedForward::load(w, d, (inner, branch), i, before)?;
             let of_layer = per_layer.as_ref().zip(scratch);
             let of_layer = of_layer.map(|(per_layer, scratch)| per_layer.layer(w, i, scratch)).transpose()?;
@@ -145,7 +198,12 @@ impl Decoder {
             Some(EmbeddingScale { by, rounded: false }) => Some(by as f32),
             None => None,
         };
-        Ok(Decoder { x, embedding, scale, per_layer, layers, norm, head_norm, head, softcap: d.logit_softcap })
+        let mtp = match &d.mtp {
+            Some(of) => Some(Mtp::load(w, of, (d.layers.len(), d.hidden), layers.pop().expect("its layer"))?),
+            None => None,
+        };
+        let softcap = d.logit_softcap;
+        Ok(Decoder { x, embedding, scale, per_layer, layers, norm, head_norm, head, softcap, mtp })
     }
 
     /// Enqueues a step with the tokens of `inputs`, which the backend has begun with. Their keys, values and states go to the backend's caches; it
@@ -154,11 +212,61 @@ impl Decoder {
         let x = self.x.first_rows(inputs.tokens().len());
         self.embed(backend, inputs);
         for (number, layer) in self.layers.iter().enumerate() {
-            layer.mixer.forward(backend, x);
-            layer.finish(backend, self.before(number), x);
+            layer.forward(backend, self.before(number), x);
         }
         if !inputs.wanted().is_empty() {
             backend.logits(x, self.head_norm, self.head, self.softcap);
+        }
+    }
+}
+
+/// Predicting one token more.
+impl Decoder {
+    /// Whether the checkpoint has a head that does.
+    pub fn has_mtp(&self) -> bool {
+        self.mtp.is_some()
+    }
+
+    /// Where a step of that head takes the hidden states from that belong to its tokens: `[max_tokens, hidden]`. The caller writes them before the step.
+    ///
+    /// # Panics
+    /// When there is no such head.
+    pub fn mtp_states(&self) -> Tensor {
+        self.mtp.as_ref().expect("a head that predicts one token more").states()
+    }
+
+    /// Enqueues a step of that head with the tokens of `inputs`, each with the final hidden state of the token before it. It writes to the residual stream, and keeps the
+    /// logits of the wanted rows, which are those of the token behind each.
+    ///
+    /// # Panics
+    /// When there is no such head.
+    pub fn mtp_step(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
+        let mtp = self.mtp.as_ref().expect("a head that predicts one token more");
+        let x = self.x.first_rows(inputs.tokens().len());
+        // 1. Embeddings beside states, each normed
+        let embeddings = mtp.embeddings().first_rows(x.rows);
+        backend.embed(self.embedding, embeddings);
+        if let Some(by) = self.scale {
+            backend.elementwise(&Elementwise::Scale { x: embeddings, by });
+        }
+        mtp.join(backend, x);
+        // 2. Its layer
+        mtp.layer.forward(backend, None, x);
+        // 3. The model's own head
+        if !inputs.wanted().is_empty() {
+            backend.logits(x, mtp.norm, self.head, self.softcap);
+        }
+    }
+
+    /// The states that the head goes on from, of these rows of its last step, on the host: `[rows, hidden]`.
+    ///
+    /// # Panics
+    /// When there is no such head.
+    pub fn mtp_hidden(&self, backend: &mut dyn Backend, rows: Range<usize>, out: &mut [f32]) {
+        let mtp = self.mtp.as_ref().expect("a head that predicts one token more");
+        match mtp.passes_normed {
+            true => backend.hidden(self.x.rows(rows), mtp.norm, out),
+            false => backend.download(self.x.rows(rows), out),
         }
     }
 }

@@ -25,6 +25,7 @@ use sluice_backend::{Backend, Float, MatrixId};
 pub use architectures::{Architecture, Describe, check_supported, describe, register, supported};
 pub use config::{Config, GroupMode, Quantization};
 pub use decoder::Decoder;
+use description::JOIN;
 pub use description::*;
 pub use method::Method;
 pub use mlx_lm::MlxLm;
@@ -46,8 +47,20 @@ pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Desc
         description.set_projections(stored);
     }
     let embed_q = |layer: usize| tensors.layout().full(&format!("layers.{layer}.self_attn.embed_q.weight"));
-    if (0..description.layers.len()).any(|layer| tensors.checkpoint().tensor(&embed_q(layer)).is_some()) {
+    if (0..description.stored_layers()).any(|layer| tensors.checkpoint().tensor(&embed_q(layer)).is_some()) {
         description.split_latents();
+    }
+    let join = tensors.layout().full(&format!("layers.{}.{JOIN}.weight", description.layers.len()));
+    let has_norms = |description: &Description| {
+        let all = description.layer_weights(description.layers.len());
+        let norms = all.iter().filter(|w| matches!(w.kind, WeightKind::Norm { .. }));
+        let stored =
+            |w| tensors.checkpoint().tensor(&tensors.layout().full(&format!("{}.weight", description.stored_name(w))));
+        norms.map(stored).all(|found| found.is_some())
+    };
+    // Some checkpoints have a part of it.
+    if tensors.checkpoint().tensor(&join).is_none() || !has_norms(&description) {
+        description.mtp = None;
     }
     head::settle(&mut description, tensors)?;
     Ok(description)

@@ -18,7 +18,7 @@ pub struct MlxLm {
 impl MlxLm {
     /// Its name for what the text model calls `short`.
     pub fn full(&self, short: &str) -> String {
-        let body = if short.split('.').next() == Some("lm_head") { "" } else { "model." };
+        let body = if matches!(short.split('.').next(), Some("lm_head" | "mtp")) { "" } else { "model." };
         format!("{}{body}{short}", self.prefix)
     }
 

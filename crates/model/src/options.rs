@@ -9,11 +9,13 @@ pub struct Options {
     pub context: Option<usize>,
     /// Experts per token instead of the router's own number. Changes the model's output.
     pub experts_per_token: Option<usize>,
+    /// Whether the head that predicts one token more is loaded, if the checkpoint has one. It changes no output.
+    pub mtp: bool,
 }
 
 impl Default for Options {
     /// The model's own values and one token per step: enough to inspect it.
     fn default() -> Options {
-        Options { max_tokens: 1, context: None, experts_per_token: None }
+        Options { max_tokens: 1, context: None, experts_per_token: None, mtp: false }
     }
 }

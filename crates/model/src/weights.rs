@@ -335,9 +335,9 @@ impl<'a> Weights<'a> {
 
     /// The mixture of a layer.
     fn mixture(&self, layer: usize) -> &'a MoeDescription {
-        match &self.description.layers[layer].feed_forward {
-            FeedForwardDescription::Moe(moe) | FeedForwardDescription::Beside { moe, .. } => moe,
-            FeedForwardDescription::Dense { .. } => panic!("layer {layer} has no experts"),
+        match self.description.layer(layer).map(|layer| &layer.feed_forward) {
+            Some(FeedForwardDescription::Moe(moe) | FeedForwardDescription::Beside { moe, .. }) => moe,
+            _ => panic!("layer {layer} has no experts"),
         }
     }
 

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use sluice_kernels::Isa;
-use sluice_model::{Options, source};
+use sluice_model::source;
 
-use crate::conversion::ConversionUnit;
+use crate::conversion::{ConversionUnit, OPTIONS};
 use crate::input::{Input, matrix};
 use crate::ordered::ordered;
 use crate::planner::convert;
@@ -36,7 +36,7 @@ impl Side {
     fn open(folder: &Path) -> Result<Side> {
         let (_, tensors) = source::open_with_tensors(folder)?;
         let mut rules = Rules::new(4, 64, vec!["*=none".parse().expect("a rule")]);
-        let description = sluice_model::describe_stored(&tensors, &Options::default())?;
+        let description = sluice_model::describe_stored(&tensors, &OPTIONS)?;
         let units = convert(&tensors, &description, &mut rules)?.units;
         Ok(Side { units, input: Input::open(tensors.checkpoint())? })
     }

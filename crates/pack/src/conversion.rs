@@ -4,10 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_backend::MatrixSource;
 use sluice_kernels::format::{Float, WeightFormat};
-use sluice_model::WeightDescription;
+use sluice_model::{Options, WeightDescription};
 use sluice_store::TensorPlan;
 
 use crate::rules::Width;
+
+/// A head that predicts one token more is packed with the rest.
+pub const OPTIONS: Options = Options { max_tokens: 1, context: None, experts_per_token: None, mtp: true };
 
 /// The bytes of a tensor's rows, in segments of files.
 #[derive(Clone, Debug)]

@@ -118,13 +118,15 @@ fn shards(units: &[ConversionUnit], limit: u64) -> Vec<Range<usize>> {
 
 fn bundled(units: &[ConversionUnit]) -> Result<Vec<OutFile>> {
     let mut layers = BTreeMap::<usize, Vec<usize>>::new();
+    // A head that predicts one token more is not streamed. Where its names have no number of a layer, its experts are in the file of everything else.
+    let apart = |unit: &ConversionUnit| unit.stack.as_ref().is_some_and(|s| !s.prefix.contains("mtp."));
     for (i, unit) in units.iter().enumerate() {
-        if let Some(stack) = &unit.stack {
+        if let Some(stack) = unit.stack.as_ref().filter(|_| apart(unit)) {
             layers.entry(stack.layer).or_default().push(i);
         }
     }
     ensure!(!layers.is_empty(), "a bundle is for models with routed experts, and this one has none (--layout mlx)");
-    let resident = (0..units.len()).filter(|&i| units[i].stack.is_none());
+    let resident = (0..units.len()).filter(|&i| !apart(&units[i]));
     let mut files = vec![plain(bundle::RESIDENT.to_owned(), units, resident)];
     for (layer, of_layer) in layers {
         files.push(experts(layer, units, &of_layer)?);

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use anyhow::{Result, bail, ensure};
 use sluice_kernels::format::{Float, WeightFormat};
 use sluice_model::{
-    Belongs, Description, Leaf, MixerDescription, ModelTensors, Options, Quantization, WeightClass, WeightDescription,
+    Belongs, Description, Leaf, MixerDescription, ModelTensors, Quantization, WeightClass, WeightDescription,
     WeightKind, describe,
 };
 use sluice_store::{Checkpoint, Dtype, Tensor, TensorPlan};
 
-use crate::conversion::{Conversion, ConversionUnit, Rows, Source, Stack, Treatment};
+use crate::conversion::{Conversion, ConversionUnit, OPTIONS, Rows, Source, Stack, Treatment};
 use crate::rules::{Choice, Module, Rules, Width};
 
 /// Plans the conversion of `tensors`. Reads headers only.
@@ -34,7 +34,7 @@ pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Ru
         checkpoint,
         files,
         description,
-        written: describe(tensors.config(), &Options::default())?,
+        written: describe(tensors.config(), &OPTIONS)?,
         quantization: tensors.config().quantization()?,
         rules,
         units: Vec::new(),
@@ -302,7 +302,7 @@ impl Planner<'_> {
         // 2. its new width
         let (in_layers, mlx) = (weight.name(), self.written.mlx_name(weight));
         let out = self.description.mlx.full(&mlx);
-        let wanted = self.rules.asked_for(Module { names: &[&in_layers, &mlx, &out], class: weight.class });
+        let wanted = self.rules.asked_for(Module::of(self.description, weight, &[&in_layers, &mlx, &out]));
         let new = match wanted {
             Some((b, g)) if b < bits || b == bits && g != group => Some((b, g)),
             Some((b, _)) if b > bits => {
@@ -363,8 +363,8 @@ impl Planner<'_> {
             shape: [leading, &[cols]].concat(),
         };
 
-        let module = Module { names: &[&in_layers, &mlx, &out], class: weight.class };
-        let Choice { width, left, undivided } = self.rules.of(module, cols);
+        let names: [&str; 3] = [&in_layers, &mlx, &out];
+        let Choice { width, left, undivided } = self.rules.of(Module::of(self.description, weight, &names), cols);
         if undivided {
             self.found.undivided.push(in_layers);
         }
@@ -421,7 +421,7 @@ impl Planner<'_> {
         let of_layer = self.description.layer_weights(layer).into_iter().filter(|w| w.class == WeightClass::Expert);
         let projection = of_layer.map(|w| w.part).position(|part| part == weight.part)?;
         let part = weight.projection();
-        let stored = self.written.stored_name(weight);
+        let stored = self.written.packed_name(weight);
         let prefix = self.description.mlx.full(stored.strip_suffix(part)?.strip_suffix('.')?);
         Some(Stack { layer, projection, prefix, part: part.to_owned(), count: *tensors[0].shape.first()? })
     }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use sluice_model::WeightClass;
+use sluice_model::{Description, WeightClass, WeightDescription};
 
 /// How a module is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,15 @@ pub(crate) struct Module<'a> {
     /// All that a pattern may match.
     pub names: &'a [&'a str],
     pub class: WeightClass,
+    /// It is of the head that predicts one token more.
+    pub mtp: bool,
+}
+
+impl<'a> Module<'a> {
+    /// A matrix of a model.
+    pub fn of(description: &Description, weight: &WeightDescription, names: &'a [&'a str]) -> Module<'a> {
+        Module { names, class: weight.class, mtp: description.is_of_mtp(weight) }
+    }
 }
 
 /// One `--set PATTERN=BITS[:GROUP]`, a line of a recipe, or `--experts-bits`.
@@ -78,7 +87,7 @@ impl Rule {
     fn fits(&self, module: Module) -> bool {
         match &self.means {
             Means::Names(patterns) => module.names.iter().any(|name| patterns.iter().any(|p| matches(p, name))),
-            Means::Class(class) => *class == module.class,
+            Means::Class(class) => *class == module.class && !module.mtp,
         }
     }
 }
@@ -161,6 +170,8 @@ impl Rules {
             None if !all.fits(cols) => all,
             // A router decides by small differences, and is small: MLX keeps it at 8 bits.
             None if module.class == WeightClass::Router => Width::Affine { bits: 8, group: 64 },
+            // Its guesses are worth less with each bit, and it is small beside the rest.
+            None if module.mtp => Width::Affine { bits: self.bits.max(8), group: self.group },
             None => all,
         };
         let fits = wanted.fits(cols);
@@ -221,7 +232,7 @@ mod tests {
     use super::*;
 
     fn mlp<'a>(names: &'a [&'a str]) -> Module<'a> {
-        Module { names, class: WeightClass::Mlp }
+        Module { names, class: WeightClass::Mlp, mtp: false }
     }
 
     #[test]
@@ -262,12 +273,19 @@ mod tests {
         let mut rules = Rules::new(2, 128, vec!["lm_head=4:64".parse().unwrap()]);
         let affine = |bits, group| Choice { width: Width::Affine { bits, group }, left: false, undivided: false };
         let plain = Choice { width: Width::Plain, left: false, undivided: true };
-        let router = Module { names: &["layers.0.mlp.gate"], class: WeightClass::Router };
+        let router = Module { names: &["layers.0.mlp.gate"], class: WeightClass::Router, mtp: false };
         assert_eq!(rules.of(router, 256), affine(8, 64));
         assert_eq!(rules.of(router, 192), plain);
         assert_eq!(rules.of(mlp(&["layers.0.mlp.gate_proj"]), 192), plain);
         assert_eq!(rules.of(mlp(&["lm_head"]), 192), affine(4, 64));
         assert_eq!(rules.of(mlp(&["lm_head"]), 96), plain);
+        // The head that predicts one token more has 8 bits, unless a rule names it.
+        let mut rules = Rules::new(4, 64, vec![Rule::experts(3), "mtp.fc=6".parse().unwrap()]);
+        let of_head = |names, class| Module { names, class, mtp: true };
+        assert_eq!(rules.of(of_head(&["mtp.layers.0.mlp.experts.up_proj"], WeightClass::Expert), 128), affine(8, 64));
+        assert_eq!(rules.of(of_head(&["mtp.fc"], WeightClass::Mlp), 128), affine(6, 64));
+        let expert = Module { names: &["layers.0.mlp.experts.up_proj"], class: WeightClass::Expert, mtp: false };
+        assert_eq!(rules.of(expert, 128), affine(3, 64));
     }
 
     #[test]

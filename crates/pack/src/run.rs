@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::calibrate::{self, Calibration, Calibrator, MAX_TEXT};
 use crate::config;
-use crate::conversion::{Conversion, Treatment};
+use crate::conversion::{Conversion, OPTIONS, Treatment};
 use crate::folder::{self, Lock, Output};
 use crate::input::Input;
 use crate::journal::{self, Journal};
@@ -117,7 +117,9 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
     folder::check(input, output, options.force, unfinished.is_some())?;
     let (source, tensors) = source::open_with_tensors(input)?;
     let checkpoint = tensors.checkpoint();
-    let description = sluice_model::describe_stored(&tensors, &Options::default())?;
+    // What is calibrated goes through the model's layers alone.
+    let of_model = Options { mtp: options.calibration.is_none(), ..OPTIONS };
+    let description = sluice_model::describe_stored(&tensors, &of_model)?;
     description.notes.iter().for_each(|line| watch.note(line));
     let mut rules = options.rules.clone();
     let conversion = convert(&tensors, &description, &mut rules)?;

@@ -7,6 +7,7 @@ mod estimate;
 pub mod expected;
 mod gpu;
 mod memory;
+mod mtp;
 mod residency;
 mod shape;
 
@@ -27,6 +28,7 @@ use crate::{machine, presets, terminal, units};
 use estimate::{Disk, Precision, Products, Split, Token, Weights, hit_rate};
 use gpu::Gpu;
 use memory::Measured;
+use mtp::Mtp;
 use residency::Residency;
 use shape::Shape;
 
@@ -158,6 +160,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let experts_bits = args.experts_bits.or(args.bits).or(bits_of(of_experts)).or(or_mxfp4(4)).unwrap_or(bits);
     let group = u64::from(args.group_size.or(all.map(|(_, group)| group)).unwrap_or(64));
     let precision = |bits| Precision { bits, group };
+    let mtp = Mtp::of(config, there, &described, precision(bits))?;
     let k = args.experts_per_token.unwrap_or(shape.k);
     ensure!(k <= shape.experts, "--experts-per-token {k}: the model has {} experts", shape.experts);
     let weights = Weights::new(&shape, precision(bits), precision(experts_bits), k);
@@ -238,6 +241,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
             "resident_bytes_per_token": weights.resident_read, "memory": memory, "cache": split.cache,
             "memory_for_experts": split.for_experts, "missing": split.missing, "expected_hit_rate": expected,
             "memory_bandwidth": memory_bandwidth, "products_bandwidth": {"resident": products.resident, "experts": products.experts},
+            "mtp": mtp.as_ref().map(Mtp::to_json),
             "gpu": gpu.as_ref().map(|gpu| gpu.to_json(&weights, served)),
             "simulated": residency.as_ref().map(Residency::to_json), "tokens": rows,
         });
@@ -272,6 +276,9 @@ pub fn run(args: PlanArgs) -> Result<()> {
             units::bytes(weights.expert_bytes()),
         ),
     );
+    if let Some(mtp) = &mtp {
+        text += &line("mtp", mtp.text());
+    }
     text += &line(
         "memory",
         format!(

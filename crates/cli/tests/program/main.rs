@@ -9,6 +9,7 @@ mod chat;
 mod completions;
 mod config;
 mod doctor;
+mod drafts;
 mod errors;
 mod eval;
 mod folders;

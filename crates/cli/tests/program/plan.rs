@@ -115,3 +115,16 @@ fn a_trace_that_is_damaged_or_of_another_model_is_refused() {
     refused(&demo, &[], &["trace", "--trace-out"]);
     assert_refused(&output(&["plan", &demo, "--trace", "/nowhere"]), &["/nowhere"]);
 }
+
+#[test]
+fn a_head_that_predicts_one_token_more_is_part_of_the_plan() {
+    let head = |model: &str| plan(model, &["--memory", "100GB", "--bits", "4"])["mtp"].clone();
+    // Half of a layer's attention, 256 experts and the shared one, at eight bits.
+    let found = head("deepseek-v3");
+    let parameters = found["parameters"].as_u64().unwrap();
+    assert!((11.0e9..12.0e9).contains(&(parameters as f64)), "{found}");
+    assert_eq!((&found["bits"], &found["kv_bytes_per_token"]), (&8.into(), &(2 * 576).into()));
+    assert!(found["bytes"].as_u64().unwrap() > parameters);
+    assert!(head("glm-4.5-air")["parameters"].as_u64().unwrap() > 1_000_000_000);
+    assert!(head("kimi-k2").is_null() && head("mixtral-8x7b").is_null());
+}

@@ -6,6 +6,8 @@ pub(crate) const CLASSES: usize = 8;
 const GUESSES: [f64; CLASSES] = [0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93];
 /// How many tokens a guess counts as.
 const GUESS_WEIGHT: f64 = 3.0;
+/// The share of all tokens, whatever their class, before anything is known.
+const GUESS: f64 = 0.6;
 /// What older tokens count for when another comes: the newest thirty decide.
 const KEPT: f64 = 0.97;
 
@@ -20,12 +22,14 @@ struct Tried {
 #[derive(Clone, Debug)]
 pub(crate) struct Acceptance {
     guesses: [f64; CLASSES],
+    /// Of all tokens.
+    guess: f64,
     tried: [Tried; CLASSES],
 }
 
 impl Default for Acceptance {
     fn default() -> Acceptance {
-        Acceptance { guesses: GUESSES, tried: [Tried::default(); CLASSES] }
+        Acceptance { guesses: GUESSES, guess: GUESS, tried: [Tried::default(); CLASSES] }
     }
 }
 
@@ -35,6 +39,12 @@ impl Acceptance {
         let class = usize::from(class).min(CLASSES - 1);
         let Tried { accepted, all } = self.tried[class];
         (accepted + GUESS_WEIGHT * self.guesses[class]) / (all + GUESS_WEIGHT)
+    }
+
+    /// The chance that a token comes true whose class is not known yet.
+    pub fn usual_chance(&self) -> f64 {
+        let sum = |of: fn(&Tried) -> f64| self.tried.iter().map(of).sum::<f64>();
+        (sum(|t| t.accepted) + GUESS_WEIGHT * self.guess) / (sum(|t| t.all) + GUESS_WEIGHT)
     }
 
     /// A token of this class was proposed, and the token in its place is known.
@@ -47,7 +57,7 @@ impl Acceptance {
     /// What a new sequence begins with: the shares known here are its guesses.
     pub fn as_guesses(&self) -> Acceptance {
         let guesses = std::array::from_fn(|class| self.chance(class as u8));
-        Acceptance { guesses, tried: Default::default() }
+        Acceptance { guesses, guess: self.usual_chance(), tried: Default::default() }
     }
 }
 

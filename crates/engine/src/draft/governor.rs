@@ -99,6 +99,15 @@ pub(crate) struct Candidate {
     pub depth: usize,
 }
 
+/// What drafts promise.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Offer {
+    /// How many tokens: of a step, or for each sequence.
+    pub drafts: usize,
+    /// Tokens in a second.
+    pub speed: f64,
+}
+
 /// See the module.
 pub(crate) struct Governor {
     /// Seconds of steps with so many sequences, without drafts.
@@ -128,33 +137,73 @@ impl Default for Governor {
 }
 
 impl Governor {
-    /// How many of the candidates are worth a step with `generating` sequences, at most `most`. Sorts them: those that are worth it come first, for each sequence
-    /// from its first on.
-    pub fn choose(&self, generating: usize, most: usize, candidates: &mut [Candidate]) -> usize {
+    /// How many of the candidates are worth a step with `generating` sequences, at most `most`, and what they promise. Sorts them: those that are worth it come first, for
+    /// each sequence from its first on. What proposing took is spent in any case.
+    pub fn choose(&self, generating: usize, most: usize, candidates: &mut [Candidate]) -> Offer {
         candidates.sort_unstable_by(|a, b| b.chance.total_cmp(&a.chance).then(a.depth.cmp(&b.depth)));
-        let Some(usual) = self.usual(generating) else { return 0 };
-        let sequences = generating as f64;
-        let [plain, drafting] = self.sampling.map(|s| s.get());
-        let plain = plain.unwrap_or(0.0);
-        let drafting = drafting.unwrap_or(plain);
-        let mut expected = sequences;
-        let (mut best, mut chosen) = (WORTH * expected / (usual + plain * expected), 0);
+        let Some(step) = self.usual(generating) else { return Offer::default() };
+        let mut expected = generating as f64;
+        let mut best = self.without(generating, step);
+        let least = best.speed;
         for (i, candidate) in candidates.iter().take(most.min(MAX_ROWS)).enumerate() {
             let drafts = i + 1;
-            if self.worst(drafts) * sequences > self.account {
+            if self.worst(drafts) * generating as f64 > self.account {
                 break;
             }
             expected += candidate.chance;
-            let speed = expected / (usual * (1.0 + self.adds(drafts)) + drafting * expected);
-            if speed > best {
-                (best, chosen) = (speed, drafts);
+            let speed = self.speed(expected, step, drafts, 0.0);
+            if speed > best.speed.max(WORTH * least) {
+                best = Offer { drafts, speed };
             }
         }
-        chosen
+        best
+    }
+
+    /// How many tokens a drafter should compute for each of the sequences with these chances of a token, at most `most`; they are part of `generating` sequences.
+    /// `seconds`: what so many for each take it.
+    pub fn invest(&self, generating: usize, most: usize, chances: &[f64], seconds: impl Fn(usize) -> f64) -> Offer {
+        let Some(step) = self.usual(generating) else { return Offer::default() };
+        let (mut best, mut expected) = (self.without(generating, step), generating as f64);
+        let (least, token) = (best.speed, step / generating as f64);
+        for width in 1..=most {
+            let drafts = width * chances.len();
+            let worst = self.worst(drafts) * generating as f64 + seconds(width) / token;
+            if drafts > MAX_ROWS || chances.is_empty() || worst > self.account {
+                break;
+            }
+            expected += chances.iter().map(|chance| chance.powi(width as i32)).sum::<f64>();
+            let speed = self.speed(expected, step, drafts, seconds(width));
+            if speed > best.speed.max(WORTH * least) {
+                best = Offer { drafts: width, speed };
+            }
+        }
+        best
+    }
+
+    /// What can be lost, in tokens' times.
+    pub fn account(&self) -> f64 {
+        self.account
+    }
+
+    /// Seconds that a drafted row adds to a step, on the average of the first few.
+    pub fn row(&self, generating: usize) -> f64 {
+        self.usual(generating).map_or(0.0, |step| step * self.adds(4) / 4.0)
+    }
+
+    /// Tokens in a second without drafts.
+    fn without(&self, generating: usize, step: f64) -> Offer {
+        let (expected, plain) = (generating as f64, self.sampling[0].get().unwrap_or(0.0));
+        Offer { drafts: 0, speed: expected / (step + plain * expected) }
+    }
+
+    /// Tokens in a second with drafts, of which so many tokens are expected.
+    fn speed(&self, expected: f64, step: f64, drafts: usize, drafting: f64) -> f64 {
+        let sampling = self.sampling[1].get().or(self.sampling[0].get()).unwrap_or(0.0);
+        expected / (step * (1.0 + self.adds(drafts)) + sampling * expected + drafting)
     }
 
     /// Seconds of a step without drafts, once there are enough measurements.
-    fn usual(&self, generating: usize) -> Option<f64> {
+    pub fn usual(&self, generating: usize) -> Option<f64> {
         let measured = self.plain.get(generating)?;
         measured.get().filter(|_| generating > 0 && measured.times >= FIRST_STEPS)
     }
@@ -185,16 +234,19 @@ impl Governor {
         }
     }
 
-    /// Notes a step that only generated. `rows`: with drafts. `tokens`: what it gave. `step`, `sampling`: what the model took, and choosing the tokens.
-    pub fn learn(&mut self, generating: usize, rows: usize, tokens: usize, step: Duration, sampling: Duration) {
+    /// Notes a step that only generated. `rows`: with drafts. `tokens`: what it gave. `step`, `sampling`: what the model took, and choosing the tokens. `drafting`: what
+    /// proposing took before it.
+    pub fn learn(&mut self, generating: usize, rows: usize, tokens: usize, [drafting, step, sampling]: [Duration; 3]) {
         if generating == 0 || rows > MAX_ROWS || tokens == 0 {
             return;
         }
         let (seconds, sampling) = (step.as_secs_f64().max(1e-9), sampling.as_secs_f64());
+        let drafting = drafting.as_secs_f64();
         let drafts = rows - generating;
         self.sampling[usize::from(drafts > 0)].learn(sampling / tokens as f64);
         if drafts == 0 {
-            self.account = (self.account + REFILL * tokens as f64).min(FULL_ACCOUNT);
+            let spent = self.usual(generating).map_or(0.0, |step| drafting * generating as f64 / step);
+            self.account = (self.account + REFILL * tokens as f64 - spent).min(FULL_ACCOUNT);
             return self.plain[generating].learn(seconds);
         }
         let Some(usual) = self.usual(generating) else { return };
@@ -210,7 +262,7 @@ impl Governor {
         self.widest = self.widest.max(drafts);
         // 2. The account. What others have held up is not the drafts' fault, so it pays what such a step takes as far as is known
         let token = usual / generating as f64 + self.sampling[0].get().unwrap_or(0.0);
-        let took = usual * (1.0 + self.adds(drafts)) + sampling;
+        let took = drafting + usual * (1.0 + self.adds(drafts)) + sampling;
         self.account = (self.account + tokens as f64 * (1.0 + REFILL) - took / token).min(FULL_ACCOUNT);
     }
 }
@@ -245,10 +297,10 @@ mod tests {
             let mut candidates: Vec<Candidate> = (0..8)
                 .map(|depth| Candidate { chance: believed.powi(depth as i32 + 1), scheduled: 0, depth })
                 .collect();
-            let drafts = governor.choose(1, 8, &mut candidates);
+            let drafts = governor.choose(1, 8, &mut candidates).drafts;
             let took = machine.step(1 + drafts);
             let accepted = (0..drafts).take_while(|_| machine.random.f64() < real).count();
-            governor.learn(1, 1 + drafts, 1 + accepted, took, Duration::ZERO);
+            governor.learn(1, 1 + drafts, 1 + accepted, [Duration::ZERO, took, Duration::ZERO]);
             made += 1 + accepted;
             seconds += took.as_secs_f64();
         }
@@ -288,24 +340,26 @@ mod tests {
         let chances = |p: f64| -> Vec<Candidate> {
             (0..8).map(|depth| Candidate { chance: p.powi(depth as i32 + 1), scheduled: 0, depth }).collect()
         };
-        assert_eq!(governor.choose(1, 8, &mut chances(0.99)), 0, "nothing is measured");
+        assert_eq!(governor.choose(1, 8, &mut chances(0.99)).drafts, 0, "nothing is measured");
         let ms = Duration::from_millis;
         for _ in 0..100 {
             // Up to three drafted rows are cheap.
-            governor.learn(1, 1, 1, ms(100), ms(0));
-            (1..=3).for_each(|drafts| governor.learn(1, 1 + drafts, 1 + drafts, ms(120), ms(0)));
-            (4..=8).for_each(|drafts| governor.learn(1, 1 + drafts, 1 + drafts, ms(100 + 50 * drafts as u64), ms(0)));
+            governor.learn(1, 1, 1, [ms(0), ms(100), ms(0)]);
+            (1..=3).for_each(|drafts| governor.learn(1, 1 + drafts, 1 + drafts, [ms(0), ms(120), ms(0)]));
+            (4..=8).for_each(|drafts| {
+                governor.learn(1, 1 + drafts, 1 + drafts, [ms(0), ms(100 + 50 * drafts as u64), ms(0)])
+            });
         }
-        assert_eq!(governor.choose(1, 8, &mut chances(0.9)), 3);
-        assert_eq!(governor.choose(1, 2, &mut chances(0.9)), 2, "no more than there may be");
-        assert_eq!(governor.choose(1, 8, &mut chances(0.01)), 0);
+        assert_eq!(governor.choose(1, 8, &mut chances(0.9)).drafts, 3);
+        assert_eq!(governor.choose(1, 2, &mut chances(0.9)).drafts, 2, "no more than there may be");
+        assert_eq!(governor.choose(1, 8, &mut chances(0.01)).drafts, 0);
         // Two sequences, of which one is surer.
-        (0..10).for_each(|_| governor.learn(2, 2, 2, ms(105), ms(0)));
+        (0..10).for_each(|_| governor.learn(2, 2, 2, [ms(0), ms(105), ms(0)]));
         let mut both = [0.9, 0.8].iter().enumerate().flat_map(|(scheduled, p)| {
             (0..4).map(move |depth| Candidate { chance: f64::powi(*p, depth as i32 + 1), scheduled, depth })
         });
         let mut both: Vec<Candidate> = both.by_ref().collect();
-        assert_eq!(governor.choose(2, 8, &mut both), 3);
+        assert_eq!(governor.choose(2, 8, &mut both).drafts, 3);
         assert_eq!(both[..3].iter().map(|c| (c.scheduled, c.depth)).collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0)]);
     }
 }

@@ -4,17 +4,19 @@
 //! drafted one. What was computed beyond is cut. So drafts decide how many tokens a step gives, and never which.
 
 mod acceptance;
-mod drafter;
+mod costs;
 mod governor;
 mod ngram;
 mod options;
+mod proposal;
 mod stats;
 
 pub(crate) use acceptance::Acceptance;
-pub(crate) use drafter::{Draft, Drafter};
+pub(crate) use costs::Costs;
 pub(crate) use governor::{Candidate, Governor};
 pub(crate) use ngram::{BYTES_PER_TOKEN, Ngram};
 pub use options::{DraftOptions, DrafterChoice};
+pub(crate) use proposal::{Draft, DrafterKind, class_of_probability};
 pub use stats::{DraftCounts, DraftStats};
 
 /// Drafted tokens of a step at most, of all sequences together. Scratch memory is set aside for their logits.
@@ -23,25 +25,48 @@ pub(crate) const MAX_STEP_DRAFTS: usize = 32;
 /// Bytes of recurrent states within drafts that are kept during a step, at most: one for each drafted token.
 pub(crate) const MAX_STATE_BYTES: usize = 256 << 20;
 
+/// After so many steps a drafter that was wrong is believed to be right so often.
+const FORGIVEN: f64 = 400.0;
+const SECOND_TRIAL: f64 = 0.5;
+
 /// What a sequence has of drafts.
 pub(crate) struct SequenceDrafts {
-    pub drafter: Box<dyn Drafter>,
-    /// What the drafter proposes behind the sequence's tokens.
+    /// What is proposed behind the sequence's tokens.
     pub draft: Draft,
-    /// How often its proposals came true.
-    pub acceptance: Acceptance,
+    /// Who proposed it.
+    pub by: DrafterKind,
+    /// How often the proposals of each kind of drafter came true. `[DrafterKind::COUNT]`
+    pub acceptance: [Acceptance; DrafterKind::COUNT],
+    /// Steps since a drafter was asked that computes what it proposes.
+    pub unasked: u32,
     /// Counts since the generation was started.
     pub counts: DraftCounts,
 }
 
 impl SequenceDrafts {
-    pub fn new(drafter: Box<dyn Drafter>, most: usize, prior: &Acceptance) -> SequenceDrafts {
+    pub fn new(most: usize, prior: &[Acceptance; DrafterKind::COUNT]) -> SequenceDrafts {
+        let acceptance = prior.each_ref().map(Acceptance::as_guesses);
         let draft = Draft::with_capacity(most);
-        SequenceDrafts { drafter, draft, acceptance: prior.clone(), counts: DraftCounts::default() }
+        SequenceDrafts { draft, by: DrafterKind::Ngram, acceptance, unasked: 0, counts: DraftCounts::default() }
     }
 
     /// How many tokens of the draft's beginning are `tokens`, the sequence's newest.
     pub fn agreed(&self, tokens: &[u32]) -> usize {
         self.draft.tokens.iter().zip(tokens).take_while(|(drafted, came)| drafted == came).count()
+    }
+
+    /// The chance that a token of this drafter comes true, before it has proposed any. One that was not asked for long gets another trial.
+    pub fn usual_chance(&self, kind: DrafterKind) -> f64 {
+        let known = self.acceptance[kind as usize].usual_chance();
+        known + (SECOND_TRIAL - known).max(0.0) * (f64::from(self.unasked) / FORGIVEN).min(1.0)
+    }
+
+    /// The chance of each token of the draft that it and those before it come true.
+    pub fn chances(&self) -> impl Iterator<Item = f64> {
+        let acceptance = &self.acceptance[self.by as usize];
+        self.draft.classes.iter().scan(1.0, |chance, class| {
+            *chance *= acceptance.chance(*class);
+            Some(*chance)
+        })
     }
 }

@@ -3,7 +3,7 @@
 //! The longest match wins. It is found by two indices, of long and of short runs of tokens: each position knows where the same run ended before it, so that a look-up
 //! follows a few links and reads no text but the candidates'.
 
-use super::drafter::{Draft, Drafter};
+use super::proposal::Draft;
 
 /// Tokens of the runs that are indexed. A match of the long ones makes a look at the short ones needless.
 const LONG: usize = 6;
@@ -87,9 +87,6 @@ pub(crate) struct Ngram {
 }
 
 impl Ngram {
-    /// Its name in reports.
-    pub const NAME: &str = "ngram";
-
     /// For a sequence with this prompt that may grow to `most` tokens. `prediction`: tokens that its answer may have, or nothing.
     pub fn new(prompt: &[u32], prediction: &[u32], most: usize) -> Ngram {
         let border = usize::from(!prediction.is_empty());
@@ -120,14 +117,9 @@ impl Ngram {
             draft.push(token, class_of(i));
         }
     }
-}
 
-impl Drafter for Ngram {
-    fn name(&self) -> &'static str {
-        Ngram::NAME
-    }
-
-    fn propose(&mut self, tokens: &[u32], most: usize, draft: &mut Draft) {
+    /// Writes at most `most` tokens behind `tokens` to `draft`, which is empty. `tokens` are the sequence's: those of the last call, and more.
+    pub fn propose(&mut self, tokens: &[u32], most: usize, draft: &mut Draft) {
         for token in &tokens[(self.text.len() - self.predicted).min(tokens.len())..] {
             self.add(*token);
         }

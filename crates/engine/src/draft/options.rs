@@ -10,6 +10,10 @@ pub enum DrafterChoice {
     Auto,
     /// Look-up of the newest tokens in what the sequence has seen.
     Ngram,
+    /// A smaller model: see [`crate::Options::draft_model`].
+    Model,
+    /// The head of the checkpoint that predicts one token more.
+    Mtp,
 }
 
 /// Whether and how tokens are drafted. Changes speed, never a token.

@@ -41,7 +41,7 @@ impl DraftCounts {
 /// Counts of one drafter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftStats {
-    /// Its name: `ngram`.
+    /// Its name: `ngram`, `model` or `mtp`.
     pub drafter: &'static str,
     /// What it drafted since the engine was opened.
     pub counts: DraftCounts,

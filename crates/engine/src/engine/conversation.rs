@@ -28,6 +28,9 @@ impl Engine {
     pub fn remove_sequence(&mut self, id: SequenceId) {
         let Some(mut sequence) = self.sequences.remove(id) else { return };
         sequence.retire(&mut self.cache);
+        if let Some(drafting) = &mut self.drafting {
+            drafting.end(id);
+        }
         self.forget_news(id);
     }
 
@@ -79,10 +82,7 @@ impl Engine {
         let guide = generation.constraint.as_ref().map(|constraint| Guide::new(constraint, &mut self.sampling.masks));
         let pooled = generation.pooling.map(|pooling| Pooled::new(pooling, s.tokens.len(), self.model.hidden));
         let generates = generation.pooling.is_none() && generation.max_tokens > 1;
-        let drafts = self.drafting.as_ref().filter(|_| generates).map(|drafting| {
-            let prediction: &[u32] = &std::mem::take(&mut generation.prediction);
-            Box::new(drafting.of_sequence(&s.tokens, prediction, s.tokens.len() + room))
-        });
+        let prediction = std::mem::take(&mut generation.prediction);
         // 3. What it shares
         s.shares = self.options.prefix_cache;
         s.embedding = None;
@@ -92,7 +92,7 @@ impl Engine {
             s.root = self.cache.root(format!("embedding {}", s.id.0).as_bytes());
         }
         s.logprobs.clear();
-        s.drafts = drafts;
+        s.drafts = None;
         (s.reused, s.restored) = (0, 0);
         if s.held.is_empty() {
             s.restore = Restore::NotStarted;
@@ -103,6 +103,9 @@ impl Engine {
             s.snapshot_points.extend((1..).map(|i| i * interval).take_while(|point| *point < s.tokens.len()));
             s.snapshot_points.sort_unstable();
             s.snapshot_points.dedup();
+        }
+        if let Some(drafting) = self.drafting.as_mut().filter(|_| generates) {
+            drafting.begin(s, &prediction, s.tokens.len() + room);
         }
         // 4. Its turn
         let turn = self.sequences.take_turn();

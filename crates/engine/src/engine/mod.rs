@@ -4,6 +4,7 @@
 //! - [`conversation`]: starting, cancelling and truncating sequences
 //! - [`stepping`]: [`Engine::step`], which takes running sequences forward together
 //! - [`drafting`]: tokens that are computed before it is known whether they come
+//! - [`follower`]: opening the smaller model that drafts some of them
 //! - [`feeding`]: computing given tokens, for their logits
 //! - [`status`]: memory, settings and measurements
 //! - [`lower_tiers`]: the prompt cache on disk and the tier in host memory
@@ -11,11 +12,15 @@
 mod conversation;
 mod drafting;
 mod feeding;
+mod follower;
 mod lower_tiers;
 pub(crate) mod open;
+pub(crate) mod role;
 mod sequence_table;
 mod status;
 mod stepping;
+
+use std::ops::Range;
 
 use sluice_backend::{KvLayout, Routed};
 use sluice_cache::KvCache;
@@ -32,7 +37,7 @@ use crate::setup::device_share::DeviceUse;
 use crate::setup::placement::PlacementChoice;
 use crate::step::runner::Runner;
 use crate::tiers::Tiers;
-use drafting::Drafting;
+use drafting::{Between, Drafting};
 use sequence_table::SequenceTable;
 
 /// A model with its caches and sequences.
@@ -101,6 +106,19 @@ struct Setup {
     device: Option<DeviceUse>,
     /// Parts of the checkpoint that were left out.
     skipped: Vec<String>,
+    /// Rows of the pool of states that are there for drafts, if the model has recurrent layers.
+    draft_states: Option<Range<u32>>,
+    /// Bytes that weights, states, scratch and all blocks take together, if all of them are used.
+    claimed: u64,
+}
+
+impl Engine {
+    /// The drafts, and what there is for them between two steps.
+    fn drafting(&mut self) -> Option<(&mut Drafting, &mut Plan, Between<'_>)> {
+        let Engine { drafting, plan, sequences, runner, cache, model, .. } = self;
+        let between = Between { sequences: &mut sequences.list, runner, cache, vocabulary: model.vocabulary };
+        Some((drafting.as_mut()?, plan, between))
+    }
 }
 
 /// What choosing the tokens of a step needs. Kept between steps, so that a step allocates nothing.

@@ -15,13 +15,15 @@ use sluice_model::{CacheKind, ModelSource, ModelTensors, OnDisk, Used, UsedBy};
 use sluice_store::load::ReadAhead;
 use sluice_store::{LoadOptions, Loading};
 
-use super::drafting::Drafting;
+use super::drafting::{Drafter, Drafting, MtpHead};
+use super::role::{MakeBackend, Role};
 use super::sequence_table::SequenceTable;
-use super::{Engine, EventQueue, Setup, StepSampling};
+use super::{Engine, EventQueue, Setup, StepSampling, follower};
 use crate::constraint::Masks;
-use crate::draft::BYTES_PER_TOKEN;
+use crate::draft::{BYTES_PER_TOKEN, DrafterChoice, MAX_STEP_DRAFTS};
 use crate::options::{Options, Placement};
 use crate::sampling::batch::BatchSampler;
+use crate::sampling::guesses::Guesses;
 use crate::schedule::plan::Plan;
 use crate::schedule::scheduler::Scheduler;
 use crate::setup::budget::{self, Need, Refusal, refused_by_device};
@@ -49,9 +51,6 @@ const SAMPLING_BYTES: usize = 16;
 const MAX_READERS: usize = 16;
 /// Bytes that a sequence keeps for each of its tokens beside keys and values.
 const TOKEN_BYTES: usize = 32;
-
-/// Makes the backend of an engine with these options.
-pub type MakeBackend<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Backend>>;
 
 /// The CPU for an engine with these options.
 ///
@@ -85,6 +84,19 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::open_on`].
     pub fn open_source(source: &Arc<dyn ModelSource>, mut options: Options, make: MakeBackend) -> Result<Engine> {
+        let follower = follower::open(source, &mut options, make)?;
+        let mut engine = Engine::open_as(Role::Answers, source, options, make)?;
+        engine.begin_drafting(follower.into_iter().collect());
+        Ok(engine)
+    }
+
+    /// [`Engine::open_source`], without drafts.
+    pub(super) fn open_as(
+        role: Role,
+        source: &Arc<dyn ModelSource>,
+        mut options: Options,
+        make: MakeBackend,
+    ) -> Result<Engine> {
         let model = sluice_model::describe(source.config(), &options.model(1))?;
         // Before anything takes memory, or starts a thread that does.
         let numa = options.processors.place_memory(options.numa);
@@ -96,7 +108,11 @@ impl Engine {
             ReadAhead::begin(move || source.open_checkpoint(), &options.load)
         });
         let mut first = Some(make(&options)?);
-        let device = first.as_ref().is_some_and(|backend| backend.device_memory().is_some());
+        let own = first.as_ref().and_then(|backend| backend.device_memory());
+        let device = own.is_some();
+        if let Some(own) = own.filter(|_| role == Role::Follows) {
+            options.device_memory = Some(options.device_memory.unwrap_or(own.free).min(own.free) / follower::PART);
+        }
         let placed = placement::decide(&**source, &model, &options, device)?;
         let tables = tables::stay_on_disk(&model, &options, device)?;
         let mut load = options.load.clone();
@@ -109,7 +125,7 @@ impl Engine {
             let on_disk = OnDisk { model: &model, experts: placed.placement != Placement::Mapped, tables };
             let (tensors, loading) = source.load(&load, Some(on_disk))?;
             let backend = first.take().map_or_else(|| make(&options), Ok)?;
-            Engine::build(&tensors, Some((loading, &**source)), options.clone(), (placed, tables), backend)
+            Engine::build(role, &tensors, Some((loading, &**source)), options.clone(), (placed, tables), backend)
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
@@ -138,10 +154,26 @@ impl Engine {
     pub fn load(tensors: &ModelTensors, options: Options) -> Result<Engine> {
         let placed = PlacementChoice { placement: Placement::Mapped, reason: "opened elsewhere".into() };
         let backend = cpu(&options)?;
-        Engine::build(tensors, None, options, (placed, false), backend)
+        let mut engine = Engine::build(Role::Answers, tensors, None, options, (placed, false), backend)?;
+        engine.begin_drafting(Vec::new());
+        Ok(engine)
+    }
+
+    /// Drafts from here on, if the options say so. `others`: drafters that compute what they propose.
+    fn begin_drafting(&mut self, mut others: Vec<Box<dyn Drafter>>) {
+        if self.runner.has_mtp() {
+            let (isa, threads, sequences) =
+                (self.options.isa, self.runner.backend.threads(), self.options.max_sequences);
+            let guesses = Guesses::new(isa, threads, self.model.vocabulary, MAX_STEP_DRAFTS);
+            let head = MtpHead::new(guesses, self.runner.hidden_len(), self.scheduler.max_tokens, sequences);
+            others.push(Box::new(head));
+        }
+        let states = self.setup.draft_states.clone();
+        self.drafting = Drafting::new(&self.options, self.scheduler.max_tokens, states, others);
     }
 
     fn build(
+        role: Role,
         tensors: &ModelTensors,
         from: Option<(Loading, &dyn ModelSource)>,
         options: Options,
@@ -159,7 +191,16 @@ impl Engine {
         if options.profile {
             backend.profile(true);
         }
-        let loaded = sluice_model::load(tensors, &mut *backend, &options.model(longest))?;
+        // Its step is one by itself, which streaming and devices do not know.
+        let may_predict = role == Role::Answers && !streamed && backend.device_memory().is_none();
+        let of_model = options.model(longest);
+        let of_model = sluice_model::Options { mtp: of_model.mtp && may_predict, ..of_model };
+        let loaded = sluice_model::load(tensors, &mut *backend, &of_model)?;
+        if options.drafts.drafter == DrafterChoice::Mtp {
+            let where_to = "it runs on the CPU, with experts in memory";
+            ensure!(may_predict, "a head that predicts one token more cannot draft here: {where_to}");
+            ensure!(loaded.decoder.has_mtp(), "the checkpoint has no head that predicts one token more");
+        }
         if let Some(made) = loaded.made_experts.filter(|_| streamed) {
             ensure!(!made.whole && backend.device_memory().is_none(), made.cannot_stay_on_disk());
         }
@@ -194,7 +235,12 @@ impl Engine {
             len => options.max_sequences + snapshots(&options, own.map(|own| own.free), len),
         };
         // Behind the rows that the caches know.
-        let draft_rows = if states > 0 { Drafting::state_rows(&options, model.state_len(), &*backend) } else { 0 };
+        let draft_rows = match role {
+            _ if states == 0 => 0,
+            Role::Answers => Drafting::state_rows(&options, model.state_len(), &*backend),
+            // One for each sequence, to go back to.
+            Role::Follows => options.max_sequences,
+        };
         if states > 0 {
             backend.alloc_states(states + draft_rows, model.state_len())?;
         }
@@ -205,7 +251,9 @@ impl Engine {
         let mut device_scratch = Vec::new();
         for &chunk in &chunks {
             let need = step_scratch(&*backend, &decoder, &layouts, chunk, &options, streamed);
-            let sampling = options.threads * model.vocabulary * SAMPLING_BYTES;
+            // Drafts of the model's own head are drawn by themselves.
+            let samplers = options.threads * (1 + usize::from(decoder.has_mtp()));
+            let sampling = samplers * model.vocabulary * SAMPLING_BYTES;
             // A device keeps its tensors at full length, however short steps are.
             if own.is_some() {
                 device_scratch.push((chunk, (tensors + need.fixed) as u64));
@@ -363,7 +411,6 @@ impl Engine {
         let host = spills.then(|| HostTier::new(shape, options.kv_spill));
         let first = states as u32;
         let draft_states = (model.state_len() > 0).then_some(first..first + draft_rows as u32);
-        let drafting = Drafting::new(&options, chunk, draft_states);
         let sampler = BatchSampler::new(options.isa, backend.threads(), model.vocabulary, max_sequences);
         Ok(Engine {
             runner: Runner::new(backend, decoder, kv, capacity),
@@ -378,6 +425,13 @@ impl Engine {
                 numa,
                 device: own.map(|own| own.used()),
                 skipped: loaded.skipped,
+                draft_states,
+                claimed: need.mapped
+                    + need.copied
+                    + need.state
+                    + division.scratch
+                    + experts
+                    + need.block.saturating_mul(blocks as u64),
             },
             cache,
             layouts,
@@ -390,7 +444,7 @@ impl Engine {
                 draws: Vec::new(),
                 ended: Vec::with_capacity(max_sequences),
             },
-            drafting,
+            drafting: None,
             sequences: SequenceTable::default(),
             events: EventQueue::default(),
             steps: 0,

@@ -6,6 +6,7 @@ use sluice_model::Description;
 use sluice_store::Loading;
 
 use super::Engine;
+use super::drafting::Drafting;
 use crate::draft::{DraftCounts, DraftStats};
 use crate::options::Options;
 use crate::schedule::sequence::SequenceId;
@@ -83,7 +84,9 @@ impl Engine {
 
     /// What is allocated, committed (keys and values) or mapped, by class and device.
     pub fn memory_uses(&mut self) -> Vec<MemoryUse> {
-        self.runner.backend.memory()
+        let own = self.runner.backend.memory();
+        let drafters = self.drafting.iter_mut().flat_map(Drafting::drafters).flat_map(|drafter| drafter.memory());
+        own.into_iter().chain(drafters).collect()
     }
 
     /// What is allocated, committed or mapped of a class on all devices.
@@ -167,7 +170,7 @@ impl Engine {
 
     /// What was drafted since the engine was opened, by drafter; empty if nothing is to be.
     pub fn draft_stats(&self) -> Vec<DraftStats> {
-        self.drafting.iter().flat_map(|drafting| drafting.counts().iter().copied()).collect()
+        self.drafting.iter().flat_map(Drafting::stats).collect()
     }
 
     /// What was drafted for a sequence since its generation was started.

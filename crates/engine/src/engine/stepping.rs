@@ -33,9 +33,9 @@ impl Engine {
             self.poll_restores(true)?;
             return Ok(&self.events.last_step);
         }
-        if let Some(drafting) = &mut self.drafting {
-            let max_context = self.setup.max_context;
-            drafting.plan(&mut self.plan, &mut self.sequences.list, &mut self.cache, max_context);
+        let max_context = self.setup.max_context;
+        if let Some((drafting, plan, mut between)) = self.drafting() {
+            drafting.plan(plan, &mut between, max_context);
         }
         // 2. Run the model
         let started = Instant::now();
@@ -54,6 +54,9 @@ impl Engine {
         let tokens = self.events.last_step[before..].iter().filter(|e| matches!(e, Event::Token { .. })).count();
         if let Some(drafting) = &mut self.drafting {
             drafting.learn_times(&self.plan, tokens, took, started.elapsed());
+        }
+        if let Some((drafting, plan, mut between)) = self.drafting() {
+            drafting.after_step(plan, &mut between);
         }
         // 4. Copy some blocks to the tiers
         let prompts_only = (self.plan.generating == 0).then_some(prompt_tokens);

@@ -3,6 +3,7 @@
 pub(crate) mod batch;
 mod candidates;
 mod filters;
+pub(crate) mod guesses;
 mod params;
 mod processor;
 mod random;

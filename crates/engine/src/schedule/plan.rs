@@ -31,7 +31,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.scheduled.clear();
         self.generating = 0;
         self.waiting = 0;

@@ -124,7 +124,7 @@ fn any_pending(sequences: &[Sequence]) -> bool {
 
 /// Adds a sequence to the plan, if there is room. Idle conversations are evicted for it. Then sequences of `after` that are not scheduled are preempted, the last
 /// one first.
-fn schedule(
+pub(crate) fn schedule(
     sequences: &mut [Sequence],
     cache: &mut KvCache,
     plan: &mut Plan,
@@ -147,7 +147,7 @@ fn schedule(
 }
 
 /// Reuses what the caches have of a prompt. The last token is computed in any case, for its logits.
-fn reuse_prefix(s: &mut Sequence, cache: &mut KvCache) {
+pub(crate) fn reuse_prefix(s: &mut Sequence, cache: &mut KvCache) {
     if !s.shares {
         return;
     }

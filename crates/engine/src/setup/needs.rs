@@ -92,7 +92,13 @@ fn scratch_of(
         let tables: &[Vec<u32>] = &[];
         inputs.push(&SequenceInput { tokens: &tokens, position: 0, state: 0, tables, wanted });
     }
-    backend.step_scratch(layouts, &inputs, streamed, &mut |sizing| decoder.step(sizing, &inputs))
+    let mut need = backend.step_scratch(layouts, &inputs, streamed, &mut |sizing| decoder.step(sizing, &inputs));
+    if decoder.has_mtp() {
+        let more = backend.step_scratch(layouts, &inputs, streamed, &mut |sizing| decoder.mtp_step(sizing, &inputs));
+        need.fixed = need.fixed.max(more.fixed);
+        need.per_128_positions = need.per_128_positions.max(more.per_128_positions);
+    }
+    need
 }
 
 /// Memory of experts that stay on disk.

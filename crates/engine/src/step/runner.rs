@@ -1,5 +1,7 @@
 //! Runs a step: inputs from what sequences hold, and the model on a backend.
 
+use std::ops::Range;
+
 use sluice_backend::{Backend, Capacity, KvPool, Outcome, SequenceInput, StepInputs, Wanted};
 use sluice_model::Decoder;
 
@@ -9,6 +11,19 @@ use crate::schedule::sequence::Sequence;
 
 /// Hidden states that are copied to the host at a time.
 const STATES: usize = 64;
+
+/// Tokens of a sequence that go through the head that predicts one token more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MtpInput {
+    /// Its index among all sequences.
+    pub sequence: usize,
+    /// How many tokens.
+    pub tokens: usize,
+    /// The position of the first.
+    pub position: usize,
+    /// Whether logits behind the last are wanted.
+    pub has_logits: bool,
+}
 
 /// A model on a backend.
 pub(crate) struct Runner {
@@ -77,16 +92,62 @@ impl Runner {
     }
 
     /// Calls `each` with the final hidden states of a sequence of the last step, from its token `from` of that step on. `scheduled`: its index in the plan.
-    pub fn hidden(&mut self, scheduled: usize, from: usize, mut each: impl FnMut(&[f32])) {
-        let rows = self.inputs.rows(scheduled);
-        let (mut at, cols) = (rows.start + from, self.decoder.residual().cols);
-        while at < rows.end {
-            let to = rows.end.min(at + STATES);
+    pub fn hidden(&mut self, scheduled: usize, from: usize, each: impl FnMut(&[f32])) {
+        let tokens = self.inputs.rows(scheduled).len();
+        self.hidden_of(scheduled, from..tokens, each);
+    }
+
+    /// The same for these of its tokens.
+    pub fn hidden_of(&mut self, scheduled: usize, tokens: Range<usize>, mut each: impl FnMut(&[f32])) {
+        let first = self.inputs.rows(scheduled).start;
+        let (mut at, end, cols) = (first + tokens.start, first + tokens.end, self.decoder.residual().cols);
+        while at < end {
+            let to = end.min(at + STATES);
             self.states.resize((to - at) * cols, 0.0);
             self.decoder.hidden(&mut *self.backend, at..to, &mut self.states);
             self.states.chunks_exact(cols).for_each(&mut each);
             at = to;
         }
+    }
+
+    /// The position of the first token of a sequence in the last step. `scheduled`: its index in the plan.
+    pub fn position(&self, scheduled: usize) -> usize {
+        self.inputs.position(scheduled)
+    }
+
+    /// Whether the checkpoint has a head that predicts one token more.
+    pub fn has_mtp(&self) -> bool {
+        self.decoder.has_mtp()
+    }
+
+    /// Takes tokens of sequences through that head. `sequences`: what it sees of each, and the final hidden states of the tokens before them, one after the other:
+    /// `[tokens, hidden]`.
+    pub fn mtp_step(&mut self, sequences: &[MtpInput], tokens: &[u32], states: &[f32], list: &[Sequence]) -> Outcome {
+        self.inputs.clear();
+        let mut from = 0;
+        for input in sequences {
+            let s = &list[input.sequence];
+            let tokens = &tokens[from..from + input.tokens];
+            from += input.tokens;
+            let (position, state, tables) = (input.position, s.held.state.unwrap_or(0), &s.held.tables);
+            let wanted = if input.has_logits { Wanted::Last } else { Wanted::None };
+            self.inputs.push(&SequenceInput { tokens, position, state, tables, wanted });
+        }
+        self.backend.upload(states, self.decoder.mtp_states().first_rows(from));
+        self.backend.begin(&self.inputs);
+        self.decoder.mtp_step(&mut *self.backend, &self.inputs);
+        self.backend.end()
+    }
+
+    /// The states that the head goes on from behind the last token of a sequence of its last step: `[hidden]`. `at`: its place in that step.
+    pub fn mtp_hidden(&mut self, at: usize, out: &mut [f32]) {
+        let last = self.inputs.rows(at).end - 1;
+        self.decoder.mtp_hidden(&mut *self.backend, last..last + 1, out);
+    }
+
+    /// Width of hidden states.
+    pub fn hidden_len(&self) -> usize {
+        self.decoder.residual().cols
     }
 
     /// The place of a row of the last step among those of the sequence with this index in the plan, if it is one of them.

@@ -15,11 +15,11 @@ use sluice_engine::{
 use super::support::folder;
 
 /// Drafts of so many tokens in each step, whether they pay or not.
-fn always(tokens: usize) -> DraftOptions {
+pub fn always(tokens: usize) -> DraftOptions {
     DraftOptions { drafter: DrafterChoice::Ngram, tokens, governed: false }
 }
 
-fn options() -> Options {
+pub fn options() -> Options {
     Options {
         threads: 2,
         max_context: Some(200),
@@ -121,25 +121,38 @@ fn nearly(random: &mut Rng, answer: &[(u32, Vec<u64>)], vocabulary: u32) -> Vec<
 }
 
 /// How many random cases each model sees.
-fn cases(usual: u64) -> u64 {
+pub fn cases(usual: u64) -> u64 {
     std::env::var("SLUICE_DRAFT_CASES").map_or(usual, |n| n.parse().unwrap())
 }
 
-/// Asks the same of an engine without drafts and of one with them, again and again, so that later prompts find what earlier ones left.
-fn compare(model: &str, options: &Options, seeds: std::ops::Range<u64>) -> u64 {
-    let mut plain = Engine::open(&folder(model), options.clone()).unwrap();
+/// Options with drafts of these drafters.
+fn with(drafter: DrafterChoice, small: Option<&str>, options: &Options) -> Options {
+    Options { drafts: DraftOptions { drafter, ..always(4) }, draft_model: small.map(folder), ..options.clone() }
+}
+
+/// Tokens that came true, by drafter.
+fn accepted(engine: &Engine, drafter: &str) -> u64 {
+    engine.draft_stats().iter().filter(|d| d.drafter == drafter).map(|d| d.counts.accepted).sum()
+}
+
+/// Asks the same of an engine without drafts and of one with them, again and again, so that later prompts find what earlier ones left. Returns how many tokens of
+/// the drafter came true.
+pub fn compare(model: &Path, options: &Options, drafter: &str, seeds: std::ops::Range<u64>) -> u64 {
+    let without = Options { drafts: DraftOptions::default(), draft_model: None, ..options.clone() };
+    let mut plain = Engine::open(model, without.clone()).unwrap();
     let vocabulary = plain.model().vocabulary as u32;
-    let mut accepted = 0;
+    let mut came_true = 0;
     let mut drafting: Option<Engine> = None;
     let mut known = Vec::new();
     for seed in seeds {
         let mut random = Rng::with_seed(seed);
         if seed % 10 == 0 || drafting.is_none() {
             // What it runs on changes nothing either.
-            let (drafts, isas) = (always([1, 2, 5, 8, 16][random.usize(..5)]), Isa::supported());
+            let (tokens, isas) = ([1, 2, 5, 8, 16][random.usize(..5)], Isa::supported());
+            let drafts = DraftOptions { tokens, ..options.drafts };
             let (isa, threads) = (isas[random.usize(..isas.len())], random.usize(1..=3));
-            drafting = Some(Engine::open(&folder(model), Options { drafts, isa, threads, ..options.clone() }).unwrap());
-            plain = Engine::open(&folder(model), options.clone()).unwrap();
+            drafting = Some(Engine::open(model, Options { drafts, isa, threads, ..options.clone() }).unwrap());
+            plain = Engine::open(model, without.clone()).unwrap();
         }
         let drafting = drafting.as_mut().unwrap();
         let (prompt, mut generation) = (prompt(&mut random, vocabulary, &known), generation(&mut random, vocabulary));
@@ -147,14 +160,14 @@ fn compare(model: &str, options: &Options, seeds: std::ops::Range<u64>) -> u64 {
         if random.u8(..4) > 0 {
             generation.prediction = nearly(&mut random, &wanted[0].tokens, vocabulary);
         }
-        let before: u64 = drafting.draft_stats().iter().map(|d| d.counts.accepted).sum();
+        let before = accepted(drafting, drafter);
         let found = answers(drafting, &[(prompt.clone(), generation.clone())]);
-        assert_eq!(found, wanted, "{model}, seed {seed}: {prompt:?} {generation:?}");
-        accepted += drafting.draft_stats().iter().map(|d| d.counts.accepted).sum::<u64>() - before;
+        assert_eq!(found, wanted, "{}, seed {seed}: {prompt:?} {generation:?}", model.display());
+        came_true += accepted(drafting, drafter) - before;
         known = prompt;
         known.extend(wanted[0].tokens.iter().map(|t| t.0));
     }
-    accepted
+    came_true
 }
 
 #[test]
@@ -170,23 +183,47 @@ fn drafts_change_nothing_that_a_caller_sees() {
         "qwen3_next",
         "qwen3_5_moe",
     ] {
-        let accepted = compare(model, &options(), 0..cases(40));
+        let options = with(DrafterChoice::Ngram, None, &options());
+        let accepted = compare(&folder(model), &options, "ngram", 0..cases(40));
         assert!(accepted > 50, "{model}: only {accepted} tokens were drafted rightly");
+    }
+}
+
+/// A model drafts for itself, so that nearly all comes true, or for another, so that little does. One has windows, one recurrent layers.
+const SMALL: [(&str, &str); 6] = [
+    ("qwen3", "qwen3"),
+    ("qwen3", "gemma3"),
+    ("gemma3", "gemma3"),
+    ("qwen3_moe", "qwen3_window"),
+    ("qwen3_5", "qwen3_5"),
+    ("qwen3_next", "qwen3_moe"),
+];
+
+#[test]
+fn a_small_model_changes_nothing_that_a_caller_sees() {
+    for (model, small) in SMALL {
+        for drafter in [DrafterChoice::Model, DrafterChoice::Auto] {
+            let options = with(drafter, Some(small), &options());
+            let accepted = compare(&folder(model), &options, "model", 0..cases(12));
+            let least = if model == small && drafter == DrafterChoice::Model { 90 } else { 0 };
+            assert!(accepted >= least, "{small} for {model}: only {accepted} tokens were drafted rightly");
+        }
     }
 }
 
 #[test]
 fn drafts_change_nothing_where_experts_are_streamed() {
     let options = Options { experts: Placement::Slots, expert_budget: Some(400_000), ..options() };
-    let accepted = compare("qwen3_moe", &options, 0..cases(30));
+    let options = with(DrafterChoice::Ngram, None, &options);
+    let accepted = compare(&folder("qwen3_moe"), &options, "ngram", 0..cases(30));
     assert!(accepted > 100, "only {accepted} tokens were drafted rightly");
 }
 
-#[test]
-fn sequences_that_share_steps_and_too_little_memory_keep_their_text() {
-    for seed in 0..cases(12) {
+/// Asks several things of an engine at once that has too little memory for them, and compares the text with that of each alone.
+pub fn crowd(model: &Path, small: Option<&str>, drafter: DrafterChoice, seeds: std::ops::Range<u64>) {
+    for seed in seeds {
         let mut random = Rng::with_seed(seed);
-        let mut plain = Engine::open(&folder("qwen3"), options()).unwrap();
+        let mut plain = Engine::open(model, options()).unwrap();
         let vocabulary = plain.model().vocabulary as u32;
         let mut asked: Vec<(Vec<u32>, Generation)> =
             (0..5).map(|_| (prompt(&mut random, vocabulary, &[]), generation(&mut random, vocabulary))).collect();
@@ -195,14 +232,21 @@ fn sequences_that_share_steps_and_too_little_memory_keep_their_text() {
         for ((_, generation), wanted) in asked.iter_mut().zip(&wanted) {
             generation.prediction = nearly(&mut random, &wanted.tokens, vocabulary);
         }
-        let drafts = DraftOptions { governed: random.bool(), ..always(6) };
-        let crowded = Options { drafts, kv_tokens: Some(200), ..options() };
-        let mut engine = Engine::open(&folder("qwen3"), crowded).unwrap();
+        let drafts = DraftOptions { governed: random.bool(), drafter, ..always(6) };
+        let crowded = Options { drafts, draft_model: small.map(folder), kv_tokens: Some(200), ..options() };
+        let mut engine = Engine::open(model, crowded).unwrap();
         let found = answers(&mut engine, &asked);
         for (found, wanted) in found.iter().zip(&wanted) {
-            assert_eq!((&found.tokens, found.finish), (&wanted.tokens, wanted.finish), "seed {seed}");
+            assert_eq!((&found.tokens, found.finish), (&wanted.tokens, wanted.finish), "{drafter:?}, seed {seed}");
         }
     }
+}
+
+#[test]
+fn sequences_that_share_steps_and_too_little_memory_keep_their_text() {
+    crowd(&folder("qwen3"), None, DrafterChoice::Ngram, 0..cases(12));
+    crowd(&folder("qwen3"), Some("qwen3"), DrafterChoice::Auto, 0..cases(12));
+    crowd(&folder("qwen3_5"), Some("qwen3_next"), DrafterChoice::Model, 0..cases(6));
 }
 
 #[test]
@@ -238,6 +282,35 @@ fn what_was_drafted_is_found_after_a_restart_like_anything_else() {
         runs.push((first, second));
     }
     assert_eq!(runs[0], runs[1]);
+}
+
+#[test]
+fn a_small_model_drafts_what_it_would_draw_at_any_temperature() {
+    // The same model with the same draws: each draft comes true, but for what the larger one does not draw by its logits alone.
+    for temperature in [0.0, 0.7, 1.3] {
+        let drafts = DraftOptions { drafter: DrafterChoice::Model, ..always(5) };
+        let options = Options { drafts, draft_model: Some(folder("qwen3")), ..options() };
+        let mut engine = Engine::open(&folder("qwen3"), options).unwrap();
+        let sampling = SamplingParams { temperature, seed: 3, ..SamplingParams::default() };
+        let generation = Generation { sampling, max_tokens: 100, ..Generation::default() };
+        let seen = answers(&mut engine, &[((1..40).collect(), generation)]);
+        let counts = engine.draft_stats()[0].counts;
+        assert!(seen[0].tokens.len() == 100 && counts.accepted == counts.drafted, "{temperature}: {counts:?}");
+        assert!(counts.drafts * 5 >= counts.drafted && counts.drafts < 25, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_model_that_cannot_draft_is_refused_by_name() {
+    let small = |drafter, draft_model| {
+        let drafts = DraftOptions { drafter, ..always(4) };
+        Engine::open(&folder("qwen3"), Options { drafts, draft_model, ..options() }).map(|_| ())
+    };
+    let missing = small(DrafterChoice::Auto, Some("no/such/model".into())).unwrap_err();
+    assert!(format!("{missing:#}").starts_with("--draft-model no/such/model: "), "{missing:#}");
+    let unnamed = small(DrafterChoice::Model, None).unwrap_err();
+    assert!(format!("{unnamed:#}").contains("--draft-model"), "{unnamed:#}");
+    small(DrafterChoice::Off, Some("no/such/model".into())).unwrap();
 }
 
 /// The demo model, whose tokenizer grammars are made for.

@@ -17,6 +17,7 @@ mod gguf_tokenizer;
 mod golden;
 mod harmony;
 mod json_schema_suite;
+mod mtp;
 mod nodes;
 mod numerics;
 mod processors;

@@ -29,7 +29,7 @@ use std::sync::{PoisonError, RwLock};
 use anyhow::{Result, anyhow};
 
 use crate::config::Config;
-use crate::description::Description;
+use crate::description::{Description, MtpDescription};
 use crate::options::Options;
 
 /// Turns a config into a description. Errors name the key of `config.json`.
@@ -126,5 +126,9 @@ pub fn check_supported(config: &Config) -> Result<()> {
 /// # Errors
 /// An architecture that is not supported, and a key that is missing or wrong: the message names it.
 pub fn describe(config: &Config, options: &Options) -> Result<Description> {
-    describer(config)?(config, options)
+    let mut description = describer(config)?(config, options)?;
+    if options.mtp {
+        description.mtp = MtpDescription::of(&description);
+    }
+    Ok(description)
 }

@@ -5,6 +5,7 @@ mod attention;
 mod delta_net;
 mod experts;
 mod meaning;
+mod mtp;
 mod support;
 mod weights;
 mod windows;
@@ -28,6 +29,7 @@ pub use experts::{
     StackOrder,
 };
 pub use meaning::{Leaf, Meaning};
+pub(crate) use mtp::{JOIN, NORMS, QWEN_PARTS, qwen_name};
 pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE};
 pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
@@ -69,6 +71,8 @@ pub struct Description {
     pub window_rotary: Option<RotaryFrequencies>,
     /// First to last.
     pub layers: Vec<LayerDescription>,
+    /// The head that predicts one token more, if it is asked for and there is one. Its layer has the number behind the last.
+    pub mtp: Option<MtpDescription>,
     /// Parts of layers that checkpoints of this architecture name differently: our name and theirs, such as (`mlp.shared_expert`, `mlp.shared_experts`). Modules
     /// within a part are renamed with it.
     pub spelling: &'static [(&'static str, &'static str)],
@@ -121,6 +125,15 @@ pub struct LayerDescription {
     pub feed_forward: FeedForwardDescription,
 }
 
+/// The head that predicts one token more.
+#[derive(Clone, Debug)]
+pub struct MtpDescription {
+    /// Its layer.
+    pub layer: LayerDescription,
+    /// The state that it goes on from, where it predicts several tokens, is what its last norm puts out (Qwen), and not what goes in (DeepSeek).
+    pub passes_normed: bool,
+}
+
 /// What mixes tokens in a layer.
 #[derive(Clone, Debug)]
 pub enum MixerDescription {
@@ -128,6 +141,16 @@ pub enum MixerDescription {
     Attention(AttentionDescription),
     /// A recurrent layer.
     DeltaNet(DeltaDescription),
+}
+
+impl MixerDescription {
+    /// The attention, if it is that.
+    pub fn attention(&self) -> Option<&AttentionDescription> {
+        match self {
+            MixerDescription::Attention(attention) => Some(attention),
+            MixerDescription::DeltaNet(_) => None,
+        }
+    }
 }
 
 /// The second half of a layer.
@@ -228,6 +251,7 @@ impl Outline {
             rotary: rotary.frequencies,
             window_rotary: None,
             layers,
+            mtp: None,
             spelling: &[],
             expert_spelling: PROJECTIONS,
             mlx,
@@ -240,7 +264,8 @@ impl Description {
     /// The cache groups, in the order of their first layers.
     pub fn groups(&self) -> Vec<CacheGroup> {
         let mut groups: Vec<CacheGroup> = Vec::new();
-        for attention in self.attention_layers() {
+        let of_mtp = self.mtp.as_ref().and_then(|mtp| mtp.layer.mixer.attention());
+        for attention in self.attention_layers().chain(of_mtp) {
             let own = attention.cache_group();
             match groups.iter_mut().find(|group| group.is_like(&own)) {
                 Some(_) if attention.shared => {}
@@ -274,10 +299,7 @@ impl Description {
 
     /// The attention layers, in order.
     pub fn attention_layers(&self) -> impl Iterator<Item = &AttentionDescription> {
-        self.layers.iter().filter_map(|l| match &l.mixer {
-            MixerDescription::Attention(a) => Some(a),
-            MixerDescription::DeltaNet(_) => None,
-        })
+        self.layers.iter().filter_map(|l| l.mixer.attention())
     }
 
     /// The layers of latent attention, in order.
@@ -299,7 +321,7 @@ impl Description {
 
     /// Says how the projections of latent attention are stored, where that is not in one matrix.
     pub(crate) fn split_latents(&mut self) {
-        for layer in &mut self.layers {
+        for layer in self.layers.iter_mut().chain(self.mtp.as_mut().map(|mtp| &mut mtp.layer)) {
             if let MixerDescription::Attention(attention) = &mut layer.mixer
                 && let AttentionVariant::Latent(latent) = &mut attention.variant
             {

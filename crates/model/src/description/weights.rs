@@ -5,8 +5,8 @@ use sluice_backend::DeltaShape;
 
 use super::{
     AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, Description, FeedForwardDescription,
-    LatentDescription, LayerDescription, MixerDescription, PROJECTIONS, PerLayerDescription, ProjectionLayout,
-    ValueSource,
+    LatentDescription, LayerDescription, MixerDescription, MtpDescription, PROJECTIONS, PerLayerDescription,
+    ProjectionLayout, ValueSource,
 };
 use crate::mlx_names;
 
@@ -129,11 +129,11 @@ impl WeightDescription {
     }
 }
 
-fn matrix(part: &'static str, class: WeightClass, rows: usize, cols: usize) -> WeightDescription {
+pub(super) fn matrix(part: &'static str, class: WeightClass, rows: usize, cols: usize) -> WeightDescription {
     WeightDescription { layer: None, part, class, kind: WeightKind::Matrix, count: 1, rows, cols, biased: false }
 }
 
-fn vector(part: &'static str, kind: WeightKind, cols: usize) -> WeightDescription {
+pub(super) fn vector(part: &'static str, kind: WeightKind, cols: usize) -> WeightDescription {
     WeightDescription { layer: None, part, class: WeightClass::Vector, kind, count: 1, rows: 1, cols, biased: false }
 }
 
@@ -333,7 +333,7 @@ impl Description {
     /// Every weight of the model, layer by layer.
     pub fn weights(&self) -> impl Iterator<Item = WeightDescription> {
         let [embedding, norm, head] = self.outer();
-        let layers = (0..self.layers.len()).flat_map(|layer| self.layer_weights(layer));
+        let layers = (0..self.stored_layers()).flat_map(|layer| self.layer_weights(layer));
         let first = std::iter::once(embedding).chain(self.outer_per_layer());
         first.chain(layers).chain([norm]).chain((!self.tied).then_some(head))
     }
@@ -342,7 +342,7 @@ impl Description {
     pub fn layer_weights(&self, layer: usize) -> Vec<WeightDescription> {
         let norms = (self.input_norms, self.output_norms);
         let of = |l: &LayerDescription| l.weights(self.hidden, self.norm_kind(), norms);
-        let mut weights = self.layers.get(layer).map(of).unwrap_or_default();
+        let mut weights = self.layer(layer).map(of).unwrap_or_default();
         if let Some(PerLayerDescription { width, .. }) = self.per_layer {
             weights.extend([
                 matrix("per_layer_input_gate", WeightClass::Mlp, width, self.hidden),
@@ -352,6 +352,9 @@ impl Description {
         }
         if self.layer_scales {
             weights.push(vector("layer_scalar", WeightKind::Vector, 1));
+        }
+        if (self.layers.len()..self.stored_layers()).contains(&layer) {
+            weights.extend(MtpDescription::weights(self.hidden, self.norm_kind()));
         }
         weights.into_iter().map(|w| WeightDescription { layer: Some(layer), ..w }).collect()
     }
@@ -404,11 +407,11 @@ impl Description {
         w.layer.map_or_else(|| part.to_string(), |layer| format!("layers.{layer}.{part}"))
     }
 
-    /// The same in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
+    /// [`Description::packed_name`] in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.
     pub fn mlx_name(&self, w: &WeightDescription) -> String {
         match w.class {
-            WeightClass::Expert => mlx_names::of_stack(&self.stored_name(w)),
-            _ => self.stored_name(w),
+            WeightClass::Expert => mlx_names::of_stack(&self.packed_name(w)),
+            _ => self.packed_name(w),
         }
     }
 }

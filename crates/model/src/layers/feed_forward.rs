@@ -126,7 +126,7 @@ impl FeedForward {
         at: usize,
         before: Option<MoeId>,
     ) -> Result<FeedForward> {
-        let d = &model.layers[at].feed_forward;
+        let d = &model.layer(at).expect("a layer of this model").feed_forward;
         let (norm, branch) = match branch {
             Some(to) => {
                 let norm = if model.input_norms { Some(w.norm(at, "pre_feedforward_layernorm")?) } else { None };

@@ -24,7 +24,7 @@ impl TensorLayout for HuggingFaceLayout {
     }
 
     fn short(&self, name: &str) -> Option<String> {
-        self.prefixes.short(name).map(str::to_owned)
+        self.prefixes.of_mtp(name).or_else(|| self.prefixes.short(name).map(str::to_owned))
     }
 
     fn shares_head(&self) -> bool {

@@ -2,6 +2,9 @@
 
 use sluice_store::Checkpoint;
 
+use crate::config::Config;
+use crate::description::{QWEN_PARTS, qwen_name};
+
 /// In front of `embed_tokens`, `layers` and `norm`, and in front of `lm_head`, in the order in which they are tried.
 const PREFIXES: [(&str, &str); 4] =
     [("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""), ("", "")];
@@ -15,6 +18,14 @@ const PARTS: [&str; 6] = [
     "per_layer_model_projection.",
     "per_layer_projection_norm.",
 ];
+/// In front of the parts of the head that predicts one token more, as Qwen's checkpoints have it.
+const MTP_PREFIXES: [&str; 3] = ["mtp.", "language_model.mtp.", "model.mtp."];
+
+/// The rest of a name behind `layers.N.`.
+fn within(short: &str, layer: usize) -> Option<&str> {
+    let (number, rest) = short.strip_prefix("layers.")?.split_once('.')?;
+    (number.parse() == Ok(layer)).then_some(rest)
+}
 
 /// Where there is neither an embedding nor a head.
 const USUAL: (&str, &str) = PREFIXES[2];
@@ -24,23 +35,27 @@ const USUAL: (&str, &str) = PREFIXES[2];
 pub struct Prefixes {
     text: &'static str,
     head: &'static str,
+    /// What stands in front of the head that predicts one token more, where that has names of its own, and the number of its layer: the one behind the last.
+    mtp: Option<(&'static str, usize)>,
     /// The one matrix that is embedding and head is stored under the head's name only.
     pub shares_head: bool,
 }
 
 impl Prefixes {
     /// The first prefixes with an embedding, else the first with a head that may be the embedding, else the usual ones.
-    pub fn detect(checkpoint: &Checkpoint) -> Prefixes {
+    pub fn detect(checkpoint: &Checkpoint, config: &Config) -> Prefixes {
         let has = |name: String| checkpoint.tensor(&name).is_some();
+        let joins = |prefix: &&str| has(format!("{prefix}fc.weight"));
+        let mtp = MTP_PREFIXES.into_iter().find(joins).zip(config.layers().ok());
         let embeds = |(text, _): &(&str, &str)| has(format!("{text}embed_tokens.weight"));
         if let Some((text, head)) = PREFIXES.into_iter().find(embeds) {
-            return Prefixes { text, head, shares_head: false };
+            return Prefixes { text, head, mtp, shares_head: false };
         }
         let only_head =
             |(text, head): &(&str, &str)| has(format!("{text}norm.weight")) && has(format!("{head}lm_head.weight"));
         match PREFIXES.into_iter().find(only_head) {
-            Some((text, head)) => Prefixes { text, head, shares_head: true },
-            None => Prefixes { text: USUAL.0, head: USUAL.1, shares_head: false },
+            Some((text, head)) => Prefixes { text, head, mtp, shares_head: true },
+            None => Prefixes { text: USUAL.0, head: USUAL.1, mtp, shares_head: false },
         }
     }
 
@@ -52,8 +67,27 @@ impl Prefixes {
         {
             return format!("{}lm_head{leaf}", self.head);
         }
+        if let Some((prefix, layer)) = self.mtp
+            && let Some(rest) = within(short, layer)
+        {
+            return format!("{prefix}{}", qwen_name(rest));
+        }
         let prefix = if short.starts_with("lm_head") { self.head } else { self.text };
         format!("{prefix}{short}")
+    }
+
+    /// The text model's name for a tensor of the head that predicts one token more, where that has names of its own.
+    pub fn of_mtp(&self, name: &str) -> Option<String> {
+        let (prefix, layer) = self.mtp?;
+        let rest = name.strip_prefix(prefix)?;
+        if let Some(rest) = rest.strip_prefix("layers.0.") {
+            return Some(format!("layers.{layer}.{rest}"));
+        }
+        let ours = |(ours, theirs): &(&str, &str)| {
+            let leaf = rest.strip_prefix(theirs).filter(|leaf| leaf.starts_with('.'))?;
+            Some(format!("layers.{layer}.{ours}{leaf}"))
+        };
+        QWEN_PARTS.iter().find_map(ours)
     }
 
     /// The text model's name for a tensor; `None` for one of another part.

@@ -12,7 +12,7 @@ use crate::mlx_names;
 
 /// The layout of a checkpoint of safetensors. Only the tensors themselves tell MLX's from Hugging Face's: their names, and the shape of convolutions.
 pub(super) fn layout_of(checkpoint: &Checkpoint, config: &Config) -> Box<dyn TensorLayout> {
-    let plain = HuggingFaceLayout { prefixes: Prefixes::detect(checkpoint) };
+    let plain = HuggingFaceLayout { prefixes: Prefixes::detect(checkpoint, config) };
     if is_quantized(checkpoint, config) {
         return Box::new(QuantizedLayout::new(plain, checkpoint, config));
     }

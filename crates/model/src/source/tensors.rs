@@ -184,7 +184,8 @@ pub(super) fn names_on_disk(on_disk: OnDisk, checkpoint: &Checkpoint, layout: &d
 }
 
 fn belongs(description: &Description, layout: &dyn TensorLayout, name: &str) -> Belongs {
-    let short = layout.short(name);
+    let is_other = |part: &&str| *part == "mtp" && description.mtp.is_none();
+    let short = layout.short(name).filter(|_| !name.split('.').any(|part| is_other(&part)));
     let Some(short) = short.as_deref() else {
         let part = name.split('.').find(|part| OTHER_PARTS.contains(part)).unwrap_or(name);
         return Belongs::LeftOut(part.to_owned());
@@ -207,7 +208,7 @@ fn belongs(description: &Description, layout: &dyn TensorLayout, name: &str) -> 
     }
     // A layer beyond the last, or a part that no layer has: named once for all layers that have it.
     let inside = short.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
-    let is_layer = |number: &str| number.parse().is_ok_and(|n: usize| n < description.layers.len());
+    let is_layer = |number: &str| number.parse().is_ok_and(|n: usize| n < description.stored_layers());
     match inside {
         Some((number, part)) if is_layer(number) => left_out(part),
         Some((number, _)) => left_out(&short[..short.len().min("layers.".len() + number.len())]),

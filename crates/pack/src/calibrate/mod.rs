@@ -100,7 +100,8 @@ impl<'a> Calibrator<'a> {
         // 2. the model, one sequence of one window
         // For mixers and shared experts; what routed experts are fitted to is computed in f32. Far quicker, and no worse (docs/experiments.md).
         let mut backend = Cpu::new(settings.isa, settings.threads, Activations::Int8)?;
-        let options = sluice_model::Options { max_tokens: WINDOW, context: Some(WINDOW), experts_per_token: None };
+        let options =
+            sluice_model::Options { max_tokens: WINDOW, context: Some(WINDOW), ..sluice_model::Options::default() };
         let loaded = sluice_model::load(tensors, &mut backend, &options)?;
         let model = loaded.description;
         ensure!(model.experts().is_some(), "--calibration is for routed experts, and this model has none");

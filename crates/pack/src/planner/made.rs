@@ -84,7 +84,7 @@ impl Planner<'_> {
             };
             let (in_layers, mlx) = (weight.name(), self.description.mlx_name(weight));
             let out = self.description.mlx.full(&mlx);
-            if self.rules.asked_for(Module { names: &[&in_layers, &mlx, &out], class: weight.class }).is_some() {
+            if self.rules.asked_for(Module::of(self.description, weight, &[&in_layers, &mlx, &out])).is_some() {
                 let shape = [weight.count, weight.rows, weight.cols];
                 self.matrix(i, weight, source, &shape, Dtype::BF16)?;
                 continue;

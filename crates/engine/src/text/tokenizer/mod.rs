@@ -227,6 +227,15 @@ impl Tokenizer {
         self.vocab_size
     }
 
+    /// The first token that another tokenizer has with the same id and that is not this one's: (id, here, there). Ids that only one of them has do not count.
+    pub fn difference(&self, other: &Tokenizer) -> Option<(u32, String, String)> {
+        let ids = self.vocab_size.max(other.vocab_size) as u32;
+        (0..ids).find_map(|id| {
+            let (here, there) = (self.token(id)?, other.token(id)?);
+            (here != there).then_some((id, here, there))
+        })
+    }
+
     /// Whether `id` is a special token, one that `skip_special` leaves out.
     pub fn is_special(&self, id: u32) -> bool {
         self.token(id).is_some_and(|token| self.library.get_added_vocabulary().is_special_token(&token))

@@ -33,6 +33,10 @@ const PARTS: &[(&str, &str)] = &[
     ("mlp.experts.up_proj", "ffn_up_exps"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
     ("mlp.experts.gate_up_proj", "ffn_gate_up_exps"),
+    ("eh_proj", "nextn.eh_proj"),
+    ("enorm", "nextn.enorm"),
+    ("hnorm", "nextn.hnorm"),
+    ("shared_head.norm", "nextn.shared_head_norm"),
     ("linear_attn.in_proj_qkvz", "ssm_in"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),
     ("linear_attn.in_proj_z", "attn_gate"),
@@ -239,6 +243,6 @@ mod tests {
         assert_eq!(ollama.short("blk.0.ssm_dt").as_deref(), Some("layers.0.linear_attn.dt_bias"));
         assert_eq!(ollama.full("layers.1.post_attention_layernorm.weight"), "blk.1.post_attention_norm.weight");
         assert_eq!(names.short("v.blk.0.attn_q.weight"), None);
-        assert_eq!(names.short("blk.4.nextn.eh_proj.weight").as_deref(), Some("layers.4.nextn.eh_proj.weight"));
+        assert_eq!(names.short("blk.4.nextn.eh_proj.weight").as_deref(), Some("layers.4.eh_proj.weight"));
     }
 }

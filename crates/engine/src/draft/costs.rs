@@ -1,0 +1,90 @@
+//! Learns what a drafter takes that computes its proposals.
+
+use std::time::Duration;
+
+/// Numbers of sequences that are told apart.
+const MAX_SEQUENCES: usize = 32;
+/// Weight of a new measurement once there are many.
+const NEWEST: f64 = 0.1;
+/// What one measurement may differ from what is known: others may have held it up.
+const HELD_UP: f64 = 3.0;
+
+/// A measured mean of seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    seconds: f64,
+    times: u32,
+}
+
+impl Mean {
+    fn learn(&mut self, seconds: f64) {
+        self.times = self.times.saturating_add(1);
+        // The first measurements may have waited for weights: the least of them counts.
+        self.seconds = match self.times {
+            1 => seconds,
+            2..=4 => self.seconds.min(seconds),
+            _ => self.seconds + NEWEST * (seconds.min(HELD_UP * self.seconds) - self.seconds),
+        };
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Costs {
+    /// By sequences: a token for each of them.
+    round: [Mean; MAX_SEQUENCES + 1],
+    /// A token that has to be computed before.
+    token: Mean,
+}
+
+impl Default for Costs {
+    fn default() -> Costs {
+        Costs { round: [Mean::default(); MAX_SEQUENCES + 1], token: Mean::default() }
+    }
+}
+
+impl Costs {
+    /// Seconds for one more token for each of so many sequences; `None` if nothing like it was measured.
+    pub fn round(&self, sequences: usize) -> Option<f64> {
+        let at = sequences.min(MAX_SEQUENCES);
+        let measured = |i: usize| self.round.get(i).filter(|mean| mean.times > 0).map(|mean| mean.seconds);
+        (0..=MAX_SEQUENCES).find_map(|d| at.checked_sub(d).and_then(measured).or_else(|| measured(at + d)))
+    }
+
+    /// Seconds for so many tokens that have to be computed before.
+    pub fn catching_up(&self, tokens: usize) -> Option<f64> {
+        if tokens == 0 { Some(0.0) } else { (self.token.times > 0).then_some(self.token.seconds * tokens as f64) }
+    }
+
+    /// Notes what `rounds` rounds for so many sequences took.
+    pub fn learn_rounds(&mut self, sequences: usize, rounds: usize, time: Duration) {
+        if rounds > 0 {
+            self.round[sequences.min(MAX_SEQUENCES)].learn(time.as_secs_f64() / rounds as f64);
+        }
+    }
+
+    /// Notes what so many tokens took.
+    pub fn learn_catching_up(&mut self, tokens: usize, time: Duration) {
+        if tokens > 0 {
+            self.token.learn(time.as_secs_f64() / tokens as f64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_was_not_measured_costs_what_the_nearest_does() {
+        let (mut costs, ms) = (Costs::default(), Duration::from_millis);
+        assert_eq!((costs.round(1), costs.catching_up(9), costs.catching_up(0)), (None, None, Some(0.0)));
+        // The first waited for weights.
+        costs.learn_rounds(1, 2, ms(900));
+        costs.learn_rounds(1, 3, ms(30));
+        costs.learn_rounds(8, 1, ms(20));
+        costs.learn_catching_up(100, ms(50));
+        assert_eq!((costs.round(2), costs.round(7), costs.round(400)), (Some(0.01), Some(0.02), Some(0.02)));
+        assert_eq!(costs.catching_up(10), Some(0.005));
+    }
+}

@@ -1,0 +1,293 @@
+//! Drafts of a step: what drafters propose, and how much of it is computed.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use sluice_backend::Backend;
+
+use super::drafter::{Asked, Between, Drafter};
+use super::lookup::Lookup;
+use crate::draft::{
+    Acceptance, Candidate, Costs, DraftCounts, DraftOptions, DraftStats, DrafterChoice, DrafterKind, Governor,
+    MAX_STATE_BYTES, MAX_STEP_DRAFTS, SequenceDrafts,
+};
+use crate::options::Options;
+use crate::schedule::plan::Plan;
+use crate::schedule::sequence::{Sequence, SequenceId};
+
+/// What a drafter is believed to take before it was measured, in times of a step without drafts: a token for each sequence, and a token that it has to catch up with.
+const GUESSED_ROUND: f64 = 0.2;
+const GUESSED_TOKEN: f64 = 0.02;
+/// What a drafter may take for catching up before it has earned anything, in tokens' times: once, since it is spent then.
+const TRIAL: f64 = 8.0;
+/// The part of what a drafter has earned that it may spend on catching up.
+const SPENT: f64 = 0.5;
+
+/// A drafter, and what is known of it.
+pub(super) struct Known {
+    pub drafter: Box<dyn Drafter>,
+    costs: Costs,
+    /// What its drafts have saved, less what it took to catch up, in tokens' times.
+    earned: f64,
+    /// Of all sequences.
+    pub stats: DraftStats,
+}
+
+/// Drafts of an engine.
+pub(crate) struct Drafting {
+    options: DraftOptions,
+    governor: Governor,
+    /// Of all sequences, by kind of drafter: what new ones begin with.
+    pub(super) acceptance: [Acceptance; DrafterKind::COUNT],
+    /// Those that take no time come first.
+    pub(super) known: Vec<Known>,
+    /// Tokens of a step at most.
+    max_tokens: usize,
+    /// Drafted tokens of a step at most.
+    most: usize,
+    /// For a model with recurrent layers: the first of `most` rows of the pool of states that are there for drafts.
+    states: Option<u32>,
+    /// What proposing took before this step, and who did it.
+    spent: Duration,
+    by: Option<DrafterKind>,
+    /// Kept between steps, so that a step allocates nothing.
+    candidates: Vec<Candidate>,
+    asked: Vec<Asked>,
+    chances: Vec<f64>,
+}
+
+impl Drafting {
+    /// `None` if nothing is drafted. `max_tokens`: of a step. `states`: see [`Drafting::state_rows`]. `others`: drafters that compute their proposals.
+    pub fn new(
+        options: &Options,
+        max_tokens: usize,
+        states: Option<Range<u32>>,
+        others: Vec<Box<dyn Drafter>>,
+    ) -> Option<Drafting> {
+        let (sequences, options) = (options.max_sequences, options.drafts);
+        let most = states.as_ref().map_or(usize::MAX, |rows| rows.len()).min(options.rows(sequences));
+        let looks_up = matches!(options.drafter, DrafterChoice::Auto | DrafterChoice::Ngram);
+        let lookup = looks_up.then(|| Box::<Lookup>::default() as Box<dyn Drafter>);
+        let known: Vec<Known> = lookup.into_iter().chain(others).map(Known::new).collect();
+        (most > 0 && !known.is_empty()).then(|| Drafting {
+            options,
+            governor: Governor::default(),
+            acceptance: Default::default(),
+            known,
+            max_tokens,
+            most,
+            states: states.map(|rows| rows.start),
+            spent: Duration::ZERO,
+            by: None,
+            candidates: Vec::with_capacity(options.tokens.min(MAX_STEP_DRAFTS) * sequences),
+            asked: Vec::with_capacity(sequences),
+            chances: Vec::with_capacity(sequences),
+        })
+    }
+
+    /// How many rows of the pool of states drafts need, for states of `len` numbers: a state cannot be cut, so those after each drafted token are kept during the
+    /// step. Where the backend cannot do that, nothing is drafted.
+    pub fn state_rows(options: &Options, len: usize, backend: &dyn Backend) -> usize {
+        let fit = MAX_STATE_BYTES / (len * size_of::<f32>()).max(1);
+        if backend.keeps_states() { options.drafts.rows(options.max_sequences).min(fit) } else { 0 }
+    }
+
+    /// What was drafted since the engine was opened, by drafter.
+    pub fn stats(&self) -> impl Iterator<Item = DraftStats> {
+        self.known.iter().map(|known| known.stats)
+    }
+
+    /// The drafters.
+    pub fn drafters(&mut self) -> impl Iterator<Item = &mut Box<dyn Drafter>> {
+        self.known.iter_mut().map(|known| &mut known.drafter)
+    }
+
+    /// A generation begins for a sequence, which may grow to `most` tokens. `prediction`: what its answer may be.
+    pub fn begin(&mut self, s: &mut Sequence, prediction: &[u32], most: usize) {
+        self.drafters().for_each(|drafter| drafter.begin(s, prediction, most));
+        let most = self.options.tokens.min(MAX_STEP_DRAFTS);
+        s.drafts = Some(Box::new(SequenceDrafts::new(most, &self.acceptance)));
+    }
+
+    /// There is no such sequence any more.
+    pub fn end(&mut self, id: SequenceId) {
+        self.drafters().for_each(|drafter| drafter.end(id));
+    }
+
+    /// Adds drafted tokens to a planned step, if nobody waits for a place in it. They take only blocks that hold nothing, so they cost nobody anything that was kept.
+    pub fn plan(&mut self, plan: &mut Plan, between: &mut Between, max_context: usize) {
+        (self.spent, self.by) = (Duration::ZERO, None);
+        // 1. Proposals that take no time. They are made in any case: what comes of those that are not computed is learnt as well
+        self.asked.clear();
+        for scheduled in &plan.scheduled[..plan.generating] {
+            let s = &mut between.sequences[scheduled.sequence];
+            let most = self.room(s, max_context);
+            if let Some(drafts) = &mut s.drafts {
+                drafts.draft.clear();
+                drafts.unasked = drafts.unasked.saturating_add(1);
+                self.asked.push(Asked { sequence: scheduled.sequence, most, least_chance: 0.0 });
+            }
+        }
+        let Drafting { known, asked, .. } = self;
+        for known in known.iter_mut().filter(|known| known.drafter.kind() == DrafterKind::Ngram) {
+            known.drafter.propose(asked, between);
+        }
+        if plan.waiting > 0 || plan.generating < plan.scheduled.len() {
+            return;
+        }
+        // 2. Proposals that are computed, if they promise more
+        self.compute_proposals(plan.generating, between);
+        // 3. How many of them are worth it
+        let most = self.most.min(self.max_tokens - plan.generating);
+        self.collect_candidates(plan, between.sequences);
+        let chosen = if self.options.governed {
+            self.governor.choose(plan.generating, most, &mut self.candidates).drafts
+        } else {
+            self.candidates.sort_unstable_by_key(|c| c.depth);
+            most.min(self.candidates.len())
+        };
+        for candidate in &self.candidates[..chosen] {
+            plan.scheduled[candidate.scheduled].drafts += 1;
+        }
+        // 4. Blocks for them, and rows for states
+        let mut states = self.states;
+        for scheduled in plan.scheduled.iter_mut().filter(|scheduled| scheduled.drafts > 0) {
+            let s = &mut between.sequences[scheduled.sequence];
+            let total = s.computed + scheduled.tokens + scheduled.drafts;
+            let cache = &mut *between.cache;
+            if !cache.has_free(&s.held, total) || cache.grow(&mut s.held, total).is_err() {
+                scheduled.drafts = 0;
+            }
+            scheduled.kept_states = states;
+            states = states.map(|first| first + scheduled.drafts as u32);
+        }
+    }
+
+    /// How many tokens may be drafted for a sequence.
+    fn room(&self, s: &Sequence, max_context: usize) -> usize {
+        // A copy of the state is left at such a point, where the step ends.
+        let to_snapshot = s.next_snapshot_point().map_or(usize::MAX, |point| point - s.tokens.len());
+        let Some(running) = &s.running else { return 0 };
+        // The last token that a generation may have needs no row of its own.
+        let left = running.generation.max_tokens.saturating_sub(running.generated + 1);
+        let room = max_context.saturating_sub(s.tokens.len() + 1);
+        self.options.tokens.min(MAX_STEP_DRAFTS).min(left).min(room).min(to_snapshot)
+    }
+
+    /// Lists the tokens that are proposed.
+    fn collect_candidates(&mut self, plan: &Plan, sequences: &[Sequence]) {
+        self.candidates.clear();
+        for (scheduled, of) in plan.scheduled.iter().enumerate() {
+            let Some(drafts) = &sequences[of.sequence].drafts else { continue };
+            let chances = drafts.chances().enumerate();
+            self.candidates.extend(chances.map(|(depth, chance)| Candidate { chance, scheduled, depth }));
+        }
+    }
+
+    /// Asks the drafter that promises most to compute proposals, for those sequences where it promises more than what was looked up.
+    fn compute_proposals(&mut self, generating: usize, between: &mut Between) {
+        let Drafting { options, governor, known, most, asked, chances, .. } = self;
+        let sequences = &mut *between.sequences;
+        // A look-up that promises more than another drafter could stays.
+        let promised = |s: &Sequence| s.drafts.as_ref().map_or(0.0, |drafts| drafts.chances().sum::<f64>());
+        let width = options.tokens.min(*most / generating.max(1));
+        let mut best: Option<(usize, f64, f64)> = None;
+        for (at, one) in known.iter().enumerate() {
+            let kind = one.drafter.kind();
+            if kind == DrafterKind::Ngram || width == 0 {
+                continue;
+            }
+            if !options.governed {
+                best = best.or(Some((at, 0.0, 0.0)));
+                continue;
+            }
+            let Some(step) = governor.usual(generating) else { continue };
+            chances.clear();
+            let (mut behind, mut looked_up) = (0, 0.0);
+            for ask in asked.iter() {
+                let s = &sequences[ask.sequence];
+                let (Some(lag), Some(drafts)) = (one.drafter.behind(s), &s.drafts) else { continue };
+                let chance = drafts.usual_chance(kind);
+                if promised(s) < expected(chance, ask.most.min(width)) {
+                    chances.push(chance);
+                    behind += lag;
+                } else {
+                    looked_up += promised(s);
+                }
+            }
+            let round = one.costs.round(chances.len()).unwrap_or(GUESSED_ROUND * step);
+            let offer = governor.invest(generating, width, chances, |tokens| round * tokens as f64);
+            // What it has to compute before must have been earned.
+            let catching_up = one.costs.catching_up(behind).unwrap_or(GUESSED_TOKEN * step * behind as f64);
+            let price = catching_up * generating as f64 / step;
+            let affordable = behind == 0 || price <= governor.account() + SPENT * one.earned;
+            // With what was looked up for others.
+            let speed = offer.speed * (1.0 + looked_up / generating as f64);
+            if offer.drafts > 0 && affordable && best.is_none_or(|(.., known)| speed > known) {
+                // A further token must give more than it takes.
+                let least = offer.speed * (round / chances.len() as f64 + governor.row(generating));
+                best = Some((at, least, speed));
+            }
+        }
+        let Some((at, least_chance, _)) = best else { return };
+        let one = &mut known[at];
+        let kind = one.drafter.kind();
+        asked.retain_mut(|ask| {
+            let s = &mut sequences[ask.sequence];
+            ask.most = ask.most.min(width);
+            ask.least_chance = if options.governed { least_chance } else { 0.0 };
+            let looked_up = promised(s);
+            let (Some(_), Some(drafts)) = (one.drafter.behind(s), &mut s.drafts) else { return false };
+            let asks = match options.governed {
+                true => looked_up < expected(drafts.usual_chance(kind), ask.most),
+                false => drafts.draft.tokens.is_empty(),
+            };
+            if asks && ask.most > 0 {
+                drafts.draft.clear();
+                (drafts.by, drafts.unasked) = (kind, 0);
+            }
+            asks && ask.most > 0
+        });
+        if asked.is_empty() {
+            return;
+        }
+        let work = one.drafter.propose(asked, between);
+        one.costs.learn_rounds(asked.len(), work.rounds, work.drafting);
+        one.costs.learn_catching_up(work.behind, work.catching_up);
+        (self.spent, self.by) = (work.drafting, Some(kind));
+        if let Some(step) = governor.usual(generating) {
+            one.earned -= work.catching_up.as_secs_f64() * generating as f64 / step;
+        }
+    }
+
+    /// Learns from a step, before anything is settled. `tokens`: what it gave.
+    pub fn learn_times(&mut self, plan: &Plan, tokens: usize, step: Duration, sampling: Duration) {
+        let drafts: usize = plan.scheduled.iter().map(|scheduled| scheduled.drafts).sum();
+        if plan.generating < plan.scheduled.len() || plan.generating == 0 {
+            return;
+        }
+        if let (Some(kind), Some(usual)) = (self.by, self.governor.usual(plan.generating)) {
+            let known = self.known.iter_mut().find(|known| known.drafter.kind() == kind);
+            let took = (self.spent + step).as_secs_f64() * plan.generating as f64 / usual;
+            known.into_iter().for_each(|known| known.earned += tokens as f64 - took);
+        }
+        self.governor.learn(plan.generating, plan.generating + drafts, tokens, [self.spent, step, sampling]);
+    }
+
+    /// A step was computed and sampled.
+    pub fn after_step(&mut self, plan: &Plan, between: &mut Between) {
+        self.drafters().for_each(|drafter| drafter.after_step(plan, between));
+    }
+}
+
+/// How many of so many tokens come true, if each does with this chance.
+fn expected(chance: f64, tokens: usize) -> f64 {
+    (1..=tokens).map(|n| chance.powi(n as i32)).sum()
+}
+
+impl Known {
+    fn new(drafter: Box<dyn Drafter>) -> Known {
+        let stats = DraftStats { drafter: drafter.kind().name(), counts: DraftCounts::default() };
+        Known { drafter, costs: Costs::default(), earned: TRIAL, stats }
+    }
+}

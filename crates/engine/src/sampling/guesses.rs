@@ -1,0 +1,64 @@
+//! Draws from logits that nobody answers with: those of drafts.
+
+use std::sync::Mutex;
+
+use sluice_backend::{Backend, Isa, Logits};
+
+use super::params::SamplingParams;
+use super::sampler::{Logprobs, Sampler};
+
+/// A row of logits to draw from.
+#[derive(Clone, Debug)]
+pub(crate) struct Guess {
+    /// What it is for.
+    pub of: usize,
+    /// How tokens are chosen.
+    pub params: SamplingParams,
+    /// The position of the token.
+    pub position: u64,
+    /// The token, and its probability at temperature 1, once it is drawn.
+    pub drawn: Option<(u32, f64)>,
+}
+
+/// Draws for several rows at once.
+pub(crate) struct Guesses {
+    isa: Isa,
+    /// One for each thread, which alone locks it.
+    samplers: Vec<Mutex<Sampler>>,
+    /// One for each row of the logits.
+    rows: Vec<Mutex<Guess>>,
+}
+
+impl Guesses {
+    /// For logits of `vocabulary` tokens and `most` rows at most, on `threads` threads.
+    pub fn new(isa: Isa, threads: usize, vocabulary: usize, most: usize) -> Guesses {
+        let samplers = (0..threads).map(|_| Mutex::new(Sampler::new(isa, vocabulary))).collect();
+        Guesses { isa, samplers, rows: Vec::with_capacity(most) }
+    }
+
+    /// Forgets all rows.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+    }
+
+    /// Adds the next row.
+    pub fn push(&mut self, of: usize, params: &SamplingParams, position: usize) {
+        // Penalties depend on more than the tokens that were accepted.
+        let params =
+            SamplingParams { repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, ..params.clone() };
+        self.rows.push(Mutex::new(Guess { of, params, position: position as u64, drawn: None }));
+    }
+
+    /// Draws a token for each row, in their order.
+    pub fn draw(&mut self, backend: &mut dyn Backend, logits: Logits) -> impl Iterator<Item = &Guess> {
+        let (isa, samplers, rows) = (self.isa, &self.samplers, &self.rows);
+        backend.each_logits(logits, &|row, thread, logits| {
+            let Some(guess) = rows.get(row) else { return };
+            let mut guess = guess.lock().unwrap_or_else(|e| e.into_inner());
+            let mut sampler = samplers[thread].lock().unwrap_or_else(|e| e.into_inner());
+            let token = sampler.sample(&guess.params, logits, None, None, guess.position);
+            guess.drawn = token.ok().map(|token| (token, Logprobs::new(isa, logits, token, 0).chosen.exp()));
+        });
+        self.rows.iter_mut().map(|row| &*row.get_mut().unwrap_or_else(|e| e.into_inner()))
+    }
+}
