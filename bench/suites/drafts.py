@@ -29,6 +29,8 @@ def edit():
     return f"Rename the type `StopStrings` to `StopWatcher` in this file. Answer with the whole file, and nothing else.\n\n```rust\n{EDITED.read_text()}```\n"
 
 
+# A checkpoint with a head that predicts one token more, such as `scripts/train_mtp.py` makes.
+WITH_HEAD, HEAD = os.environ.get("SLUICE_MTP_MODEL"), "mtp"
 # By case: model, prompt, tokens of the answer (quick: a quarter), temperature, goal.
 CASES = {
     "edit greedy": (CODER, edit, 1600, 0, FASTER),
@@ -36,13 +38,18 @@ CASES = {
     "code greedy": (CODER, lambda: CODE, 400, 0, NO_SLOWER),
     **{f"prose greedy {name}": (name, lambda: STORY, 200, 0, NO_SLOWER) for name in PROSE},
     **{f"prose sampled {name}": (name, lambda: STORY, 200, 1, NO_SLOWER) for name in PROSE},
+    # A model that is as slow as the one that it drafts for: it must be given up.
+    **{f"prose {how} smollm2 itself": ("smollm2", lambda: STORY, 200, t, NO_SLOWER) for how, t in (("greedy", 0), ("sampled", 1))},
+    f"prose greedy {HEAD}": (HEAD, lambda: STORY, 200, 0, NO_SLOWER),
+    f"prose sampled {HEAD}": (HEAD, lambda: STORY, 200, 1, NO_SLOWER),
 }
-QUICK = ["edit greedy", "prose sampled smollm2"]
+QUICK = ["edit greedy", "prose sampled smollm2", "prose greedy smollm2 itself"]
 
 
 def title(name):
     what, how, *_ = name.split()
-    return f"{what}, {how}, {real_models.MODELS[CASES[name][0]]}"
+    model = real_models.MODELS.get(CASES[name][0], "a checkpoint with its own head")
+    return f"{what}, {how}, {model}" + (", by itself" if name.endswith(" itself") else "")
 
 
 PICKS = [Pick(title(name), title(name), "speed", OFF, front=f"{title(name)}, n-gram drafts" if name == "edit greedy" else "") for name in CASES]
@@ -69,11 +76,11 @@ def found(rows):
 
 
 def cases(quick):
-    return list(CASES) if not quick else QUICK
+    return [name for name in (QUICK if quick else CASES) if CASES[name][0] != HEAD or WITH_HEAD]
 
 
 def absent():
-    """What is missing for it to run here."""
+    """What is missing for it to run here, but for the checkpoint with a head."""
     missing = real_models.fetch()
     return None if not missing else f"real models are not there: {', '.join(missing)}"
 
@@ -84,16 +91,19 @@ def run(names, quick, rounds, parts):
         say(name)
         rows += parts.measure(f"{name} {rounds}", lambda: measured(name, rounds, quick), notes)
     notes.append("one answer after the other, with and without drafts by turns; a ratio is of two answers that follow each other")
-    notes.append("speed: tokens after the first over their time; drafts by look-up in prompt and answer (`--draft auto`), 16 tokens at most")
+    notes.append("speed: tokens after the first over their time; drafts of all drafters that there are (`--draft auto`), 16 tokens at most: look-up in prompt and answer; where a case says so, the model itself as the one that drafts, or the checkpoint's own head")
     return rows, notes
 
 
 def answered(name, draft, quick):
     """An answer: its tokens, and what `--json` says about it."""
     model, prompt, tokens, temperature, _ = CASES[name]
+    path = WITH_HEAD if model == HEAD else real_models.path(model)
     tokens = tokens // 4 if quick else tokens
     how = ["--draft", draft, "--temperature", temperature, "--seed", 1, "--max-tokens", tokens, "--ignore-eos", "--threads", THREADS, "--max-context", 8192]
-    command = [SLUICE, "run", "--json", "--model", real_models.path(model), *how, "--prompt", prompt()]
+    if name.endswith(" itself") and draft != "off":
+        how += ["--draft-model", path]
+    command = [SLUICE, "run", "--json", "--model", path, *how, "--prompt", prompt()]
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise Failed(f"sluice run: {done.stderr.strip()}")
@@ -108,8 +118,9 @@ def measured(name, rounds, quick):
         other += without["tokens"] != drafted["tokens"] or without["text"] != drafted["text"]
         for speeds, answer in ((plain, without), (ours, drafted)):
             speeds.append(answer["stats"]["generation"]["tokens_per_second"])
-        counts = drafted["stats"]["drafts"]["ngram"]
-        accepted.append(100 * counts["accepted_tokens"] / max(counts["draft_tokens"], 1))
+        counts = drafted["stats"]["drafts"].values()
+        all_of = lambda what: sum(of_drafter[what] for of_drafter in counts)  # noqa: B023, E731
+        accepted.append(100 * all_of("accepted_tokens") / max(all_of("draft_tokens"), 1))
     return [
         compare(SUITE, title(name), "speed", "tokens/s", ours, plain, OFF, goal=goal, threads=THREADS),
         compare(SUITE, title(name), "accepted", "% of drafted tokens", accepted, None, ""),

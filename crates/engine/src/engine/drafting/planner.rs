@@ -18,7 +18,7 @@ use crate::schedule::sequence::{Sequence, SequenceId};
 /// What a drafter is believed to take before it was measured, in times of a step without drafts: a token for each sequence, and a token that it has to catch up with.
 const GUESSED_ROUND: f64 = 0.2;
 const GUESSED_TOKEN: f64 = 0.02;
-/// What a drafter may take for catching up before it has earned anything, in tokens' times: once, since it is spent then.
+/// What a drafter counts as earned before it has earned anything, in tokens' times. It is spent once.
 const TRIAL: f64 = 8.0;
 /// The part of what a drafter has earned that it may spend on catching up.
 const SPENT: f64 = 0.5;
