@@ -89,6 +89,7 @@ macro_rules! tests {
             mixtures_of_one_token_agree_with_the_generic_cpu MIXTURES_OF_ONE_TOKEN;
             mixtures_of_few_tokens_agree_with_the_generic_cpu MIXTURES_OF_FEW_TOKENS;
             clamped_mixtures_agree_with_the_generic_cpu CLAMPED_MIXTURES;
+            mixtures_with_routers_of_their_own_agree_with_the_generic_cpu MIXTURES_WITH_ROUTERS_OF_THEIR_OWN;
             streamed_mixtures_agree_with_the_generic_cpu STREAMED_MIXTURES;
             streamed_clamped_mixtures_agree_with_the_generic_cpu STREAMED_CLAMPED_MIXTURES;
             experts_that_cannot_be_read_fail_their_own_rows_only FAILED_ROWS;
