@@ -40,7 +40,9 @@ pub(crate) fn resident_bytes(file: &File, offset: u64, len: u64) -> io::Result<u
 pub(crate) fn drop_cached(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let page = rustix::param::page_size() as u64;
     let start = offset / page * page;
-    let bytes = usize::try_from(offset + len - start).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    // As on Linux, no length is all that follows.
+    let end = if len == 0 { file.metadata()?.len() } else { offset + len };
+    let bytes = usize::try_from(end.saturating_sub(start)).map_err(|_| io::ErrorKind::FileTooLarge)?;
     if bytes == 0 {
         return Ok(());
     }
