@@ -61,14 +61,21 @@ def test_what_is_left_or_aborted_is_cancelled(engine, model):
         stopped = engine.generate("Once upon a time", greedy(5000), "named")
         await stopped.__anext__()
         await engine.abort("named")
-        assert (await asyncio.wait_for(last(stopped), 10)) is None or True
-        return await engine.metrics()
+        rest = await asyncio.wait_for(last(stopped), 10)
+        assert rest is None or not rest.finished
+        for _ in range(200):
+            if running(await engine.metrics()) == 0:
+                return True
+            await asyncio.sleep(0.02)
+        return False
+
+    def running(metrics):
+        (line,) = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running")]
+        return float(line.split()[-1])
 
     begun = time.monotonic()
-    metrics = asyncio.run(leave())
-    assert time.monotonic() - begun < 20
-    running = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running")]
-    assert running and model.engine.failure is None
+    assert asyncio.run(leave())
+    assert time.monotonic() - begun < 20 and model.engine.failure is None
     # The engine is free again.
     assert len(sluice.generate(model, prompt="The cat", max_tokens=3)) > 0
 
