@@ -232,20 +232,27 @@ fn names_of_any_kind_stay_on_one_line() {
 }
 
 #[test]
-fn header_of_a_hundred_thousand_tensors_is_read_in_a_moment() {
-    let entries: Vec<_> = (0..100_000)
-        .map(|i| {
-            let (start, end) = (i * 8, i * 8 + 8);
-            let name = format!("model.layers.{}.mlp.experts.{}.gate_proj.weight", i / 512, i % 512);
-            format!(r#""{name}":{{"dtype":"BF16","shape":[2,2],"data_offsets":[{start},{end}]}}"#)
-        })
-        .collect();
-    let bytes = file(&format!("{{{}}}", entries.join(",")), 800_000);
-    let start = std::time::Instant::now();
-    assert_eq!(Header::from_bytes(&bytes).unwrap().tensors.len(), 100_000);
-    // Some 50 ms optimised; the bound only catches something quadratic.
-    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
-    println!("{:?}", start.elapsed());
+fn a_hundred_thousand_tensors_take_no_more_each_than_a_quarter_of_them() {
+    // The best of three, in seconds.
+    let read = |count: usize| {
+        let entries: Vec<_> = (0..count)
+            .map(|i| {
+                let (start, end) = (i * 8, i * 8 + 8);
+                let name = format!("model.layers.{}.mlp.experts.{}.gate_proj.weight", i / 512, i % 512);
+                format!(r#""{name}":{{"dtype":"BF16","shape":[2,2],"data_offsets":[{start},{end}]}}"#)
+            })
+            .collect();
+        let bytes = file(&format!("{{{}}}", entries.join(",")), 8 * count);
+        let times = (0..3).map(|_| {
+            let start = std::time::Instant::now();
+            assert_eq!(Header::from_bytes(&bytes).unwrap().tensors.len(), count);
+            start.elapsed().as_secs_f64()
+        });
+        times.fold(f64::INFINITY, f64::min)
+    };
+    let (quarter, whole) = (read(25_000), read(100_000));
+    // What is quadratic takes sixteen times as long.
+    assert!(whole < 12.0 * quarter, "{whole} s, {quarter} s for a quarter");
 }
 
 /// What a caller relies on: in file order, contiguous to the end, each as long as its shape.
