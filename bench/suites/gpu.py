@@ -80,12 +80,10 @@ def found(rows):
     bits = [r for r in rows if r.figure == "logits equal"]
     return [
         *said("Decode runs at {spread} times llama.cpp's speed with everything in VRAM, in {cases}; goals met: {goals}.", having([r for r in rows if " of the experts " not in r.case], "decode", "speed", peer)),
-        *said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
         *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
         *said("Prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY not in r.case]),
         *said("With products of 11 bits and attention of 16, nearer to f32: {spread} times, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
         *said("That is {spread} of the speed of torch in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
-        *said("With attention on integers, which is lossy: {spread} times.", having(rows, "prefill", "lossy speed", peer)),
         *said("8 to 64 sequences at once: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
         *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
         *said("Keys and values that no longer fit the device come back from host memory. Time to first token is {spread} times lower than when they are recomputed.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
