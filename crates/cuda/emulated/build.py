@@ -10,6 +10,7 @@ Programs find it with LD_LIBRARY_PATH=OUT, and its kernels with SLUICE_CUDA_KERN
 the shared memory that a block can have. A unit whose sources have not changed is not built again.
 """
 
+import fcntl
 import gzip
 import hashlib
 import importlib.util
@@ -131,6 +132,13 @@ def main():
     out = os.path.abspath(sys.argv[1])
     builder = Builder(out)
     os.makedirs(os.path.join(out, "kernels"), exist_ok=True)
+    # One at a time: several test programs want it.
+    with open(os.path.join(out, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build(builder, out)
+
+
+def build(builder, out):
     units = [unit for unit in kernels_build.units(KERNELS) if not unit.startswith("probes/")]
     names = [unit.replace("/", "_") for unit in units]
 
