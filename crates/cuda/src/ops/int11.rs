@@ -118,7 +118,7 @@ pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: 
         product.table.is_none()
             && (product.cols, product.outputs) == (cols, 1)
             && (own.kind, own.group, own.element) == (m.kind, m.group, m.element)
-            && (own.data | own.row_bytes) % 16 == 0
+            && (own.data | own.row_bytes).is_multiple_of(16)
     };
     let fits = products.len() <= p::PARTS
         && matches!(m.group, 64 | 128)
