@@ -92,6 +92,11 @@ impl Stream {
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Part>> {
         self.check_process()?;
         loop {
+            // Also where parts come so quickly that nobody ever waits.
+            if let Err(interrupted) = py.check_signals() {
+                self.cancel();
+                return Err(interrupted);
+            }
             let step = detached(py, || {
                 let mut state = self.state();
                 if state.open == 0 {
@@ -107,12 +112,7 @@ impl Stream {
                 None => return Ok(None),
                 Some(Step::Part(part)) => return Ok(Some(part)),
                 Some(Step::Failed(e)) => return Err(self.failed(e)),
-                Some(Step::Nothing) => {
-                    if let Err(interrupted) = py.check_signals() {
-                        self.cancel();
-                        return Err(interrupted);
-                    }
-                }
+                Some(Step::Nothing) => {}
             }
         }
     }

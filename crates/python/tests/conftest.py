@@ -1,6 +1,7 @@
 """What the tests share: the demo model, real models, and the program to compare with. `scripts/python-test` runs them."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,8 @@ def python():
         path = os.pathsep.join([str(Path(sluice.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "SLUICE_DEMO": str(DEMO)}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-        return subprocess.Popen([sys.executable, "-c", code], env=environment, **options)
+        # Programs in the background of a script ignore Ctrl-C, and so would what they start.
+        obey = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+        return subprocess.Popen([sys.executable, "-c", code], env=environment, preexec_fn=obey, **options)
 
     return start
