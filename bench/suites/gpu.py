@@ -80,7 +80,11 @@ def found(rows):
     bits = [r for r in rows if r.figure == "logits equal"]
     return [
         *said("Decode runs at {spread} times llama.cpp's speed with everything in VRAM, in {cases}; goals met: {goals}.", having([r for r in rows if " of the experts " not in r.case], "decode", "speed", peer)),
-        *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
+        # Two short ones on a line, so that a page begins with at most twelve.
+        *filter(None, [" ".join([
+            *said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
+            *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
+        ])]),
         *said("Prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY not in r.case]),
         *said("With products of 11 bits and attention of 16, nearer to f32: {spread} times, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
         *said("That is {spread} of the speed of torch in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),

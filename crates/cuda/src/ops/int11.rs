@@ -129,12 +129,12 @@ pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: 
     if !fits || !products.iter().all(alike) {
         return Ok(false);
     }
-    // Slices of the token, powers and sums, what two turns leave for chains, and the floats where there is room.
+    // Slices of the token, powers and sums, what two turns leave for chains, and the norm's weights.
     let bytes = 16 * 8 * (groups + 1) + 4 * 2 * groups.next_multiple_of(4) + 4 * 4 * ONE_ROWS * (lanes + 1);
     let room = |bytes: usize| bytes + STATIC_SHARED <= gpu.device.shared;
     let resident = |bytes: usize| (gpu.device.shared / (bytes + 1024)).clamp(1, ONE_BLOCKS);
-    let bytes_of_norm = if norm.weight != 0 { 4 * cols } else { 0 };
-    let bytes = bytes + bytes_of_norm;
+    let bytes = bytes + if norm.weight != 0 { 4 * cols } else { 0 };
+    // The floats are kept where a norm needs them, or where as many blocks have room for them.
     let keeps = room(bytes + 4 * cols) && (norm.weight != 0 || resident(bytes + 4 * cols) == resident(bytes));
     let bytes = bytes + if keeps { 4 * cols } else { 0 };
     if !room(bytes) || (norm.weight != 0 && !keeps) {

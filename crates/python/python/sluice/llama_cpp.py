@@ -84,6 +84,10 @@ def _check_off(arguments: "dict[str, Any]") -> None:
         raise RequestError(f"{name} is not supported")
 
 
+# The arguments of a completion that say how tokens are drawn.
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repeat_penalty", "seed", "logits_processor", "grammar", "logit_bias")
+
+
 class Llama:
     """A model with the interface of llama-cpp-python.
 
@@ -228,9 +232,8 @@ class Llama:
     ) -> Any:
         """Continues a text: an object of OpenAI's API, or with ``stream`` an iterator of its chunks."""
         _check_off(others)
-        names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repeat_penalty", "seed", "logits_processor", "grammar", "logit_bias")
-        found = locals()
-        params = self._params({name: found[name] for name in names})
+        given = locals()
+        params = self._params({name: given[name] for name in SAMPLING})
         params["max_tokens"] = max_tokens if max_tokens and max_tokens > 0 else None
         params["stop"] = [stop] if isinstance(stop, str) else list(stop or [])
         if logprobs is not None:
@@ -312,17 +315,16 @@ class Llama:
     ) -> Any:
         """Answers a conversation: an object of OpenAI's API, or with ``stream`` an iterator of its chunks. Tools, thoughts and JSON are the server's."""
         _check_off(others)
-        names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repeat_penalty", "seed", "logits_processor", "grammar", "logit_bias")
-        found = locals()
-        params = self._params({name: found[name] for name in names})
+        given = locals()
+        params = self._params({name: given[name] for name in SAMPLING})
         if "logits_processor" in params or grammar is not None:
             if tools:
                 raise RequestError("tools cannot be called together with logits_processor, logit_bias or grammar")
             return self._chat_by_tokens(list(messages), params, max_tokens, stop, stream, model)
         body: "dict[str, Any]" = {**params, "seed": params["seed"] % 2**63, "messages": list(messages)}
         for name in ("tools", "tool_choice", "response_format", "stop", "logprobs", "top_logprobs"):
-            if found[name] is not None:
-                body[name] = found[name]
+            if given[name] is not None:
+                body[name] = given[name]
         schema = (response_format or {}).get("schema")
         if schema is not None:
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
