@@ -11,8 +11,9 @@ use sluice_engine::{
 };
 use sluice_store::{MAX_SETTINGS, read_small};
 
-use crate::device::DeviceArg;
-use crate::{default_model, folders, hub, machine};
+use crate::{default_model, folders, hub};
+use sluice_front::DeviceArg;
+use sluice_front::machine;
 
 /// What the command line names, or a setting, or else the demo model's folder. A name of the hub's is fetched if it is not in the cache.
 pub fn model_or_demo(named: Option<&Path>) -> Result<PathBuf> {

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result, bail};
+use anyhow::{Result, bail};
 use sluice_backend::{Activations, Isa};
 use sluice_cpu::Cpu;
 use sluice_engine::text::{ChatTemplate, ModelText, Tokenizer};
-use sluice_engine::{Engine, Loading, ModelSource, ModelTensors, Options, Placement, refused_by_device, source};
+use sluice_engine::{Engine, Loading, ModelSource, ModelTensors, Options, Placement, source};
+pub use sluice_front::naming;
 
-use crate::device::{self, Device, DeviceArg};
 use crate::engine_args::EngineArgs;
 use crate::progress::Progress;
-use crate::{folders, machine, prompt_cache_args, terminal, units};
+use crate::{folders, prompt_cache_args, terminal, units};
+use sluice_front::machine;
 
 /// A loaded model.
 pub struct Loaded {
@@ -69,30 +70,10 @@ pub fn engine(folder: &Path, args: &EngineArgs, options: Options) -> Result<Engi
 fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options) -> Result<Engine> {
     let folder = source.path();
     let (chosen_experts, wanted_context) = (options.experts_per_token, options.max_context);
-    let (asked, chosen) = (args.device(), args.device().chosen());
-    if asked.is_host() && options.device_memory.is_some() {
+    if args.device().is_host() && options.device_memory.is_some() {
         bail!("--gpu-memory is of a GPU's memory, and none was asked for: --device cuda, or auto");
     }
-    let open = |device: &Device, mut options: Options| {
-        options.load.ahead = !device.is_host();
-        Engine::open_source(source, options, &|options| device.backend(options))
-    };
-    let mut device = chosen;
-    let opened = loop {
-        let opened = open(&device, options.clone());
-        let next = match &opened {
-            Err(why) if refused_by_device(why) => Some(device.and_another().unwrap_or_else(device::host)),
-            _ => None,
-        };
-        match (opened, next) {
-            (Err(why), Some(next)) if *asked == DeviceArg::Auto => {
-                device = next;
-                terminal::note(&format!("device: {device} instead: {why:#}"));
-            }
-            (opened, _) => break opened,
-        }
-    };
-    let engine = opened.map_err(|e| naming(folder, e))?;
+    let engine = sluice_front::open(source, options, args.device(), &terminal::note)?;
     if engine.device().is_some() && engine.placement().placement != Placement::Mapped && !args.verbose() {
         terminal::note(&format!("experts: {}: {}", engine.placement().placement.name(), engine.placement().reason));
     }
@@ -176,10 +157,4 @@ pub fn check(source: &dyn ModelSource, tensors: &ModelTensors) -> Result<()> {
     };
     check().map_err(|e| naming(folder, e))?;
     if source.has("tokenizer.json") { text(source).map(|_| ()) } else { Ok(()) }
-}
-
-/// Puts the model's folder in front of an error, unless the error names it already.
-pub fn naming(folder: &Path, error: Error) -> Error {
-    let name = folder.display().to_string();
-    if format!("{error:#}").contains(&name) { error } else { error.context(name) }
 }

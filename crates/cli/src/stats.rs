@@ -8,7 +8,8 @@ use sluice_engine::{DraftCounts, DraftStats, Engine, FileReport, MemoryClass, Ph
 
 use crate::engine_args::{activations_name, attention_name, kv_type_name};
 use crate::generate::Answer;
-use crate::{machine, streamed, units};
+use crate::{streamed, units};
+use sluice_front::machine;
 
 /// What is measured besides the answer itself.
 pub struct RunMeasurements {

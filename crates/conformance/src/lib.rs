@@ -15,6 +15,7 @@
 
 mod case;
 mod checker;
+mod families;
 mod family;
 mod operations;
 mod setup;
@@ -32,6 +33,7 @@ use sluice_cpu::Cpu;
 pub use case::Case;
 use case::{Seen, Value};
 pub use checker::{CacheContents, Checker, Log, Made, Operation, Recording, Spoil, Spoilt};
+pub use families::FAMILIES;
 pub use family::Family;
 pub use operations::*;
 pub use setup::{CAPACITY, Setup};
@@ -60,51 +62,6 @@ impl Candidate {
     pub fn in_turns(self) -> Candidate {
         Candidate { in_turns: true, ..self }
     }
-}
-
-/// One test for each family of cases, over a `Vec<Candidate>`.
-#[macro_export]
-macro_rules! tests {
-    ($candidates:expr) => {
-        $crate::tests! { @each $candidates;
-            buffers_hold_what_was_written BUFFERS;
-            caches_hold_what_was_written CACHES;
-            embeddings_agree_with_the_generic_cpu EMBEDDINGS;
-            projections_agree_with_the_generic_cpu PROJECTIONS;
-            interleaved_heads_agree_with_the_generic_cpu INTERLEAVED_HEADS;
-            long_rows_agree_with_the_generic_cpu LONG_ROWS;
-            large_tiles_agree_with_the_generic_cpu LARGE_TILES;
-            tens_of_tokens_agree_with_the_generic_cpu TENS_OF_TOKENS;
-            blocks_agree_with_the_generic_cpu BLOCKS;
-            mixtures_of_blocks_agree_with_the_generic_cpu MIXTURES_OF_BLOCKS;
-            dense_layers_agree_with_the_generic_cpu DENSE_LAYERS;
-            elementwise_operations_agree_with_the_generic_cpu ELEMENTWISE;
-            attention_agrees_with_the_generic_cpu ATTENTION;
-            attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;
-            attention_behind_deep_contexts_agrees_with_the_generic_cpu DEEP_CONTEXTS;
-            latent_attention_agrees_with_the_generic_cpu LATENT_ATTENTION;
-            delta_rules_agree_with_the_generic_cpu DELTA_RULES;
-            delta_rules_of_one_token_agree_with_the_generic_cpu DELTA_RULES_OF_ONE_TOKEN;
-            mixtures_agree_with_the_generic_cpu MIXTURES;
-            mixtures_of_one_token_agree_with_the_generic_cpu MIXTURES_OF_ONE_TOKEN;
-            mixtures_of_few_tokens_agree_with_the_generic_cpu MIXTURES_OF_FEW_TOKENS;
-            clamped_mixtures_agree_with_the_generic_cpu CLAMPED_MIXTURES;
-            mixtures_with_routers_of_their_own_agree_with_the_generic_cpu MIXTURES_WITH_ROUTERS_OF_THEIR_OWN;
-            streamed_mixtures_agree_with_the_generic_cpu STREAMED_MIXTURES;
-            streamed_clamped_mixtures_agree_with_the_generic_cpu STREAMED_CLAMPED_MIXTURES;
-            experts_that_cannot_be_read_fail_their_own_rows_only FAILED_ROWS;
-            logits_agree_with_the_generic_cpu LOGITS;
-            whole_steps_agree_with_the_generic_cpu WHOLE_STEPS;
-        }
-    };
-    (@each $candidates:expr; $($test:ident $family:ident;)*) => {
-        $(
-            #[test]
-            fn $test() {
-                $crate::check(&$crate::$family, &$candidates);
-            }
-        )*
-    };
 }
 
 fn number(variable: &str) -> Option<u64> {

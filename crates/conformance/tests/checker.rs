@@ -72,7 +72,7 @@ fn a_checker_is_held_to_the_generic_cpu_like_any_backend() {
         Ok(Box::new(Checker::new(Box::new(Cpu::new(best, 2, setup.activations)?))))
     });
     for family in FAMILIES {
-        check(&Family { cases: 4, ..*family }, std::slice::from_ref(&checker));
+        check(&Family { cases: 4, ..**family }, std::slice::from_ref(&checker));
     }
 }
 

@@ -10,12 +10,12 @@ use anyhow::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sluice_engine::text::{ChatTemplate, ModelText};
-use sluice_engine::{Engine as Computing, Loading, MemoryClass, ModelSource, Options, refused_by_device, source};
+use sluice_engine::{Engine as Computing, Loading, MemoryClass, ModelSource, source};
+use sluice_front::naming;
 use sluice_server::{Access, Limits, LoadedModel, LocalServer, ModelFacts, Offer, Settings, Submission};
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::arrays::Array;
-use crate::device::Device;
 use crate::errors::{self, EngineError};
 use crate::inbox::Inbox;
 use crate::options::Setup;
@@ -43,12 +43,6 @@ pub struct Engine {
     path: PathBuf,
 }
 
-/// Puts the model's folder in front of an error, unless the error names it already.
-fn naming(folder: &Path, error: Error) -> Error {
-    let name = folder.display().to_string();
-    if format!("{error:#}").contains(&name) { error } else { error.context(name) }
-}
-
 /// Loads the weights on this thread, and the text side on another.
 fn load(source: &Arc<dyn ModelSource>, setup: &Setup, cache: Option<&Path>) -> Result<(Computing, ModelText)> {
     let path = source.path();
@@ -57,13 +51,10 @@ fn load(source: &Arc<dyn ModelSource>, setup: &Setup, cache: Option<&Path>) -> R
         let join = |text: thread::ScopedJoinHandle<'_, Result<ModelText>>| {
             text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        let open = |device: &Device, options: Options| {
-            Computing::open_source(source, options, &|options| device.backend(options)).map_err(|e| naming(path, e))
-        };
         // Within a limit the tokenizer loads first: what it takes is not left for weights.
         let mut text = Some(text);
         let early = setup.engine.memory_budget.is_some().then(|| text.take().map(join)).flatten();
-        let engine = open(&setup.device, setup.engine.clone());
+        let engine = sluice_front::open(source, setup.engine.clone(), &setup.device, &|_| ());
         let late = text.map(join);
         // The weights' error first: for a missing file, one about the tokenizer would be misleading.
         let engine = engine?;
@@ -87,16 +78,7 @@ fn serve(path: &Path, setup: Setup, cache: Option<PathBuf>) -> Result<LocalServe
         context: setup.engine.max_context.unwrap_or(1 << 20),
         style,
         facts: ModelFacts::default(),
-        load: Box::new(move || {
-            let loaded = load(&source, &setup, cache.as_deref());
-            match loaded {
-                // Where the GPU was not asked for by name, the CPU does.
-                Err(why) if setup.device != Device::Cpu && setup.falls_back && refused_by_device(&why) => {
-                    load(&source, &Setup { device: Device::Cpu, ..setup.clone() }, cache.as_deref())
-                }
-                loaded => loaded,
-            }
-        }),
+        load: Box::new(move || load(&source, &setup, cache.as_deref())),
     };
     LocalServer::start(settings, offer)
 }

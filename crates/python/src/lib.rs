@@ -6,12 +6,10 @@
 #![deny(unsafe_code)]
 
 mod arrays;
-mod device;
 mod engine;
 mod errors;
 mod files;
 mod inbox;
-mod memory;
 mod names;
 mod options;
 mod processor;

@@ -4,10 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::Result;
 use pyo3::prelude::*;
-use sluice_engine::source;
-use sluice_hub::{Client, Event, Extent, ModelName, Settings, Watch};
+use sluice_hub::{Client, Event, Extent, Watch};
 
 use crate::errors;
 use crate::waiting::on_thread;
@@ -33,37 +32,9 @@ impl Watch for Progress {
 }
 
 fn path_of(named: &str, watch: &Progress) -> Result<PathBuf> {
-    let path = Path::new(named);
-    ensure!(!named.is_empty(), "the model's name is empty");
-    if path.exists() {
-        return the_one_in(sluice_hub::followed(path.to_owned())?);
-    }
-    let is_path = ["/", "./", "../", "~"].iter().any(|begin| named.starts_with(begin));
-    let is_file = [".gguf", ".safetensors", ".json"].iter().any(|end| named.ends_with(end)) && !named.contains(':');
-    if is_path || is_file {
-        bail!("{named}: no such folder or file");
-    }
-    let settings = Settings::from_env()?;
-    let name = match ModelName::parse(named, settings.host()) {
-        Ok(name) => name,
-        Err(e) => bail!("{named}: no such folder or file; {e}"),
-    };
-    if let Some(model) = sluice_hub::find(&settings, &name, Extent::Whole) {
-        return Ok(model.path);
-    }
-    Ok(sluice_hub::pull(&Arc::new(Client::new(settings)), &name, Extent::Whole, watch)?.path)
-}
-
-/// The model that a folder means.
-fn the_one_in(path: PathBuf) -> Result<PathBuf> {
-    if path.is_dir() && !path.join("config.json").is_file() {
-        let files = source::gguf_files(&path).unwrap_or_default();
-        if files.len() > 1 {
-            let list: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-            bail!("{}: several GGUF models in one folder; name one of them: {}", path.display(), list.join(", "));
-        }
-    }
-    Ok(path)
+    sluice_front::resolve(Path::new(named), Extent::Whole, |settings, name| {
+        Ok(sluice_hub::pull(&Arc::new(Client::new(settings)), name, Extent::Whole, watch)?.path)
+    })
 }
 
 /// The folder or the file of a model. `progress(done, all)` hears of bytes that are fetched.

@@ -9,10 +9,9 @@ use sluice_engine::{
     Activations, AttentionMode, DrafterChoice, KvType, LoadMode, LoadOptions, Lookahead, Numa, Options, Placement,
     PromptCacheOptions,
 };
+use sluice_front::{DeviceArg, machine};
 
-use crate::device::Device;
 use crate::errors::{self, RequestError};
-use crate::memory;
 
 /// Requests that may wait. The caller's own memory limits them.
 const QUEUE: usize = 1 << 16;
@@ -26,9 +25,7 @@ const MIN_TOKENS: usize = 256;
 /// How an engine is opened.
 #[derive(Clone)]
 pub struct Setup {
-    pub device: Device,
-    /// Whether the CPU does where the GPU has no room: `auto`.
-    pub falls_back: bool,
+    pub device: DeviceArg,
     pub engine: Options,
     /// The name in requests and answers; `None`: that of its folder.
     pub name: Option<String>,
@@ -121,9 +118,12 @@ impl Setup {
         let fields = Fields(dict);
         fields.known(&NAMES)?;
         let defaults = Options::for_this_machine().map_err(|e| errors::request(&e))?;
-        let device = fields.get::<String>("device")?.unwrap_or_else(|| "cpu".into());
-        let falls_back = device == "auto";
-        let device = Device::parse(&device).map_err(|e| errors::request(&e))?;
+        let device = fields.get::<String>("device")?;
+        let read = |text: String| {
+            text.parse()
+                .map_err(|e: String| errors::argument("device", e.trim_start_matches("expected "), format!("{text:?}")))
+        };
+        let device = device.map(read).transpose()?.unwrap_or_else(DeviceArg::host);
         let numa = fields.choice(
             "numa",
             &[("off", Numa::Off), ("spread", Numa::Spread), ("isolate", Numa::Isolate), ("replicate", Numa::Replicate)],
@@ -140,9 +140,8 @@ impl Setup {
         let memory_budget = fields.get("memory_budget")?;
         let load = LoadOptions {
             mode: fields.choice("load", &LOADS)?.unwrap_or_default(),
-            copy_budget: memory::room().into_iter().chain(memory_budget).min(),
+            copy_budget: machine::room().into_iter().chain(memory_budget).min(),
             disk_speeds_file: fields.get("disk_speeds_file")?,
-            ahead: device != Device::Cpu,
             ..LoadOptions::default()
         };
         let engine = Options {
@@ -164,7 +163,7 @@ impl Setup {
             kv_reserve: fields.get("kv_reserve")?,
             memory_budget,
             device_memory: fields.get("gpu_memory")?,
-            admitted: Some(memory::held),
+            admitted: Some(machine::held),
             experts: fields.choice("experts", &EXPERTS)?.unwrap_or_default(),
             expert_budget: fields.get("expert_budget")?,
             lookahead: fields.choice("lookahead", &LOOKAHEAD)?.unwrap_or(defaults.lookahead),
@@ -173,18 +172,12 @@ impl Setup {
         if !(1..=1024).contains(&engine.max_sequences) {
             return Err(errors::argument("parallel", "between 1 and 1024", engine.max_sequences));
         }
-        if device == Device::Cpu && engine.device_memory.is_some() {
+        if device.is_host() && engine.device_memory.is_some() {
             return Err(RequestError::new_err(
                 "gpu_memory is of a GPU's memory, and none was asked for: device cuda, or auto",
             ));
         }
-        Ok(Setup {
-            device,
-            falls_back,
-            engine,
-            name: fields.get("model_name")?,
-            queue: fields.get("queue")?.unwrap_or(QUEUE),
-        })
+        Ok(Setup { device, engine, name: fields.get("model_name")?, queue: fields.get("queue")?.unwrap_or(QUEUE) })
     }
 }
 

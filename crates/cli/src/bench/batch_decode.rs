@@ -14,7 +14,8 @@ use super::figures::Figures;
 use super::roofline::{Memory, peak};
 use super::subject::{Subject, token};
 use crate::engine_args::activations_name;
-use crate::{machine, stats, units};
+use crate::{stats, units};
+use sluice_front::machine;
 
 /// Tokens before each measurement that do not count.
 const WARM: usize = 4;

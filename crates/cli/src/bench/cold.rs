@@ -64,7 +64,7 @@ const SMALL: u64 = 256 << 20;
 
 /// Takes free memory for a model of this many bytes, with keys, values and scratch, and gives it back.
 fn touch_memory(bytes: u64) -> Result<()> {
-    let free = crate::machine::free().unwrap_or(0);
+    let free = sluice_front::machine::free().unwrap_or(0);
     let wanted = (bytes + bytes / 4 + SMALL).min(free / 4 * 3);
     let mut buffer = Buffer::large(wanted as usize).context("memory to touch")?;
     buffer.iter_mut().step_by(4096).for_each(|byte| *byte = 1);

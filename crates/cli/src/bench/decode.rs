@@ -13,7 +13,8 @@ use super::figures::Figures;
 use super::roofline::Memory;
 use super::subject::{Subject, token, tokens};
 use crate::engine_args::activations_name;
-use crate::{machine, stats, streamed, units};
+use crate::{stats, streamed, units};
+use sluice_front::machine;
 
 /// Runs the benchmark and prints a row for each context.
 pub fn run(args: &DecodeArgs) -> Result<()> {

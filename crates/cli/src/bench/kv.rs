@@ -13,7 +13,8 @@ use super::case::{self, figure};
 use super::figures::Figures;
 use super::subject::{token, tokens};
 use crate::engine_args::{EngineArgs, model_or_demo};
-use crate::{load, machine};
+use crate::load;
+use sluice_front::machine;
 
 #[derive(Args, Debug)]
 pub struct KvArgs {

@@ -16,7 +16,8 @@ use super::cold::State;
 use super::figures::Figures;
 use super::subject::{token, tokens};
 use crate::engine_args::{EngineArgs, model_or_demo};
-use crate::{load, machine};
+use crate::load;
+use sluice_front::machine;
 
 #[derive(Args, Debug)]
 pub struct LoadArgs {

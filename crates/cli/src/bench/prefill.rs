@@ -13,7 +13,8 @@ use super::figures::Figures;
 use super::roofline::{has_tiles, peak, peak_of_tiles};
 use super::subject::{ModelArgs, Subject, tokens};
 use crate::engine_args::activations_name;
-use crate::{machine, stats, streamed, units};
+use crate::{stats, streamed, units};
+use sluice_front::machine;
 
 #[derive(Args, Debug)]
 pub struct PrefillArgs {

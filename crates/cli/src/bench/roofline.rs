@@ -14,7 +14,7 @@ use sluice_kernels::roofline::{self, Arithmetic};
 use sluice_store::Buffer;
 
 use super::figures::Figures;
-use crate::device::{Device, DeviceArg, Probes};
+use sluice_front::{Device, DeviceArg, Probes};
 
 /// Large beside any cache: the largest last-level caches have hundreds of megabytes.
 const BUFFER: usize = 2 << 30;
@@ -41,7 +41,7 @@ pub struct RooflineArgs {
 
 pub fn run(args: &RooflineArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
-    let chosen = args.device.chosen();
+    let chosen = args.device.chosen(&crate::terminal::note);
     if !chosen.is_host() {
         let [number] = *chosen.numbers() else { bail!("--device {}: one GPU at a time", args.device) };
         let probes = chosen.probes(number).with_context(|| format!("--device {chosen}: nothing to measure"))??;

@@ -4,7 +4,8 @@ use std::fs;
 
 use serde::Serialize;
 
-use crate::{machine, plan, units};
+use crate::{plan, units};
+use sluice_front::machine;
 
 /// All in bytes; what cannot be read is left out.
 #[derive(Serialize)]

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use serde_json::{Value, json};
+use sluice_front::named_at;
 use sluice_hub::{Arrival, ArrivingFile, Client, Error, Event, Extent, ModelName, Settings, Watch};
 use sluice_store::arriving::{self, Arriving, ArrivingHere};
 
+use super::resolved;
 use super::screen::Screen;
-use super::{named_at, resolved};
 use crate::engine_args::EngineArgs;
 use crate::prompt_cache_args::PromptCacheArgs;
 use crate::terminal::note;

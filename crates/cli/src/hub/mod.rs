@@ -2,21 +2,21 @@
 
 mod arriving;
 mod pull;
-mod quantisations;
 mod screen;
 mod shelf;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::Result;
+use sluice_front::is_path;
 use sluice_hub::{Client, Extent, ModelName, Settings};
 
 pub use arriving::{DownloadArgs, figures, finish, first_token, leave, started};
 pub use pull::PullArgs;
 pub use pull::run as run_pull;
-pub use quantisations::{name_of, quantisations};
 pub use shelf::{ListArgs, RemoveArgs, VerifyArgs, list, remove, verify};
+pub use sluice_front::{is_below_a_folder, name_of, quantisations};
 pub use sluice_hub::is_cached;
 
 use screen::Screen;
@@ -36,51 +36,11 @@ pub fn described(named: &Path) -> Result<PathBuf> {
 }
 
 fn resolve(named: &Path, extent: Extent) -> Result<PathBuf> {
-    if named.exists() {
-        return quantisations::meant(sluice_hub::followed(named.to_owned())?);
-    }
-    ensure!(!named.as_os_str().is_empty(), "the model's name is empty");
-    let settings = Settings::from_env()?;
-    let name = named_at(named, &settings)?;
-    if let Some(model) = sluice_hub::find(&settings, &name, extent) {
-        return Ok(model.path);
-    }
-    let screen = Screen::for_use(&name, settings.host());
-    let pulled = sluice_hub::pull(&Arc::new(Client::new(settings)), &name, extent, &screen);
-    Ok(screen.ended(pulled)?.path)
-}
-
-/// The name that an argument is.
-fn named_at(named: &Path, settings: &Settings) -> Result<ModelName> {
-    let shown = named.display();
-    let Some(text) = named.to_str() else { bail!("{shown}: no such folder or file") };
-    if is_path(text) {
-        bail!("{shown}: no such folder or file");
-    }
-    match ModelName::parse(text, settings.host()) {
-        Ok(name) if is_below_a_folder(named) && sluice_hub::find(settings, &name, Extent::Config).is_none() => {
-            bail!("{shown}: no such folder or file (hf:{text} is the hub's model of that name)")
-        }
-        Ok(name) => Ok(name),
-        Err(e) => {
-            let why = e.to_string();
-            // The message need not name it twice.
-            let why = why.strip_prefix(&format!("{text:?}: ")).or_else(|| why.strip_prefix(&format!("{text}: ")));
-            bail!("{shown}: no such folder or file; {}", why.unwrap_or(&e.to_string()))
-        }
-    }
-}
-
-/// Whether a text can only be a path.
-fn is_path(text: &str) -> bool {
-    let is_remote = text.contains("://") || text.starts_with("hf:") || text.starts_with("hf.co/");
-    let is_file = [".gguf", ".safetensors", ".json"].iter().any(|end| text.ends_with(end)) && !text.contains(':');
-    !is_remote && (is_file || ["/", "./", "../", "~"].iter().any(|begin| text.starts_with(begin)))
-}
-
-/// Whether its parent is a folder here: then a typo is likelier than a name.
-pub fn is_below_a_folder(path: &Path) -> bool {
-    path.parent().is_some_and(|p| !p.as_os_str().is_empty() && p.is_dir())
+    sluice_front::resolve(named, extent, |settings, name| {
+        let screen = Screen::for_use(name, settings.host());
+        let pulled = sluice_hub::pull(&Arc::new(Client::new(settings)), name, extent, &screen);
+        Ok(screen.ended(pulled)?.path)
+    })
 }
 
 /// Whether a word that is no path was meant as the name of a model: where a model may stand, or the name of one at Ollama.

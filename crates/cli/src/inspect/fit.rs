@@ -1,8 +1,8 @@
 //! Whether a model fits this machine's memory, and what happens where it does not.
 
 use crate::inspect::breakdown::{Anatomy, Component};
-use crate::machine::{self, MemoryLimit};
 use crate::units;
+use sluice_front::machine::{self, MemoryLimit};
 
 /// How much of the model fits.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,7 +8,8 @@ use sluice_store::{MAX_SETTINGS, read_small};
 use super::estimate::{Disk, Precision, Split, Token, Weights, hit_rate};
 use super::memory;
 use super::shape::Shape;
-use crate::{machine, units};
+use crate::units;
+use sluice_front::machine;
 
 /// A usual disk, for experts that do not fit: NVMe over PCIe 3.
 const DISK: Disk = Disk { bandwidth: 3.5e9, latency: 100e-6 };

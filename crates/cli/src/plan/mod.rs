@@ -24,13 +24,14 @@ use sluice_pack::{parse_bits, parse_group};
 use sluice_store::{Checkpoint, Dtype, Tensor};
 
 use crate::disk::{self, Case, Order, PAGE};
-use crate::{machine, presets, terminal, units};
+use crate::{presets, terminal, units};
 use estimate::{Disk, Precision, Products, Split, Token, Weights, hit_rate};
 use gpu::Gpu;
 use memory::Measured;
 use mtp::Mtp;
 use residency::Residency;
 use shape::Shape;
+use sluice_front::machine;
 
 /// Usual disks, for the table: bytes per second of large reads.
 const DISKS: [(&str, f64); 6] = [

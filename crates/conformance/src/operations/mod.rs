@@ -46,35 +46,3 @@ pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases:
 pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: streamed::failed_rows };
 pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };
-
-/// Every family.
-pub const FAMILIES: [&Family; 28] = [
-    &BUFFERS,
-    &CACHES,
-    &EMBEDDINGS,
-    &PROJECTIONS,
-    &INTERLEAVED_HEADS,
-    &LONG_ROWS,
-    &LARGE_TILES,
-    &TENS_OF_TOKENS,
-    &BLOCKS,
-    &MIXTURES_OF_BLOCKS,
-    &DENSE_LAYERS,
-    &ELEMENTWISE,
-    &ATTENTION,
-    &SHARED_PREFIXES,
-    &DEEP_CONTEXTS,
-    &LATENT_ATTENTION,
-    &DELTA_RULES,
-    &DELTA_RULES_OF_ONE_TOKEN,
-    &MIXTURES,
-    &MIXTURES_OF_ONE_TOKEN,
-    &MIXTURES_OF_FEW_TOKENS,
-    &CLAMPED_MIXTURES,
-    &MIXTURES_WITH_ROUTERS_OF_THEIR_OWN,
-    &STREAMED_MIXTURES,
-    &STREAMED_CLAMPED_MIXTURES,
-    &FAILED_ROWS,
-    &LOGITS,
-    &WHOLE_STEPS,
-];

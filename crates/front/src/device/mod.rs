@@ -9,7 +9,6 @@ mod kind;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::terminal;
 pub use kind::{Device, Kind, Probes};
 
 /// The kinds of devices. `auto` takes the first that is there; the last is always there.
@@ -40,21 +39,21 @@ impl DeviceArg {
         matches!(self, DeviceArg::Given(device) if device.is_host())
     }
 
-    /// The device. Chooses one for `auto`, and says which and why.
-    pub fn chosen(&self) -> Device {
+    /// The device. Chooses one for `auto`, and says which and why, in a line.
+    pub fn chosen(&self, say: &dyn Fn(&str)) -> Device {
         let DeviceArg::Given(device) = self else {
-            return DeviceArg::detect();
+            return DeviceArg::detect(say);
         };
         device.clone()
     }
 
-    fn detect() -> Device {
+    fn detect(say: &dyn Fn(&str)) -> Device {
         let mut missing = None;
         for kind in KINDS.into_iter().filter(|kind| kind.numbered) {
             match (kind.detect)() {
                 Ok(name) => {
                     let device = Device::first(kind);
-                    terminal::note(&format!("device: {device}, {name}"));
+                    say(&format!("device: {device}, {name}"));
                     return device;
                 }
                 Err(why) => missing = Some(why),
@@ -62,8 +61,8 @@ impl DeviceArg {
         }
         let device = host();
         match missing {
-            Some(why) => terminal::note(&format!("device: {device}: {why:#}")),
-            None => terminal::note(&format!("device: {device}")),
+            Some(why) => say(&format!("device: {device}: {why:#}")),
+            None => say(&format!("device: {device}")),
         }
         device
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use sluice_model::source;
+use sluice_engine::source;
 
 /// Folders are looked into so deep.
 const DEPTH: usize = 2;
