@@ -124,7 +124,7 @@ fn a_head_changes_nothing_that_a_caller_sees() {
         let made = with_head(name);
         for drafter in [DrafterChoice::Mtp, DrafterChoice::Auto] {
             let drafts = DraftOptions { drafter, ..always(4) };
-            compare(made.path(), &Options { drafts, ..options() }, "mtp", 0..cases(20));
+            compare(made.path(), &Options { drafts, ..options() }, "mtp", 0..cases(12));
         }
     }
 }

@@ -18,6 +18,11 @@ pub const KINDS: [(KvType, AttentionMode); 6] = [
     (KvType::Int16, AttentionMode::Int16),
 ];
 
+/// `SLUICE_THOROUGH`: every division of every checkpoint, and all that is asked of each real model, instead of a choice that takes a third of the time.
+pub fn thorough() -> bool {
+    std::env::var_os("SLUICE_THOROUGH").is_some_and(|value| !value.is_empty())
+}
+
 pub fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
 }
