@@ -374,18 +374,14 @@ impl Shared {
                 (filled, flushed) = (0, Instant::now());
             }
             if is_whole {
-                match claim.next().filter(|_| goes_on) {
-                    Some(next) => {
-                        skip = next.range().0 - end;
-                        claim = next;
-                    }
+                if !goes_on {
                     // Reads the end of the body, so that the connection can be used again.
-                    None if !goes_on => {
-                        let _ = body.read(&mut buffer[..1]);
-                        return Ok(());
-                    }
-                    None => return Ok(()),
+                    let _ = body.read(&mut buffer[..1]);
+                    return Ok(());
                 }
+                let Some(next) = claim.next() else { return Ok(()) };
+                skip = next.range().0 - end;
+                claim = next;
             } else if n == 0 {
                 let cause = read.err().map_or("the connection ended too early".to_owned(), |e| e.to_string());
                 return Err(self.client.unreachable(&url, &cause));

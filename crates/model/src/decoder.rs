@@ -186,13 +186,15 @@ impl Decoder {
             let scale = if d.layer_scales { Some(w.host_vector(i, "layer_scalar")?[0]) } else { None };
             layers.push(Layer { mixer, feed_forward, per_layer: of_layer, scale: scale.filter(|by| *by != 1.0) });
         }
+        // A head of its own is needed whole, and of the embedding a few rows: the head is read first.
+        let head = if d.tied { None } else { Some(w.matrix(None, "lm_head")?) };
         let embedding = w.matrix(None, "embed_tokens")?;
         let norm = w.norm(None, "norm")?;
         let head_norm = match d.logit_scale {
             Some(scale) => w.scaled_norm(None, "norm", Some(scale))?,
             None => norm,
         };
-        let head = if d.tied { embedding } else { w.matrix(None, "lm_head")? };
+        let head = head.unwrap_or(embedding);
         let scale = match d.embedding_scale {
             Some(EmbeddingScale { by, rounded: true }) => Some(w.rounded(by)?),
             Some(EmbeddingScale { by, rounded: false }) => Some(by as f32),

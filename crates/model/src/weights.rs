@@ -19,7 +19,7 @@ use crate::source::{ExpertStorage, MatrixShape, ModelTensors, TensorLayout, floa
 pub struct Weights<'a> {
     tensors: &'a ModelTensors,
     backend: &'a mut dyn Backend,
-    /// Matrices in the order of their use in a step: layer by layer, then embedding and head.
+    /// Matrices in the order of their use in a step: layer by layer, then head and embedding.
     order: Vec<Used>,
     /// What of routed experts is made in memory.
     made_experts: Option<MadeExperts>,

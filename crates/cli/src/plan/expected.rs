@@ -46,7 +46,7 @@ pub fn of(config: Option<&Path>, bytes: u64, name: &str) -> Option<Expected> {
 fn of_described(model: &Description, bytes: u64, memory: u64) -> Option<Expected> {
     let shape = Shape::of(model);
     let precision = nearest(8.0 * bytes as f64 / shape.parameters().max(1) as f64);
-    let products = memory::measure(precision, precision).ok()?.products;
+    let products = memory::measure_for(bytes, precision).ok()?;
     let weights = Weights::new(&shape, precision, precision, shape.k);
     let split = Split::new(&shape, &weights, memory, CONTEXT, 2);
     if split.missing > 0 {
@@ -73,7 +73,7 @@ fn of_described(model: &Description, bytes: u64, memory: u64) -> Option<Expected
 /// Only the size is known: a token reads all bytes, or the part that the model's name says.
 fn of_size(bytes: u64, active: f64, memory: u64) -> Option<Expected> {
     let precision = Precision { bits: 4, group: 64 };
-    let products = memory::measure(precision, precision).ok()?.products;
+    let products = memory::measure_for(bytes, precision).ok()?;
     let read = bytes as f64 * active;
     let (seconds, text) = if bytes <= memory {
         (read / products.resident, "all of it fits in memory".to_owned())

@@ -21,6 +21,8 @@ use super::estimate::{Precision, Products};
 const BYTES: usize = 256 << 20;
 /// Where less memory is left, nothing should be measured unasked.
 pub const NEEDED: u64 = 4 * BYTES as u64;
+/// The least and the most for one model's weights, which a process that is about to compute with them measures with: its peak of memory should be theirs.
+const FOR_MODEL: std::ops::RangeInclusive<u64> = 16 << 20..=128 << 20;
 /// Columns of the matrix: a usual hidden size.
 const COLS: usize = 2048;
 /// Rows that a thread takes at a time.
@@ -49,16 +51,31 @@ impl Measured {
 /// # Errors
 /// When there is no memory for it, or `SLUICE_ISA` asks for what this machine lacks.
 pub fn measure(resident: Precision, experts: Precision) -> Result<Measured> {
+    measure_in(BYTES, resident, experts)
+}
+
+/// Measures products with `weights` bytes of such weights, if they are few: then caches help the model, too.
+///
+/// # Errors
+/// Those of [`measure`].
+pub fn measure_for(weights: u64, precision: Precision) -> Result<Products> {
+    let bytes = weights.clamp(*FOR_MODEL.start(), *FOR_MODEL.end());
+    Ok(measure_in(bytes as usize, precision, precision)?.products)
+}
+
+fn measure_in(bytes: usize, resident: Precision, experts: Precision) -> Result<Measured> {
     let isa = Isa::from_env()?;
     let threads = default_threads(Numa::Off);
+    // Some rows for each thread, whatever their format.
+    let bytes = bytes.max(threads * ROWS * COLS * size_of::<f32>());
     // In large pages, as weights are; not zero, as pages of zeros may be one page.
-    let mut buffer = Buffer::large(BYTES).context("no memory to measure its speed with")?;
+    let mut buffer = Buffer::large(bytes).context("no memory to measure its speed with")?;
     buffer.fill(0x3c);
     let mut found = Measured { read: 0.0, products: Products { resident: 0.0, experts: 0.0 } };
     let Measured { read, products } = &mut found;
     // Interleaved, so that other programs slow all of them alike.
     for _ in 0..ROUNDS {
-        let part = BYTES / threads;
+        let part = bytes / threads;
         let reading = speed(part * threads, threads, |t| {
             black_box(roofline::read(isa, &buffer[t * part..(t + 1) * part]));
         });
@@ -81,7 +98,7 @@ fn product(isa: Isa, buffer: &[u8], precision: Precision, threads: usize) -> Res
         bits => WeightFormat::Affine { bits: bits as u8, group: precision.group as u16, scale: Float::Bf16 },
     };
     let parts = stored.planes(COLS)?;
-    let rows = BYTES / parts.row_bytes() / (threads * ROWS) * (threads * ROWS);
+    let rows = buffer.len() / parts.row_bytes() / (threads * ROWS) * (threads * ROWS);
     let mut rest = buffer;
     let arrays = parts.iter().map(|part| rest.split_off(..rows * part.row_bytes).expect("the buffer holds the rows"));
     let matrix = Matrix::new(stored, rows, COLS, arrays)?;
@@ -131,6 +148,8 @@ mod tests {
             let found = measure(precision, precision).unwrap();
             let Products { resident, experts } = found.products;
             assert!(resident > 0.0 && resident == experts && found.read > 0.0, "{bits} bits: {found:?}");
+            let small = measure_for(1, precision).unwrap();
+            assert!(small.resident > 0.0 && small.resident.is_finite(), "{bits} bits: {small:?}");
             let twice = found.products_at(2.0 * found.read);
             assert!((twice.resident / resident - 2.0).abs() < 1e-9);
         }

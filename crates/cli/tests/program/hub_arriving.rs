@@ -161,7 +161,7 @@ impl Begun {
 }
 
 #[test]
-fn a_mixture_answers_when_a_third_of_it_is_here() {
+fn a_mixture_answers_when_a_quarter_of_it_is_here() {
     let Some(case) = Case::new(128) else { return };
     for flags in [
         &["--experts", "slots", "--expert-budget", "12M"][..],
@@ -170,7 +170,7 @@ fn a_mixture_answers_when_a_third_of_it_is_here() {
         let expected = case.expected(flags);
         let _ = fs::remove_dir_all(case.place.cache());
         let sent = case.place.hub.sent();
-        case.hold(33);
+        case.hold(25);
         let begun = begun(case.command("org/m", flags));
         case.go_on();
         let output = begun.end();
