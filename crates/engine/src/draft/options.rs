@@ -12,7 +12,7 @@ pub enum DrafterChoice {
     Ngram,
     /// A smaller model: see [`crate::Options::draft_model`].
     Model,
-    /// The head of the checkpoint that predicts one token more.
+    /// The checkpoint's MTP head (multi-token prediction).
     Mtp,
 }
 
