@@ -80,7 +80,7 @@ def found(rows):
     bits = [r for r in rows if r.figure == "logits equal"]
     return [
         *said("Decode runs at {spread} times llama.cpp's speed with everything in VRAM, in {cases}; goals met: {goals}.", having([r for r in rows if " of the experts " not in r.case], "decode", "speed", peer)),
-        # Two short ones on a line, so that a page begins with at most twelve.
+        # Two short findings share a line: a page begins with at most twelve.
         *filter(None, [" ".join([
             *said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
             *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),

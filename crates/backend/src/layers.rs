@@ -355,7 +355,7 @@ pub struct Moe {
 }
 
 impl Moe {
-    /// The norm of what its router takes.
+    /// The norm of the router's input: its own, or that of the mixture.
     pub fn norm_of_router(&self) -> &Norm {
         self.router_norm.as_ref().unwrap_or(&self.norm)
     }

@@ -209,7 +209,7 @@ impl Case {
         Sequence { len, ..to }
     }
 
-    /// A step in which any of these take part, with one token or several, `most` in all.
+    /// A step in which some of the sequences take part, each with one token or several, with `most` tokens in all.
     pub fn take_some(&mut self, groups: &mut [Group], sequences: &mut [Sequence], most: usize) -> StepInputs {
         let mut inputs = inputs_for(groups);
         let mut left = most;
@@ -275,7 +275,7 @@ pub fn attention(c: &mut Case) {
     for number in 0..c.random.usize(1..=2) {
         let mut group = c.group(number, (SEQUENCES + 1) * POSITIONS, TOKENS);
         if c.once_in(3) {
-            // One more with the keys and values of a layer before it.
+            // One more layer, which shares the keys and values of an earlier one.
             let layer = c.random.usize(..group.layers.len());
             let mut last = c.attention_layer(&group.pool.layout, (number, layer), group.window, (POSITIONS, TOKENS));
             last.inner.shared = true;

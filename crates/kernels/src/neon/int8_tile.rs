@@ -27,7 +27,7 @@ const fn quad(cols: usize) -> usize {
     (q + sx + mx).next_multiple_of(64)
 }
 
-/// Pieces of scratch: all tokens; the tile's integers; its scales and biases, twice each; a row to unpack, its scales, its biases; a token.
+/// Bytes of the pieces of scratch: all tokens; the tile's integers; its scales and biases, each of them stored twice; two unpacked rows, their scales, their biases; a token.
 pub fn sizes(cols: usize, tokens: usize) -> [usize; 7] {
     let [q, s, b] = row_bytes(cols);
     [tokens.div_ceil(FOUR) * quad(cols), ROWS * q, 4 * ROWS * s, 2 * q, 2 * s, 2 * b, token_bytes(cols)]

@@ -331,7 +331,7 @@ impl ChunkQueue {
         let chunk = source.chunks(&(offset..offset + 1)).start;
         let mut queue = self.lock();
         let away = lent.buffer != IN_PLACE;
-        // What was delivered may still be read here.
+        // A chunk that went to the consumer is not in memory here. It stays pending, in case the host reads it as well.
         source.settle(chunk, if away && state == READY { PENDING } else { state });
         queue.lent -= 1;
         if state == PENDING {
