@@ -29,7 +29,7 @@ class Ran:
     # Bytes: the group's own peak, page cache included, and the peaks of what its process could not have given back.
     peak: int = 0
     anonymous: int = 0
-    # Of a file, mapped and resident.
+    # Bytes of files that are mapped and resident.
     mapped: int = 0
     # Locked in memory, by the process or for the kernel (registered with io_uring).
     pinned: int = 0

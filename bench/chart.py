@@ -27,11 +27,11 @@ class Bar:
     value: float
     # What the value is called; else the chart's way of saying it.
     text: str = ""
-    # Of the rounds.
+    # The lowest and the highest value of the rounds.
     low: float | None = None
     high: float | None = None
     goal: float | None = None
-    # Of a goal that was missed.
+    # Whether the goal was missed.
     missed: bool = False
     # How far the rest of a whole goes, drawn in the second colour behind the value.
     whole: float | None = None

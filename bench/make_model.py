@@ -58,7 +58,7 @@ def random_bytes(source, n):
 
 
 def blocks_of(n):
-    """`n` weights as so many at a time."""
+    """How many weights each block of `n` has."""
     return [min(BLOCK, n - at) for at in range(0, n, BLOCK)]
 
 

@@ -29,7 +29,7 @@ class Decode:
     ours: str
     theirs: str
     threads: int
-    # Over llama.cpp's, and of the read bandwidth.
+    # Goals: our speed over llama.cpp's, and the share of the read bandwidth.
     goal: float | None = None
     limit: float | None = None
     transformers: bool = False
@@ -46,7 +46,7 @@ class Prefill:
     ours: str
     theirs: str
     threads: int
-    # Over each peer's, and of the peak of our arithmetic.
+    # Goals: our speed over each peer's, and the share of our own peak arithmetic.
     goal: float | None = None
     limit: float | None = None
     transformers: bool = False

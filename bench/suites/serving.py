@@ -412,7 +412,7 @@ def shared(shape, rounds, quick, notes):
             step.append(step_of_eight(10 * seed + 2, *prefix, workload="shared-prefix"))
             unshared.append(step_of_eight(10 * seed + 3, "--input", 1024))
             if not quick:
-                # Whoever goes first has the colder processor.
+                # The first to run has the colder processor, so they take turns.
                 order = [(mine_at, on), (without_at, off)]
                 for address, found in order if seed % 2 else order[::-1]:
                     found.append(own(address, shape, 10 * seed + 4, *traffic)["output_tokens_per_second"])

@@ -69,7 +69,7 @@ impl Layer {
 struct Mtp {
     /// Embeddings of tokens, and beside each the state of the token before: `[max_tokens, 2 * hidden]`.
     input: Tensor,
-    /// Of embeddings and of states.
+    /// The norms of embeddings and of states.
     norms: [Norm; 2],
     join: Linear,
     layer: Layer,

@@ -30,7 +30,7 @@ pub struct Source {
     /// How rows are stored, if they are numbers of a known format.
     pub form: Option<WeightFormat>,
     pub cols: usize,
-    /// Of matrices that are not in files as they are: one for each segment, with the bytes of the parts.
+    /// For matrices that are not in files as they are: one for each segment, with the bytes of the parts.
     pub made: Vec<MatrixSource>,
     /// The first of its tensors, for messages.
     pub name: String,

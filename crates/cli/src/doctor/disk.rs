@@ -21,9 +21,9 @@ const LOOKED_AT: usize = 20_000;
 
 #[derive(Serialize)]
 pub struct Speed {
-    /// Of requests of 4 MiB, eight at once, in any order.
+    /// Speed of requests of 4 MiB, eight at once, in any order.
     pub bytes_per_second: f64,
-    /// Of one request of 128 KiB, alone.
+    /// Time of one request of 128 KiB, alone.
     pub small_request_seconds: f64,
     pub measured_with: String,
 }

@@ -51,9 +51,9 @@ pub struct AttentionCase {
 pub struct Group {
     pub pool: KvPool,
     pub layers: Vec<AttentionCase>,
-    /// Of all its layers.
+    /// The window of all its layers.
     pub window: Option<usize>,
-    /// In random order.
+    /// Free blocks, in random order.
     free: Vec<u32>,
     used: Vec<u32>,
     blocks: usize,
@@ -404,7 +404,7 @@ pub fn deep_contexts(c: &mut Case) {
         let sequence = c.begun(&mut groups, len);
         sequences.push(sequence);
     }
-    // What comes out goes into a product, as it does in a layer.
+    // The output goes into a product, as it does in a layer.
     let (out, rows) = (groups[0].layers[0].inner.out.first_rows(sequences.len()), c.random.usize(1..100));
     if out.cols.is_multiple_of(64) && !c.once_in(4) {
         c.uniform = Some(WeightFormat::Affine { bits: 4, group: 64, scale: Float::Bf16 });

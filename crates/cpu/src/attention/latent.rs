@@ -49,7 +49,7 @@ pub struct LatentWork {
     q: Vec<f32>,
     /// What attention makes of them: `[tokens, heads at a time, rank]`.
     mixed: Vec<f32>,
-    /// Of each head at a time, its rows among `[tokens, heads at a time]`.
+    /// For each of the heads that are computed at a time, its rows among `[tokens, heads at a time]`.
     rows: Vec<u32>,
     encoded: Encoded,
 }

@@ -73,7 +73,7 @@ impl Presence {
 
 struct Shared {
     call: Call,
-    /// Of each helper.
+    /// One for each helper.
     presences: Vec<Presence>,
     /// The remaining tasks of each thread's run.
     runs: Vec<Run>,

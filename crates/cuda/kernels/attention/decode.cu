@@ -309,7 +309,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         if (has_scales(TYPE)) s = mul(s, k_scale);
         s = mul(s, TYPE == INT16 ? mul(p.scale, between.q_scales[g]) : p.scale);
         if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
-        // What is not visible is no maximum.
+        // Positions that are not visible do not count for the maximum.
         if (quarter == 0) scores[g][position] = visible ? s : bits(NEGATIVE_INFINITY);
     }
     __syncthreads();

@@ -36,7 +36,7 @@ __device__ __forceinline__ void shift_by_byte(u32 (&sums)[4]) {
     for (u32 e = 0; e < 4; e++) sums[e] <<= 8;
 }
 
-// What is shared of known size.
+// The part of shared memory whose size is known.
 struct OfIntegers {
     Places places[2];
     float q_scales[ATTEND_ROWS], tops[ATTEND_ROWS], sums[ATTEND_ROWS];

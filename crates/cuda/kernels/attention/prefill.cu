@@ -164,7 +164,7 @@ __device__ __forceinline__ void end_tile(const Attention& p, u32 dim, u32 first,
     }
 }
 
-// What is shared of known size.
+// The part of shared memory whose size is known.
 struct OfTile {
     Places places[2];
     float kept[ATTEND_ROWS], taken[ATTEND_ROWS], tops[ATTEND_ROWS], sums[ATTEND_ROWS];

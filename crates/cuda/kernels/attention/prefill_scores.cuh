@@ -95,7 +95,7 @@ __device__ __forceinline__ void tile_scores(const Attention& p, const float* q, 
     const u32 ROW_TILES = W::ROWS / 16, Q_STRIDE = W::Q_STRIDE, K_BYTES = W::KEYS_STRIDE * W::KEY_BYTES;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, l = lane / 4;
     bool four = lane & 16, two = lane & 8, one = lane & 4;
-    // Tiles of a warp are 16 rows from one another.
+    // The tiles of a warp are 16 rows apart.
     u32 of_rows = warp % ROW_TILES, first_row = of_rows / 2 * 32 + of_rows % 2 * 8, row = first_row + lane % 2 * 16;
     if (first_row >= rows) return;
     // Who hands the first half of the rows over has them behind the others; so with floats of keys.

@@ -279,7 +279,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
         float top = shared.tops[g][0], sum = 0.0f;
 #pragma unroll
         for (u32 w = 1; w < WARPS; w++) top = greater(shared.tops[g][w], top);
-        // What is not visible adds -0.
+        // Positions that are not visible add -0.
 #pragma unroll
         for (u32 i = 0; i < PARTITION; i += 16) sum = add(sum, shared.weights[g][i + lane % 16]);
         sum = lane_tree(sum);

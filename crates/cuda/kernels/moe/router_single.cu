@@ -20,7 +20,7 @@ struct RouterSingle {
     Matrix gate;
     // [rows]: the gate's comes last.
     float* logits;
-    // What was normed, encoded as `Quarters` lie in shared memory.
+    // The normed row, encoded, as `Quarters` lie in shared memory.
     u8* encoded;
     // [cols]: the same as it is; null where nobody wants it.
     float* normed;

@@ -17,7 +17,7 @@ static const u32 PROJECTIONS = 3;
 struct SingleToken {
     // One token's, without groups of experts. Nothing of it is written.
     Route route;
-    // What was normed: quarters.
+    // The normed row, in quarters.
     const u8* x;
     // [projections, experts]
     const Matrix* table;

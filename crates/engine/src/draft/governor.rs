@@ -19,9 +19,9 @@ const HELD_UP: f64 = 3.0;
 const COMMON: f64 = 0.03;
 /// Measurements of a number of rows that count as much as what all numbers together say of it.
 const ENOUGH: f64 = 6.0;
-/// What a drafted row adds before any was measured, in times of a step without drafts.
+/// What a drafted row adds to a step, as a part of one without drafts, before any was measured.
 const GUESSED_ROW: f64 = 0.15;
-/// Drafts are worth it only if they promise so many times the tokens in a second.
+/// Drafts must promise so many times the speed without them.
 const WORTH: f64 = 1.03;
 /// The account, in tokens' times: at first, at most, and what each token adds. In 200 tokens no more than four can be lost: 2 %.
 const ACCOUNT: f64 = 1.5;
@@ -110,14 +110,14 @@ pub(crate) struct Offer {
 
 /// See the module.
 pub(crate) struct Governor {
-    /// Seconds of steps with so many sequences, without drafts.
+    /// Seconds of steps without drafts, by the number of sequences.
     plain: [Measured; MAX_ROWS + 1],
     /// By drafted rows: what they add to a step, in times of it.
     added: [Measured; MAX_ROWS + 1],
     line: Line,
     /// The most drafted rows that were measured.
     widest: usize,
-    /// Of sampling a token, in steps without drafts and with drafts.
+    /// Seconds of sampling a token, in steps without drafts and with drafts.
     sampling: [Measured; 2],
     /// What drafts may cost, in tokens' times.
     account: f64,
@@ -208,7 +208,7 @@ impl Governor {
         measured.get().filter(|_| generating > 0 && measured.times >= FIRST_STEPS)
     }
 
-    /// What so many drafted rows add to a step, in times of it: measured, or between what was. Beyond that each adds half of what others did, so that it is tried.
+    /// What so many drafted rows add to a step, as a part of it: measured, or between measurements. Beyond them each row counts half of what others added, so that it is tried.
     fn adds(&self, drafts: usize) -> f64 {
         let known = |drafts: usize| {
             let Measured { mean, times } = self.added[drafts];

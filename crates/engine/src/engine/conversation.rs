@@ -158,7 +158,7 @@ impl Engine {
         let at = self.sequences.index(id)?;
         let s = &mut self.sequences.list[at];
         s.running = None;
-        // What is being restored may have other tokens than those to come.
+        // The tokens that are being restored may differ from those to come.
         if s.restore.is_pending() {
             s.retire(&mut self.cache);
         }

@@ -10,7 +10,7 @@ use super::sampler::{Logprobs, Sampler};
 /// A row of logits to draw from.
 #[derive(Clone, Debug)]
 pub(crate) struct Guess {
-    /// What it is for.
+    /// The caller's number for the row.
     pub of: usize,
     /// How tokens are chosen.
     pub params: SamplingParams,

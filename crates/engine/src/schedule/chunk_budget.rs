@@ -25,7 +25,7 @@ const MAX_TRACKED: usize = 64;
 /// Measured seconds; `None` before the first measurement.
 #[derive(Debug)]
 pub(crate) struct ChunkBudget {
-    /// Of a step with this many sequences that generate, and no prompts.
+    /// Seconds of steps without prompts, by the number of sequences that generate.
     generating: [Option<f64>; MAX_TRACKED + 1],
     /// What each prompt token adds, at `position`.
     per_token: Option<f64>,

@@ -20,7 +20,7 @@ const STEP_FOLLOWS: f32 = 0.02;
 #[derive(Debug)]
 pub(crate) struct Forecast {
     layers: Vec<LayerForecast>,
-    /// Of the present visit, by expert: the share of its tokens that want it; how far above that the forecast was.
+    /// For each expert in the present visit: the share of its tokens that want it, and how far the forecast was above that.
     wanted: Vec<f32>,
     excess: Vec<f32>,
 }

@@ -11,7 +11,7 @@
 use super::simulate::Trace;
 use crate::error::Error;
 
-/// With the version of the format.
+/// How such a file begins, with the version of the format.
 const MAGIC: &[u8; 16] = b"sluice routing 1";
 const HEADER: usize = MAGIC.len() + 4 * size_of::<u32>();
 

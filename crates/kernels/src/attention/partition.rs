@@ -37,7 +37,7 @@ pub struct Rule {
 pub struct QueryRow<'a> {
     /// The query, `[k_dim]`.
     pub q: &'a [f32],
-    /// What it sees, from the partition's start.
+    /// The positions that it sees, from the partition's start.
     pub visible: Range<usize>,
     /// The greatest visible score and the sum of weights; set by [`partition`] where something is visible.
     pub m: f32,

@@ -12,7 +12,7 @@ use crate::quantize::{SquaredError, squares, values};
 
 /// Tokens that an expert must have seen; where it saw fewer, tokens of others stand in.
 pub const ENOUGH: usize = 512;
-/// What a stand-in counts beside a token of the expert's own.
+/// The weight of a stand-in, where a token of the expert's own has 1.
 const STAND_IN: f32 = 0.1;
 /// Added to H's diagonal, in parts of its mean: it keeps weights near the original in directions that the text did not show.
 const DAMPING: f32 = 0.01;
@@ -24,11 +24,11 @@ const ROUNDS: usize = 2;
 pub struct Seen {
     /// Their inputs, normed: `[tokens, hidden]`.
     pub h: Vec<f32>,
-    /// What a token's error counts before the router's weight: 1 / mean square of its residual stream.
+    /// The weight of a token's error, before the router's weight: 1 / mean square of its residual stream.
     pub importance: Vec<f32>,
     /// Their inputs in the unquantised model.
     pub original: Vec<f32>,
-    /// Of each expert: tokens, ascending, and the router's weights.
+    /// For each expert its tokens, ascending, with the router's weights.
     pub takers: Vec<Takers>,
     /// Those of the unquantised model.
     pub original_takers: Vec<Takers>,

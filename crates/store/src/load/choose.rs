@@ -18,7 +18,7 @@ const TIE_AHEAD: f64 = 1.1;
 
 pub(crate) struct Chooser<'a> {
     options: &'a LoadOptions,
-    /// Of all files.
+    /// Bytes of all files.
     total: u64,
     speeds: Vec<(u64, Option<Speeds>)>,
 }

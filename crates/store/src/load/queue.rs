@@ -36,14 +36,14 @@ pub(crate) struct ChunkQueue {
     waiters: AtomicUsize,
     stopped: AtomicBool,
     failure: OnceLock<LoadError>,
-    /// Who takes what does not stay here.
+    /// The consumer of chunks that do not stay here.
     delivery: OnceLock<Delivery>,
     notes: Mutex<Vec<String>>,
     /// io_uring was refused.
     no_ring: AtomicBool,
     begun: OnceLock<Instant>,
     took: OnceLock<Duration>,
-    /// Bytes that were asked for.
+    /// Bytes that were asked for, and bytes that are there.
     wanted: AtomicU64,
     there: AtomicU64,
 }

@@ -97,7 +97,7 @@ impl ReadFile {
         })
     }
 
-    /// Who brings its bytes, if it was arriving when it was opened.
+    /// The source of its bytes, if it was arriving when it was opened.
     pub fn arriving(&self) -> Option<&Arc<dyn Arriving>> {
         self.arriving.as_ref()
     }

@@ -29,7 +29,7 @@ pub(super) struct Known {
     costs: Costs,
     /// The time that its drafts have saved, less the time of catching up, in times of a token.
     earned: f64,
-    /// Of all sequences.
+    /// Over all sequences.
     pub stats: DraftStats,
 }
 

@@ -27,7 +27,7 @@ pub struct Kind {
     pub model: &'static str,
     /// Experts are read from a disk that now and then cannot be read.
     pub disk: bool,
-    /// Of keys and values; the model's own where it is none.
+    /// The type of keys and values; `None`: the model's own.
     pub kv_type: Option<KvType>,
 }
 

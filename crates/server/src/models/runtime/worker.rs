@@ -297,7 +297,7 @@ impl Worker {
         let Some(request) = self.requests.get(&id) else { return };
         for sequence in request.sequences.clone() {
             if self.owners.remove(&sequence).is_some() {
-                // What was computed stays cached, for a client that sends the same again.
+                // The computed blocks stay cached, for a client that sends the same prompt again.
                 self.engine.remove_sequence(sequence);
                 self.metrics.finished(Finish::Cancelled);
             }
