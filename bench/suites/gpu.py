@@ -29,7 +29,7 @@ LLAMA = CudaLlamaCpp()
 TORCH = "torch in bf16"
 SMALL, LARGE, MIXTURE, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "Next of 48 layers"
 SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", HYBRID: "next-48"}
-# Integers of 11 bits for products and of 16 for attention: nearer to f32 than int8, and what prompts are quickest with.
+# Integers of 11 bits for products and of 16 for attention: nearer to f32 than int8, and the fastest mode for prompts.
 FINE = ("--activations", "int11", "--attention", "int16")
 FINELY = ", int11 and int16"
 TO_COME = 34
@@ -86,8 +86,8 @@ def found(rows):
             *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
         ])]),
         *said("Prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY not in r.case]),
-        *said("With products of 11 bits and attention of 16, nearer to f32: {spread} times, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
-        *said("That is {spread} of the speed of torch in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
+        *said("With `--activations int11 --attention int16`, which is nearer to f32, prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
+        *said("In this mode they run at {spread} of torch's speed in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
         *said("8 to 64 sequences at once: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
         *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
         *said("Keys and values that no longer fit the device come back from host memory. Time to first token is {spread} times lower than when they are recomputed.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
