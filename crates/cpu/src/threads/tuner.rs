@@ -169,7 +169,7 @@ impl ThreadTuner {
 /// The kernel's counters of a pool's threads.
 #[derive(Debug)]
 pub struct Waits {
-    /// The calling thread's, by its number, and then the helpers'; opened when they are wanted first.
+    /// One file for each thread, with the thread's number: the calling thread's first, then the helpers'. Opened at first use.
     files: Vec<Option<(i32, File)>>,
     /// Since when readings count.
     start: Instant,

@@ -98,7 +98,7 @@ __device__ __forceinline__ void tile_scores(const Attention& p, const float* q, 
     // The tiles of a warp are 16 rows apart.
     u32 of_rows = warp % ROW_TILES, first_row = of_rows / 2 * 32 + of_rows % 2 * 8, row = first_row + lane % 2 * 16;
     if (first_row >= rows) return;
-    // Who hands the first half of the rows over has them behind the others; so with floats of keys.
+    // A lane that hands the first half of its rows over holds them behind the others. The same goes for the floats of keys.
     const float *q0 = q + l * Q_STRIDE + row + (four ? 4 : 0), *q1 = q + l * Q_STRIDE + row + (four ? 0 : 4);
 #pragma unroll 1
     for (u32 turn = warp / ROW_TILES; turn < W::KEYS / 16; turn += 2) {

@@ -28,7 +28,7 @@ pub struct DraftOptions {
 }
 
 impl DraftOptions {
-    /// Tokens that are drafted in a step, at most, with so many sequences.
+    /// The most tokens that a step with so many sequences drafts.
     pub(crate) fn rows(&self, sequences: usize) -> usize {
         match self.drafter {
             DrafterChoice::Off => 0,

@@ -300,7 +300,7 @@ pub unsafe fn weights<V: Lanes>(
             }
             s.store(p.add(i));
         }
-        // The first and last register may hold what is not visible: first -inf, for the maximum, then 0, for the sum.
+        // The first and last register may hold positions that are not visible. They count as -inf for the maximum, and then as 0 for the sum.
         scores[blocks.start..visible.start].fill(f32::NEG_INFINITY);
         scores[visible.end..blocks.end].fill(f32::NEG_INFINITY);
         let p = scores.as_mut_ptr();

@@ -78,7 +78,7 @@ pub unsafe fn product<P: Products>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
     // SAFETY: the scratch holds all tokens and the tile; rows and tokens are inside their arrays.
     unsafe {
         for i in 0..tokens.len().next_multiple_of(FOUR) {
-            // Past the last token it is the last one again.
+            // Missing tokens of the last four are filled with the last one; their results are not stored.
             let number = tokens[i.min(tokens.len() - 1)] as usize;
             write_token(&x, number, shape, Columns::Natural, one);
             let (from, to) = (token(one, cols), quad_at(quads, i / FOUR, cols));
@@ -95,7 +95,7 @@ pub unsafe fn product<P: Products>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
             let n = ROWS.min(w.rows - first);
             for pair in 0..n.div_ceil(FOUR) * 2 {
                 for i in 0..2 {
-                    // Past the last row it is the last one again.
+                    // Missing rows of the last tile are filled with the last one; their results are not stored.
                     let r = (first + 2 * pair + i).min(w.rows - 1);
                     let at = (row_q.add(i * q_bytes), row_s.add(i * s_bytes).cast(), row_b.add(i * b_bytes).cast());
                     unpack_row::<P>(w, shape, r, at);
