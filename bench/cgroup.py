@@ -12,7 +12,7 @@ CONTROLLER = Path("/sys/fs/cgroup/memory")
 
 
 def why_not():
-    """What stands in the way of a group, or None."""
+    """Why no control group can be made, or None."""
     if not (CONTROLLER / "memory.limit_in_bytes").exists():
         return f"no memory controller of control groups (version 1) at {CONTROLLER}"
     return None if os.access(CONTROLLER, os.W_OK) and os.geteuid() == 0 else "a memory limit by a control group needs root"

@@ -12,7 +12,7 @@ DIR = Path(os.environ.get("BENCH_DIR") or Path.home() / ".cache" / "sluice-bench
 
 
 class Failed(SystemExit):
-    """What ends a run, with what to say, unless whoever can do without catches it."""
+    """Ends the run with a message, unless a caller that can do without catches it."""
 
 
 def say(text):

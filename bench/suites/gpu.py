@@ -158,7 +158,7 @@ def run(names, quick, rounds, parts):
         began = time.monotonic()
         try:
             rows += parts.measure(name, lambda name=name: MEASURED[name](rounds), notes)
-        # One case that fails must not cost the others; it is no part then, and the next run tries it again.
+        # A case that fails must not cost the others. It is not kept, so the next run tries it again.
         except (Failed, Died, ValueError, KeyError, IndexError, TypeError) as why:
             notes.append(f"not measured: {name}: {' '.join(str(why).split())[-200:]}")
             say(notes[-1])
@@ -245,7 +245,7 @@ def decode(name, form, theirs, rounds, goal, deep=False, of_limit=None, matrices
         rows.append(compare(SUITE, f"decode at {DEEP:,}, {name}, {words}", "speed kept", "of 1", kept, theirs_kept, LLAMA.name(theirs), died=died))
     if matrices:
         for phase, of in lines[0]["phases"].items():
-            # Of the embedding a row is read: a few kilobytes.
+            # Only a row of the embedding is read: a few kilobytes.
             if of["weight_bytes"] and of["seconds"] and phase != "embed":
                 rate = of["weight_bytes"] / of["seconds"] / 1e9
                 rows.append(compare(SUITE, f"matrices of a token, {name}, {words}", phase.replace("_", " "), "GB/s", [rate], [limit("device", "read_bytes_per_second") / 1e9], "read limit", matrices(phase)))
@@ -337,7 +337,7 @@ def by_parallel(text):
 
 
 def expert_bytes(shape):
-    """Of 4 bits in groups of 64, all experts together."""
+    """Bytes of all experts together, at 4 bits in groups of 64."""
     c = config(shape)
     return c["num_hidden_layers"] * c["num_experts"] * 3 * c["hidden_size"] * c["moe_intermediate_size"] * 9 // 16
 
@@ -379,7 +379,7 @@ def whole(rounds):
 
 
 def tiers(case, line):
-    """What the tiers did."""
+    """Figures of the tiers: experts found on the device, and experts held there."""
     held = line["experts"].get("device")
     if not held or not held["hit_rate"]:
         return []
@@ -436,7 +436,7 @@ def returning(rounds):
     return [compare(SUITE, case, "TTFT, from memory of this machine", "ms", found["spilled"], found[words], name, above=False) for words, name in (("lost", "computed again"), ("kept", "all of them in VRAM"))]
 
 
-# Bytes for experts on the device, and on the host, of 17 GB: nearly all that is wanted is found, or the disk is what counts.
+# Bytes for experts on the device, and on the host, of the model's 17 GB. With the first nearly all wanted experts are found; with the second the disk decides.
 SCARCE = {"8 GB": (2e9, "6G"), "2.5 GB": (5e8, "2G")}
 
 

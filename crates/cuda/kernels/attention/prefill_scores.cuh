@@ -186,7 +186,7 @@ template <class W> __device__ __forceinline__ void tile_weights(const Attention&
 #pragma unroll
             for (u32 e = 0; e < 4; e++) {
                 float s = w[(j + e) * 4 * STRIDE];
-                // A NaN is no maximum; nor does the sign of a zero matter.
+                // NaN does not count for the maximum, and the sign of a zero does not matter.
                 if (!checked || at + 4 * e < seen) tops[e] = fmaxf(s, tops[e]);
             }
         }
