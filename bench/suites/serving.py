@@ -244,8 +244,8 @@ def ik(shape):
 
 
 def ask(address, shape, seed, *more, workload="random", patience=PATIENCE):
-    """What `sluice bench serve` says of a server within `patience` seconds. What goes wrong is the server's death, as far as a peer is concerned."""
-    # Control tokens and what is unused stand at the end.
+    """The figures of `sluice bench serve` for a server, within `patience` seconds. Any failure counts as the death of that server."""
+    # Control tokens and unused tokens are at the end of the vocabulary.
     vocabulary = config(shape)["vocab_size"] - 300
     words = [SLUICE, "bench", "serve", "--base-url", address, "--workload", workload, "--seed", seed, "--vocabulary", vocabulary, "--json", *map(str, more)]
     try:

@@ -406,7 +406,7 @@ mod tests {
         for _ in 0..3 {
             cpu.begin(&empty);
             cpu.pool.use_threads(4);
-            // Each waits for all, so that each takes one.
+            // Each task waits for all, so that each thread takes one.
             let together = std::sync::Barrier::new(4);
             cpu.pool.run(4, &|_, thread| {
                 together.wait();

@@ -104,7 +104,7 @@ fn nameless(folder: &Path) -> std::io::Result<File> {
     fs::OpenOptions::new().read(true).write(true).custom_flags(flag).mode(0o600).open(folder)
 }
 
-/// Elsewhere no file without a name can be read through another descriptor.
+/// Other systems cannot open a file without a name a second time.
 #[cfg(not(target_os = "linux"))]
 fn nameless(_folder: &Path) -> std::io::Result<File> {
     Err(std::io::ErrorKind::Unsupported.into())

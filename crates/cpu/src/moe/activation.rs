@@ -15,7 +15,7 @@ pub struct Biases {
 }
 
 impl Biases {
-    /// Those of expert `expert`.
+    /// The biases of expert `expert`.
     pub fn of(context: &ExecContext, all: &ExpertBiases, expert: usize) -> Biases {
         let row = |t| {
             let place = context.place(t);

@@ -160,7 +160,7 @@ impl Pool {
         self.shared.numbers[thread - 1].get()
     }
 
-    /// The same, once it has started.
+    /// The same, but waits until the thread has started.
     pub fn wait_for_number(&self, thread: usize) -> i32 {
         loop {
             match self.number(thread) {

@@ -225,7 +225,7 @@ impl Governor {
         below + row * (drafts as f64 - low)
     }
 
-    /// The same at worst: beyond what was measured, each row may add as much as those that were did on the average, or at first a whole step.
+    /// The same at worst. Beyond what was measured, each row counts as much as the measured ones on average; before any was, a whole step.
     fn worst(&self, drafts: usize) -> f64 {
         match self.widest {
             0 => drafts as f64,

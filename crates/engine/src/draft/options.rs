@@ -3,7 +3,7 @@
 /// Who drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DrafterChoice {
-    /// Nobody.
+    /// Nothing is drafted.
     #[default]
     Off,
     /// The best that there is for the model.

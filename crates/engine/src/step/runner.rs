@@ -97,7 +97,7 @@ impl Runner {
         self.hidden_of(scheduled, from..tokens, each);
     }
 
-    /// The same for these of its tokens.
+    /// The same for some of a sequence's tokens.
     pub fn hidden_of(&mut self, scheduled: usize, tokens: Range<usize>, mut each: impl FnMut(&[f32])) {
         let first = self.inputs.rows(scheduled).start;
         let (mut at, end, cols) = (first + tokens.start, first + tokens.end, self.decoder.residual().cols);

@@ -261,7 +261,7 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
     for model in some_models() {
         let prompt = ids(&model.golden["logits"][1]["ids"]);
         let prompt = &prompt[..prompt.len().min(20)];
-        // All roundings of the smallest model; of the others, so that minutes suffice, the one with most arithmetic of its own.
+        // The smallest model is tested with all roundings. The others, to save time, are tested with the one that has most arithmetic of its own.
         let roundings = if model.name == NAMES[0] { &ROUNDINGS[..] } else { &ROUNDINGS[4..] };
         for &(activations, kv_type, attention) in roundings {
             let options =

@@ -13,7 +13,7 @@ pub(super) struct WarmupOrder {
 }
 
 impl WarmupOrder {
-    /// `spare`: experts of a layer that a token wants at most.
+    /// `spare`: the most experts of a layer that a token wants.
     pub fn new(layers: &[LayerLayout], classes: usize, spare: usize) -> WarmupOrder {
         let widest = layers.iter().map(LayerLayout::len).max().unwrap_or(0);
         WarmupOrder { passed: vec![0; classes], layers: layers.len(), pairs: widest * layers.len(), spare }

@@ -90,7 +90,7 @@ impl Expert<'_> {
         swiglu_in_place(isa, &mut inner, &up);
         swiglu_in_place(isa, &mut original_inner, &original_up);
         drop((h, columns, now, before, up, original_up));
-        // 2. down, by what gate and up make of their inputs now, and made of them
+        // 2. down, from the outputs of gate and up: the quantised ones now, and the original ones
         let w = Panels::of_rows(&old[2], width);
         let outputs = product(isa, &w, &Panels::of_rows(&original_inner, width));
         let now = Panels::of_rows(&inner, width);

@@ -169,7 +169,7 @@ impl Worker {
     fn background_work(&mut self) -> anyhow::Result<bool> {
         if self.engine.flush_sessions()? {
             if self.engine.is_idle() {
-                // It may be waiting for a write.
+                // The engine may be waiting for a write.
                 thread::sleep(DISK_POLL);
             }
             return Ok(self.engine.is_idle());
