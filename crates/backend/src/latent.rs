@@ -19,7 +19,7 @@ pub struct HeadRows {
 }
 
 impl HeadRows {
-    /// Those of head `head`.
+    /// The rows of head `head`.
     pub fn of(&self, head: usize) -> Range<usize> {
         let first = head * self.stride + self.offset;
         first..first + self.rows

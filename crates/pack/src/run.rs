@@ -76,7 +76,7 @@ pub struct Report {
     pub verified: Option<usize>,
 }
 
-/// Of the quantised modules of a class.
+/// Totals over the quantised modules of a class.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClassReport {
     /// Their quantisation error.

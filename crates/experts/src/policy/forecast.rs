@@ -172,7 +172,7 @@ fn logarithm(x: f32) -> f32 {
     (x.to_bits() as f32 / (1 << 23) as f32 - 126.94) * std::f32::consts::LN_2
 }
 
-/// Of log-odds; never zero.
+/// The probability for log-odds; never zero.
 fn probability(odds: f32) -> f32 {
     1.0 / (1.0 + (-odds.clamp(-15.0, 15.0)).exp())
 }

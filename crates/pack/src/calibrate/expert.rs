@@ -237,7 +237,7 @@ mod tests {
         };
         let (pulled, left) = (error(&quantized(&original)), error(&quantized(&x)));
         assert!(pulled < 0.2 * left, "{pulled} of {left}");
-        // The same inputs ask for nothing: what is left is the error of eight bits.
+        // With the same inputs there is nothing to correct: the error of eight bits is left.
         assert!((left / error(&w) - 1.0).abs() < 0.02, "{left}, {}", error(&w));
     }
 

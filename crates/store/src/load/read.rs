@@ -165,7 +165,7 @@ impl ReadFile {
     }
 
     fn is_same(&self, found: &Identity) -> bool {
-        // Of a file that arrives, only the times change.
+        // While a file arrives, only its times change.
         let times = if self.arriving.is_some() { found.modified } else { self.identity.modified };
         *found == Identity { modified: times, ..self.identity }
     }

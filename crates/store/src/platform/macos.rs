@@ -12,7 +12,7 @@ use rustix::mm::{self, Advice};
 use crate::error::Error;
 use crate::small::open_regular_with;
 
-/// Of [`resident_bytes`](crate::resident_bytes), where `len` is not 0: by `mincore`.
+/// The system's part of [`resident_bytes`](crate::resident_bytes), where `len` is not 0: by `mincore`.
 pub(crate) fn resident_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     let page = rustix::param::page_size();
     let start = offset / page as u64 * page as u64;
@@ -102,7 +102,7 @@ pub(crate) fn lower_priority() {
     unsafe { libc::setpriority(THREAD, 0, BACKGROUND) };
 }
 
-/// There are none to ask for: pages have 16 KiB.
+/// macOS has no large pages to ask for: pages have 16 KiB.
 ///
 /// # Safety
 /// None needed.
