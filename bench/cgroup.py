@@ -12,7 +12,7 @@ CONTROLLER = Path("/sys/fs/cgroup/memory")
 
 
 def why_not():
-    """What stands in the way of a group, or None."""
+    """Why no control group can be made, or None."""
     if not (CONTROLLER / "memory.limit_in_bytes").exists():
         return f"no memory controller of control groups (version 1) at {CONTROLLER}"
     return None if os.access(CONTROLLER, os.W_OK) and os.geteuid() == 0 else "a memory limit by a control group needs root"
@@ -29,7 +29,7 @@ class Ran:
     # Bytes: the group's own peak, page cache included, and the peaks of what its process could not have given back.
     peak: int = 0
     anonymous: int = 0
-    # Of a file, mapped and resident.
+    # Bytes of files that are mapped and resident.
     mapped: int = 0
     # Locked in memory, by the process or for the kernel (registered with io_uring).
     pinned: int = 0

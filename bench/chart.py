@@ -27,11 +27,11 @@ class Bar:
     value: float
     # What the value is called; else the chart's way of saying it.
     text: str = ""
-    # Of the rounds.
+    # The lowest and the highest value of the rounds.
     low: float | None = None
     high: float | None = None
     goal: float | None = None
-    # Of a goal that was missed.
+    # Whether the goal was missed.
     missed: bool = False
     # How far the rest of a whole goes, drawn in the second colour behind the value.
     whole: float | None = None
@@ -53,7 +53,7 @@ class Ratios:
         start = max(s for s in steps if s <= low)
         end = min(s for s in steps if s >= high * 1.001)
         place = lambda x: math.log(min(max(x, start), end) / start) / math.log(end / start)  # noqa: E731
-        # Of the round numbers those that have room beside each other: 1 first, then powers of ten, then the ends.
+        # Those of the round numbers that have room beside each other: 1 first, then powers of ten, then the ends.
         tens = [10.0**e for e in range(-6, 7)]
         ticks = []
         for tick in [1.0, *tens, start, end, *steps]:
@@ -106,7 +106,7 @@ class Chart:
             path.with_name(f"{path.name}-{theme}.svg").write_text(draw(self, theme))
 
     def picture(self, name):
-        """What shows both in a page that is beside them, or has a path to them in the name: the dark one where the reader has asked for dark."""
+        """HTML that shows the light or the dark chart, as the reader's browser asks for it. `name` is their path without the ending."""
         return (
             f'<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="{name}-dark.svg">\n'
             f'  <img src="{name}-light.svg" width="{WIDTH + 120}" alt="{escape(self.title)}">\n</picture>\n'
@@ -152,7 +152,7 @@ def draw(chart, theme):
     bottom = y - GAP + 7
     for value, name in ticks:
         for _, labels, _, _, begins in rows:
-            # Through bars and gaps, not through words.
+            # The line goes through bars and gaps, not through words.
             line(at(value), begins + LINE * len(labels) - 1, at(value), begins + LINE * len(labels) + THICK + 3, "grid")
         anchor = "start" if at(value) < MARGIN + 8 else "end" if at(value) > WIDTH - MARGIN - 8 else "middle"
         text(at(value), bottom + SMALL, name, SMALL, "muted", anchor)

@@ -15,9 +15,9 @@ class Pick:
     figure: str
     peer: str
     threads: int | None = None
-    # Less is better, where the row has no goal that says so.
+    # For rows without a goal: less is better.
     less: bool = False
-    # What it is called in the chart of the README, for those that stand there.
+    # Its name in the README's chart; empty if it is not shown there.
     front: str = ""
 
     def of(self, rows):
@@ -27,7 +27,7 @@ class Pick:
 
 
 def bars(rows, picks, front=False):
-    """Of those picks that were measured; with `front` of those that stand in the README."""
+    """The bars of those picks that were measured; with `front` only those that stand in the README."""
     found = [(pick, pick.of(rows)) for pick in picks if pick.front or not front]
     return [bar(pick.front if front else pick.label, row, pick.less) for pick, row in found if row]
 

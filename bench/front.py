@@ -31,7 +31,7 @@ def charts():
             commits.append(head["machine"]["commit"].replace(" with uncommitted changes", "+"))
         if hasattr(suite, "tiers_chart"):
             drawn["tiers"] = suite.tiers_chart(suite.tiers(rows, front=True))
-    # A processor may stand beside a GPU, and by itself.
+    # A processor may stand beside a GPU in one entry, and alone in another.
     once = dict.fromkeys(part for machine in machines for part in machine.split("; "))
     where = f"{'; '.join(once)}; {', '.join(dict.fromkeys(commits))}."
     return {"ratios": Chart("Sluice beside llama.cpp", shown, under=f"{UNDER}\n{where}"), **drawn}

@@ -6,7 +6,7 @@ from statistics import median
 from chart import Amounts, Bar, Chart, Ratios
 from results import RESULTS
 
-# Of the steps, what is measured whole; the kernels by themselves are in the page.
+# Only whole steps: single kernels are in the page.
 STEPS = re.compile(r"^((?:decode|prefill|demo)[^:\n]*): new/old ([\d.]+) \(([\d.]+)-([\d.]+)\)", re.M)
 EDGES = re.compile(r"^\| (\w+) \| [^|]+ \| (\d+) \| ([\d,]+)([^|]*) \| (\d+) \|$", re.M)
 

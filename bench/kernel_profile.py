@@ -27,7 +27,7 @@ from results import RESULTS, lines, top  # noqa: E402
 from scratch import DIR, Failed, run, say  # noqa: E402
 
 NAME = "gpu-kernels"
-# What each is called on the page, and what `sluice bench` is asked: step, shape and form of the model, options.
+# For each case its name on the page, and arguments of `sluice bench`: step, shape and form of the model, options.
 CASES = {
     "small": ("token, 0.6B", "decode dense q4 --context 128 --tokens 4"),
     "deep": ("token, 0.6B behind 8,192", "decode dense q4 --context 8192 --tokens 4"),
@@ -111,7 +111,7 @@ def written(made_on, cases):
 
 
 def made(folder, name):
-    """The file of a case that is there already."""
+    """The file of a case, if it is there already."""
     found = next((path for path in (folder / f"{name}.csv", folder / f"ncu-{name}.csv") if path.exists()), None)
     if found is None:
         raise Failed(f"bench: {folder}: no {name}.csv")

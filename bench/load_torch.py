@@ -8,6 +8,6 @@ from safetensors.torch import load_file
 
 weights = {}
 for file in sorted(Path(sys.argv[1]).glob("*.safetensors")):
-    # What is mapped is there only once it is copied.
+    # A mapped tensor is in memory only once it is copied.
     weights |= {name: tensor.clone() for name, tensor in load_file(file).items()}
 print(sum(t.nbytes for t in weights.values()), flush=True)

@@ -50,7 +50,7 @@ def commit():
     def git(*words):
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
-    # Where a copy of the tree has no history, or an older one, whoever copied it may say.
+    # A copy of the tree may have no history, or an older one. Then this variable names the commit.
     if copied := os.environ.get("BENCH_COMMIT"):
         return copied
     name = git("rev-parse", "--short=12", "HEAD") or "unknown"

@@ -58,7 +58,7 @@ def random_bytes(source, n):
 
 
 def blocks_of(n):
-    """`n` weights as so many at a time."""
+    """How many weights each block of `n` has."""
     return [min(BLOCK, n - at) for at in range(0, n, BLOCK)]
 
 
@@ -111,7 +111,7 @@ POOL, POOLED = 8, re.compile(r"mlp.*_proj|ffn_(gate|up|down)")
 
 
 def pooled(make):
-    """The same as `make(source, ...)`, but what it gives of most matrices is one of a pool; the source's name says which is the first."""
+    """The same as `make(source, ...)`, but most matrices take their bytes from a pool. The source's name says at which block of the pool they begin."""
     pools = {}
 
     def drawn(source, *more):
@@ -321,7 +321,7 @@ def write_gguf(shape, form, out, text):
     makers = []
     for t in tensors(shape):
         if t.kind in MATRICES and t.kind != "router":
-            # What is shifted needs a minimum in each block.
+            # Shifted tensors need a minimum in each block.
             kind = "Q4_1" if is_shifted(t) else kind_of(t, c["num_hidden_layers"], experts if experts and t.kind == "expert" else rest)
             quant = gguf.GGMLQuantizationType[kind]
             per_block, block_bytes = gguf.GGML_QUANT_SIZES[quant]

@@ -40,7 +40,7 @@ def quickly(shape, form, *text):
 
 
 def _made(of, path, shape, form, *more):
-    """Makes what is not there; `of` gives the model that a bundle is packed from."""
+    """Makes the model if it is not there; `of` gives the model that a bundle is packed from."""
     if not path.exists():
         need_free(bytes_of(shape, form), path.name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ class Peer:
         self.died = ""
 
     def measure(self, what):
-        """Keeps what `what()` gives."""
+        """Keeps the measurements that `what()` gives."""
         if self.died:
             return
         try:

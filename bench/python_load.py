@@ -33,12 +33,12 @@ def runai_model_streamer(path, held):
 
     streamer = held.enter_context(SafetensorsStreamer())
     streamer.stream_file(path)
-    # Its buffer is used again, so what is kept must be a copy.
+    # The streamer reuses its buffer, so tensors that are kept must be copies.
     return {name: tensor.clone() for name, tensor in streamer.get_tensors()}
 
 
 def disk(path):
-    """What the disk gives at best: direct reads of 4 MiB by eight threads, which go nowhere."""
+    """The disk's best rate: eight threads read 4 MiB at a time past the page cache, and drop the bytes."""
     import concurrent.futures
     import mmap
     import os
@@ -60,7 +60,7 @@ def touched(tensors):
 
 
 loader, path = sys.argv[1:]
-# What each of them imports is not measured.
+# The import of the reader's package is not measured.
 with contextlib.suppress(ImportError):
     __import__(loader)
 with contextlib.ExitStack() as held:

@@ -77,7 +77,7 @@ class Parts:
         return rows
 
     def finish(self, notes):
-        """All are there: the next run begins anew."""
+        """All parts are there, so the next run begins anew."""
         commits = sorted({part["commit"] for part in self.found.values()})
         if len(commits) > 1:
             notes.append(f"measured in several runs, at commits {', '.join(commits)}")

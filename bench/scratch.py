@@ -12,7 +12,7 @@ DIR = Path(os.environ.get("BENCH_DIR") or Path.home() / ".cache" / "sluice-bench
 
 
 class Failed(SystemExit):
-    """What ends a run, with what to say, unless whoever can do without catches it."""
+    """Ends the run with a message, unless a caller that can do without catches it."""
 
 
 def say(text):
@@ -21,7 +21,7 @@ def say(text):
 
 
 def free():
-    """Bytes that may still be written here: a twentieth of what we could ever use stays free (a file system may keep most of its size from us)."""
+    """Bytes that may still be written here. A twentieth of the bytes that we may use stays free; a file system may reserve most of its size, so that does not count."""
     DIR.mkdir(parents=True, exist_ok=True)
     disk = shutil.disk_usage(DIR)
     return disk.free - (disk.used + disk.free) // 20

@@ -18,7 +18,7 @@ from pathlib import Path
 
 AT_ONCE = 8
 
-# None of these comes to its end by itself within the tokens that are asked for; a model may end the last two, which is said.
+# No model ends these within the tokens that are asked for, but perhaps the last two; the page says so then.
 ITEM = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "count": {"type": "integer"}, "kind": {"enum": ["fox", "crow"]}, "old": {"type": "boolean"}},

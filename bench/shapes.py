@@ -153,7 +153,7 @@ class Tensor:
     kind: str = "matrix"
     # The vector shape that GGUF wants, where it differs.
     gguf_shape: tuple = ()
-    # Of the usual deviation, or of one.
+    # A factor on the usual deviation, or on one.
     part: float = 1.0
     # How far the first `leaning` rows (0: all) lean to what a giant's embeddings have in common.
     lean: float = 0.0

@@ -45,7 +45,7 @@ def post(address, path, body):
 def stream(address, path, body):
     """The answer to a request that asks for a stream."""
     answer = Answer()
-    # What a client takes to write its request is not the server's.
+    # The time to write the request is the client's, not the server's.
     body = json.dumps({**body, "stream": True}).encode()
     begun = time.perf_counter()
     connection, events = _send(address, path, body)

@@ -125,7 +125,7 @@ def with_ollama():
 
 def embeddings(expected):
     client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
-    # The client asks for Base64 by itself, and says no more of it.
+    # The client asks for Base64 by default and decodes it without a word.
     made = client.embeddings.create(model="any", input=[QUESTION, "Another."])
     holds("openai: embeddings", [d.index for d in made.data] == [0, 1] and made.usage.prompt_tokens > 2, made.usage.prompt_tokens)
     plain = client.embeddings.create(model="any", input=QUESTION, encoding_format="float").data[0].embedding

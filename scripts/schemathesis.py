@@ -46,7 +46,7 @@ def start(sluice, model, log):
         address = found.group(1) if found else address
         if "ready" in line:
             break
-    # What it says later must go somewhere.
+    # The server's later output must go somewhere.
     threading.Thread(target=lambda: log.extend(server.stderr), daemon=True).start()
     if not address:
         sys.exit("the server did not start:\n" + "".join(log))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Distils a head that predicts one token more (multi-token prediction) for a checkpoint of Qwen3.5-MoE, on one thread.
+"""Distils an MTP head (multi-token prediction) for a checkpoint of Qwen3.5-MoE, on one thread.
 
     python scripts/train_mtp.py CHECKPOINT CORPUS.jsonl.xz OUTPUT.safetensors [--minutes 15]
 

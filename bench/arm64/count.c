@@ -1,4 +1,4 @@
-// A plugin of qemu's that counts the instructions that a program executes: all, loads, stores, and products of bytes. Written to the descriptor 2 at its end.
+// A plugin for qemu that counts the instructions that a program executes: all, loads, stores, and products of bytes. When the program ends, the counts go to standard error.
 //
 // The few functions of qemu's plugin interface that it uses are declared here, since Debian's packages have no header for them.
 #include <inttypes.h>
@@ -36,7 +36,7 @@ static size_t kind_of(uint32_t code) {
   };
   for (size_t i = 0; i < sizeof products / sizeof *products; i++)
     if ((code & products[i].mask) == products[i].value) return PRODUCTS;
-  // Loads and stores: bit 27 without bit 25. Bit 22 says load; of one register also bit 23.
+  // Loads and stores have bit 27 and not bit 25. Bit 22 marks a load; where one register is moved, bit 23 does, too.
   if ((code & 0x0a000000) != 0x08000000) return ALL;
   int is_pair = (code & 0x3a000000) == 0x28000000, is_structure = (code & 0xbe000000) == 0x0c000000;
   int is_literal = (code & 0x3b000000) == 0x18000000, is_vector = (code & 0x04000000) != 0;

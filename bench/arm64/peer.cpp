@@ -1,6 +1,6 @@
 // llama.cpp's own inner loops, one product again and again: peer KERNEL ROWS COLUMNS TOKENS TIMES. Linked with arch/arm/quants.c and arch/arm/repack.cpp of ggml.
 //
-// What is multiplied are zeros and small numbers: instructions do not depend on them.
+// It multiplies zeros and small numbers: the instructions do not depend on them.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -29,7 +29,7 @@ def edit():
     return f"Rename the type `StopStrings` to `StopWatcher` in this file. Answer with the whole file, and nothing else.\n\n```rust\n{EDITED.read_text()}```\n"
 
 
-# A checkpoint with a head that predicts one token more, such as `scripts/train_mtp.py` makes.
+# A checkpoint with an MTP head, such as `scripts/train_mtp.py` makes.
 WITH_HEAD, HEAD = os.environ.get("SLUICE_MTP_MODEL"), "mtp"
 # By case: model, prompt, tokens of the answer (quick: a quarter), temperature, goal.
 CASES = {
@@ -80,7 +80,7 @@ def cases(quick):
 
 
 def absent():
-    """What is missing for it to run here, but for the checkpoint with a head."""
+    """What this suite needs and this machine lacks, but for the checkpoint with an MTP head."""
     missing = real_models.fetch()
     return None if not missing else f"real models are not there: {', '.join(missing)}"
 

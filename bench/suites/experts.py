@@ -75,7 +75,7 @@ class Flags:
 
     def words(self, budget):
         words = ["--experts", self.experts, "--lookahead", self.lookahead, *self.more, "--threads", THREADS]
-        # What is mapped is as large as it is.
+        # A mapped model has no budget.
         return [*map(str, words), *([] if budget is None or self.experts == "mapped" else ["--memory-budget", str(int(budget))])]
 
 
@@ -180,7 +180,7 @@ def run(names, quick, rounds, parts):
         try:
             rows += one(giant, rounds, quick, notes, parts)
         finally:
-            # Disks are small: what was made for this giant alone goes again.
+            # Disks are small, so models that were made for this giant alone are removed.
             if not quick:
                 drop(giant, [form for form, before in had.items() if not before])
     if "fits" in names:
@@ -341,7 +341,7 @@ def compute_of(line):
 
 
 def bound(line, bandwidth, k):
-    """Tokens per second that disk and processor allow a run, from its own misses and its own compute; and with look-ahead: all reads beside all compute."""
+    """The speed that disk and processor allow a run, from its own misses and compute times; and the same with look-ahead, where all reads run beside all compute."""
     e, tokens = line["experts"], line["tokens"]
     reads, (compute, experts) = e["read_bytes"] / bandwidth, compute_of(line)
     hits = e["hits"] / max(1, e["wanted"])
@@ -539,7 +539,7 @@ def ablation(giant, case, bundle, limit, rounds, quick, notes):
 
 
 def policies():
-    """The ways of replacement that there are, by what is said to a name that is none."""
+    """The eviction policies, read from the error about a policy that does not exist."""
     ran = cgroup.run([SLUICE, "bench", "decode", "--expert-policy", "-"])
     names = ran.errors.partition("expected one of:")[2].partition("\n")[0]
     return names.replace(",", " ").split()
@@ -570,7 +570,7 @@ def fits(rounds, quick, notes):
     mapped, slots = [], []
     for _ in range(rounds):
         for flags, into in ((Flags("mapped"), mapped), (Flags(lookahead="off"), slots)):
-            # A long prompt, so that hardly an expert is wanted for the first time behind it.
+            # The prompt is long, so that hardly any expert is wanted for the first time behind it.
             line, ran = ours("decode", path, flags, None, "--context", PROMPT, "--tokens", 128, rounds=3)
             if line is None:
                 failed(case, ran, notes)

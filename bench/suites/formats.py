@@ -23,7 +23,7 @@ SUITE = "formats"
 CONTEXT, GENERATED, PROMPT, THREADS = kernels.CONTEXT, kernels.GENERATED, kernels.PROMPT, kernels.THREADS
 NAMES = {"dense": "Qwen3-0.6B", "1.7b": "Qwen3-1.7B", "8b": "Qwen3-8B", "moe": "MoE, 6 layers of 30B-A3B"}
 FORMS = ("Q4_K_M", "Q4_0", "Q8_0", "IQ4_XS", "MXFP4")
-# Of the range of logits, and of a perplexity.
+# Tolerances: a part of the range of logits, and a ratio of perplexities.
 LOGITS, PERPLEXITY = 1e-4, 1.0005
 # Of the range of logits: where llama.cpp, which rounds activations to eight bits, may choose the other of the best two.
 NEAR_TIE = 1e-2

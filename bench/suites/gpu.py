@@ -29,7 +29,7 @@ LLAMA = CudaLlamaCpp()
 TORCH = "torch in bf16"
 SMALL, LARGE, MIXTURE, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "Next of 48 layers"
 SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", HYBRID: "next-48"}
-# Integers of 11 bits for products and of 16 for attention: nearer to f32 than int8, and what prompts are quickest with.
+# Integers of 11 bits for products and of 16 for attention: nearer to f32 than int8, and the fastest mode for prompts.
 FINE = ("--activations", "int11", "--attention", "int16")
 FINELY = ", int11 and int16"
 TO_COME = 34
@@ -80,14 +80,14 @@ def found(rows):
     bits = [r for r in rows if r.figure == "logits equal"]
     return [
         *said("Decode runs at {spread} times llama.cpp's speed with everything in VRAM, in {cases}; goals met: {goals}.", having([r for r in rows if " of the experts " not in r.case], "decode", "speed", peer)),
-        # Two short ones on a line, so that a page begins with at most twelve.
+        # Two short findings share a line: a page begins with at most twelve.
         *filter(None, [" ".join([
             *said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
             *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
         ])]),
         *said("Prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY not in r.case]),
-        *said("With products of 11 bits and attention of 16, nearer to f32: {spread} times, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
-        *said("That is {spread} of the speed of torch in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
+        *said("With `--activations int11 --attention int16`, which is nearer to f32, prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
+        *said("In this mode they run at {spread} of torch's speed in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
         *said("8 to 64 sequences at once: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
         *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
         *said("Keys and values that no longer fit the device come back from host memory. Time to first token is {spread} times lower than when they are recomputed.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
@@ -158,7 +158,7 @@ def run(names, quick, rounds, parts):
         began = time.monotonic()
         try:
             rows += parts.measure(name, lambda name=name: MEASURED[name](rounds), notes)
-        # One case that fails must not cost the others; it is no part then, and the next run tries it again.
+        # A case that fails must not cost the others. It is not kept, so the next run tries it again.
         except (Failed, Died, ValueError, KeyError, IndexError, TypeError) as why:
             notes.append(f"not measured: {name}: {' '.join(str(why).split())[-200:]}")
             say(notes[-1])
@@ -245,7 +245,7 @@ def decode(name, form, theirs, rounds, goal, deep=False, of_limit=None, matrices
         rows.append(compare(SUITE, f"decode at {DEEP:,}, {name}, {words}", "speed kept", "of 1", kept, theirs_kept, LLAMA.name(theirs), died=died))
     if matrices:
         for phase, of in lines[0]["phases"].items():
-            # Of the embedding a row is read: a few kilobytes.
+            # Only a row of the embedding is read: a few kilobytes.
             if of["weight_bytes"] and of["seconds"] and phase != "embed":
                 rate = of["weight_bytes"] / of["seconds"] / 1e9
                 rows.append(compare(SUITE, f"matrices of a token, {name}, {words}", phase.replace("_", " "), "GB/s", [rate], [limit("device", "read_bytes_per_second") / 1e9], "read limit", matrices(phase)))
@@ -337,7 +337,7 @@ def by_parallel(text):
 
 
 def expert_bytes(shape):
-    """Of 4 bits in groups of 64, all experts together."""
+    """Bytes of all experts together, at 4 bits in groups of 64."""
     c = config(shape)
     return c["num_hidden_layers"] * c["num_experts"] * 3 * c["hidden_size"] * c["moe_intermediate_size"] * 9 // 16
 
@@ -379,7 +379,7 @@ def whole(rounds):
 
 
 def tiers(case, line):
-    """What the tiers did."""
+    """Figures of the tiers: experts found on the device, and experts held there."""
     held = line["experts"].get("device")
     if not held or not held["hit_rate"]:
         return []
@@ -436,7 +436,7 @@ def returning(rounds):
     return [compare(SUITE, case, "TTFT, from memory of this machine", "ms", found["spilled"], found[words], name, above=False) for words, name in (("lost", "computed again"), ("kept", "all of them in VRAM"))]
 
 
-# Bytes for experts on the device, and on the host, of 17 GB: nearly all that is wanted is found, or the disk is what counts.
+# Bytes for experts on the device, and on the host, of the model's 17 GB. With the first nearly all wanted experts are found; with the second the disk decides.
 SCARCE = {"8 GB": (2e9, "6G"), "2.5 GB": (5e8, "2G")}
 
 

@@ -29,7 +29,7 @@ class Decode:
     ours: str
     theirs: str
     threads: int
-    # Over llama.cpp's, and of the read bandwidth.
+    # Goals: our speed over llama.cpp's, and the share of the read bandwidth.
     goal: float | None = None
     limit: float | None = None
     transformers: bool = False
@@ -46,7 +46,7 @@ class Prefill:
     ours: str
     theirs: str
     threads: int
-    # Over each peer's, and of the peak of our arithmetic.
+    # Goals: our speed over each peer's, and the share of our own peak arithmetic.
     goal: float | None = None
     limit: float | None = None
     transformers: bool = False
@@ -72,7 +72,7 @@ PREFILLS = [
     Prefill("hybrid", "q4", "Q4_0", THREADS, 4.0, quick=True),
     Prefill("dense", "bf16", "BF16", THREADS, 1.5, transformers=True),
 ]
-# How both grow with the threads.
+# The numbers of threads at which decode and prefill are measured.
 AXIS = [1 << n for n in range(THREADS.bit_length()) if 1 << n < THREADS]
 DECODES += [Decode(shape, "q4", "Q4_0", t, goal, 0.9) for shape, goal in (("dense", 1.4), ("moe", 1.8)) for t in AXIS if (shape, t) != ("dense", 1)]
 PREFILLS += [Prefill(shape, "q4", "Q4_0", t, goal) for shape, goal in (("dense", 3.0), ("moe", 5.0)) for t in AXIS]
@@ -266,7 +266,7 @@ def prefill(c, rounds):
 
 
 def scaling(rows, case):
-    """What all threads make of one's speed, where both were measured."""
+    """How the speed grows from one thread to all, where both were measured."""
     speed = {row.threads: row.ours for row in rows if row.case == case and row.figure == "speed"}
     if THREADS < 2 or not {1, THREADS} <= speed.keys():
         return []

@@ -115,7 +115,7 @@ def run(names, quick, rounds, parts):
         if (shape, ours) in KV_VARIANTS:
             rows += parts.measure(f"{name} kv", lambda: reserved(shape, ours, rounds), notes)
         rows += parts.measure(f"{name} starts", lambda: starts(shape, ours, theirs, rounds, quick), notes)
-        # Disks are small: what was made for this variant alone goes again, if it is big.
+        # Disks are small, so large models that were made for this variant alone are removed.
         for form, before in zip((ours, theirs), had):
             path = model_path(shape, form)
             if not before and not quick and path.exists() and size(path) > 3e9:
@@ -218,7 +218,7 @@ def loads(shape, form, rounds):
 
 
 def left(shape, form, rounds):
-    """A second start, mapped, behind a cold one that was: how a file came into the page cache decides what its page tables cost."""
+    """A second start with maps, after a cold start with maps: how a file came into the page cache decides what its page tables cost."""
     case, folder = title(shape, form), model(shape, form)
     say(f"second starts of {case}")
     prepare(folder, "cold")

@@ -24,7 +24,7 @@ FEW = min(2, THREADS)
 DECODES = [Decode(shape, "q4", "Q4_0", t, 1.5 if t == 1 else goal, 0.9) for shape, goal in (("dense", 1.4), ("moe", 1.8)) for t in AXIS]
 DECODES += [Decode("dense", "q8", "Q8_0", FEW, 1.25), Decode("dense", "bf16", "BF16", FEW, None, 0.94)]
 PREFILLS = [Prefill(shape, "q4", "Q4_0", t, goal) for shape, goal in (("dense", 3.0), ("moe", 5.0)) for t in AXIS]
-# Of real dimensions, in a bundle.
+# A giant: a model with real dimensions, in a bundle.
 GIANT, STREAMED = "qwen3-30b-a3b@12", "12 layers of 30B-A3B, 4 bit"
 BUDGET = 2_000_000_000
 
@@ -199,7 +199,7 @@ def beside_others(rounds):
         alone += engines(1)
         with busy(THREADS // 2):
             beside_loops += engines(1)
-        # The slower of the two.
+        # The slower of the two engines counts.
         both.append(min(engines(2)))
     return [
         compare(SUITE, f"{case}, {THREADS // 2} busy loops", "speed", "tokens/s", beside_loops, [median(alone)] * rounds, "alone", 0.5, threads=THREADS),

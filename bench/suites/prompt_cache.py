@@ -42,7 +42,7 @@ BLOCK, IN_FLIGHT, PAGE = 32, 48 << 20, 4096
 PROBE = 1 << 30
 # Seconds that a new server may take to read ahead what was used last.
 READ_AHEAD = 4
-# From memory nothing is copied but a state.
+# From memory only a recurrent state is copied.
 MEMORY_LIMIT = 5.0
 # Published on another machine (mlx-lm, M4 Max): tokens, milliseconds to the first token cold, and to map the state back.
 PUBLISHED = [(4096, 2905, 2.0), (16_384, 12_307, 5.9), (32_768, 28_788, 15.9), (98_304, 141_142, 30.8)]
@@ -61,7 +61,7 @@ def saved(n, shape):
 
 
 PICKS = [Pick(f"{n:,} tokens, {NAMES[s]}", title(n, s), "TTFT", "computed") for s in SHAPES for n in LENGTHS]
-# Beside what llama-server saves of a slot.
+# Compared with what llama-server saves of a slot.
 PEERS = [Pick(f"{SAVED:,} tokens, {NAMES[s]}", saved(SAVED, s), "first token, cold", "llama-server", front=f"First token after a restart, {s}, {SAVED:,} tokens") for s in SHAPES]
 
 

@@ -22,7 +22,7 @@ PROMPT, GENERATED = "Once upon a time there was a king who", 128
 # Bytes of the file of tensors, and of each tensor in it: those of a model of 2 billion parameters in bf16.
 FILE, TENSOR = 4_000_000_000, 32 << 20
 READERS = {"safetensors": "safetensors", "fastsafetensors": "fastsafetensors, copied through the page cache", "runai_model_streamer": "runai-model-streamer", "disk": "disk alone"}
-# Ours over theirs, of times.
+# Ratios of times, ours over theirs.
 GOALS = {"safetensors": 1 / 1.5, "disk": 1 / 0.9}
 MODELS = {"smollm2": "SmolLM2-135M, Q4_1", "qwen2_5_coder": "Qwen2.5-Coder-0.5B, Q4_K_M"}
 READ, FIRST, RATE, START = "all tensors there", "first token", "generation", "import and load beyond the program's start"
@@ -65,7 +65,7 @@ def prepare():
         sys.exit("bench: the Python package does not build")
     if "BENCH_PYTHON" not in os.environ:
         for name in NEEDED:
-            # What cannot be had is a row that says so.
+            # A reader that cannot be installed gets a row that says so.
             subprocess.run([PYTHON, "-m", "pip", "install", "-q", name], capture_output=True)
 
 
@@ -85,7 +85,7 @@ def run(names, quick, rounds, parts):
 
 
 def output(command):
-    """What a script of ours prints, as JSON. The package is in its path."""
+    """Runs one of our scripts with the package in its path, and parses the JSON that it prints."""
     return answer(["env", f"PYTHONPATH={package()}", "PYTHONDONTWRITEBYTECODE=1", *command], lambda text: json.loads(text.splitlines()[-1]))
 
 

@@ -244,8 +244,8 @@ def ik(shape):
 
 
 def ask(address, shape, seed, *more, workload="random", patience=PATIENCE):
-    """What `sluice bench serve` says of a server within `patience` seconds. What goes wrong is the server's death, as far as a peer is concerned."""
-    # Control tokens and what is unused stand at the end.
+    """The figures of `sluice bench serve` for a server, within `patience` seconds. Any failure counts as the death of that server."""
+    # Control tokens and unused tokens are at the end of the vocabulary.
     vocabulary = config(shape)["vocab_size"] - 300
     words = [SLUICE, "bench", "serve", "--base-url", address, "--workload", workload, "--seed", seed, "--vocabulary", vocabulary, "--json", *map(str, more)]
     try:
@@ -412,7 +412,7 @@ def shared(shape, rounds, quick, notes):
             step.append(step_of_eight(10 * seed + 2, *prefix, workload="shared-prefix"))
             unshared.append(step_of_eight(10 * seed + 3, "--input", 1024))
             if not quick:
-                # Whoever goes first has the colder processor.
+                # The first to run has the colder processor, so they take turns.
                 order = [(mine_at, on), (without_at, off)]
                 for address, found in order if seed % 2 else order[::-1]:
                     found.append(own(address, shape, 10 * seed + 4, *traffic)["output_tokens_per_second"])

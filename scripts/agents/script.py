@@ -133,7 +133,7 @@ class Script:
         self.server = urlsplit(server)
         self.steps = steps
         self.exchanges = []
-        # What was called, step by step.
+        # The calls so far, step by step.
         self.taken = []
         self.problems = []
         handler = type("Handler", (Handler,), {"script": self})

@@ -50,7 +50,7 @@ pub trait Backend: Operations + Resources + Caches + Send {
     fn take_profile(&mut self) -> Profile;
     /// What streamed experts took since the last call, and how they are read. `None` where none are streamed.
     fn take_streamed(&mut self) -> Option<Streamed>;
-    /// What of tables on disk was read since the start. `None` where none are.
+    /// What was read of tables on disk since the start. `None` if no table is on disk.
     fn table_stats(&self) -> Option<RowStats> {
         None
     }

@@ -19,7 +19,7 @@ pub struct HeadRows {
 }
 
 impl HeadRows {
-    /// Those of head `head`.
+    /// The rows of head `head`.
     pub fn of(&self, head: usize) -> Range<usize> {
         let first = head * self.stride + self.offset;
         first..first + self.rows
@@ -52,7 +52,7 @@ pub struct LatentLayer {
     pub q: Tensor,
     /// `[tokens, rank + rotated]`: the vector before its norm, then the key that is rotated. May be changed.
     pub kv: Tensor,
-    /// Over the vector.
+    /// The vector's norm.
     pub norm: Norm,
     /// `[tokens, heads * v_dim]`
     pub out: Tensor,

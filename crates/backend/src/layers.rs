@@ -50,7 +50,7 @@ pub struct AttentionLayer {
     pub heads: usize,
     /// Each head of `q` is followed by a gate: the output is multiplied by its sigmoid.
     pub gated: bool,
-    /// Over each head of q and k, before the rotation.
+    /// The norm of each head of q and k, before the rotation.
     pub q_norm: Option<Norm>,
     /// As `q_norm`.
     pub k_norm: Option<Norm>,
@@ -114,7 +114,7 @@ pub enum Elementwise {
     Norm {
         /// `[tokens, cols]`
         x: Tensor,
-        /// Over a number of columns that divides `cols`.
+        /// The norm, over a number of columns that divides `cols`.
         norm: Norm,
         /// `[tokens, cols]`, which may be `x`.
         out: Tensor,
@@ -130,7 +130,7 @@ pub enum Elementwise {
     AddNormed {
         /// `[tokens, cols]`
         x: Tensor,
-        /// Over a number of columns that divides `cols`.
+        /// The norm, over a number of columns that divides `cols`.
         norm: Norm,
         /// `[tokens, cols]`
         residual: Tensor,
@@ -355,7 +355,7 @@ pub struct Moe {
 }
 
 impl Moe {
-    /// The norm of what its router takes.
+    /// The norm of the router's input: its own, or that of the mixture.
     pub fn norm_of_router(&self) -> &Norm {
         self.router_norm.as_ref().unwrap_or(&self.norm)
     }

@@ -152,7 +152,7 @@ fn mode_of(seed: u64) -> Activations {
 
 fn run(family: &Family, seed: u64, candidate: &Candidate, is_reference: bool) -> Seen {
     let mut random = Rng::with_seed(seed);
-    // What was drawn for the mode before still is: shapes by their seeds stay what they were.
+    // Earlier versions drew the mode here. A number is still drawn, so that seeds stand for the same shapes.
     let _ = random.usize(..3);
     let setup = Setup { activations: mode_of(seed), seed, capacity: CAPACITY };
     let _turn = candidate.in_turns.then(|| TURN.lock().unwrap_or_else(|e| e.into_inner()));

@@ -57,7 +57,7 @@ fn steps_of_models_replay_on_another_backend_to_the_same_bits() {
                 recording.replay(Box::new(fresh)).unwrap_or_else(|e| panic!("{name}, step {i}, {isa}: {e}"));
             }
         }
-        // What was computed is looked at, not only that it was.
+        // A replay compares what operations compute, not only their order.
         let mut other = recordings[1].clone();
         other.before = Default::default();
         let replayed = other.replay(Box::new(Cpu::new(Isa::GENERIC, 1, Activations::Int8).unwrap()));

@@ -61,7 +61,7 @@ struct Sizes {
     latent_rows: usize,
     normed: usize,
     logits: usize,
-    /// Of each thread: kernels' scratch in bytes, elements of each of two tiles, of a row, and of other floats.
+    /// For each thread: bytes of the kernels' scratch; elements of each of two tiles, of a row, and of other floats.
     kernel: usize,
     tile: usize,
     row: usize,
@@ -73,7 +73,7 @@ struct Sizes {
     /// Sums or outputs that are kept while experts are read, and predictions.
     kept: usize,
     guess: usize,
-    /// In bytes.
+    /// From here on in bytes.
     grouping: usize,
     attention: usize,
     delta: usize,
@@ -105,7 +105,7 @@ pub(super) struct ScratchPlanner<'a> {
     layouts: &'a [KvLayout],
     /// Bytes of a position's angles, in all tables.
     angles: usize,
-    /// Of the step.
+    /// Tokens of the step.
     tokens: usize,
     sequences: usize,
     wanted: usize,

@@ -204,7 +204,7 @@ impl Operations for Cpu {
                 self.each_row(tokens, &|t, _| {
                     for run in (0..from.cols).step_by(weight.len()) {
                         let run = run..run + weight.len();
-                        // SAFETY: a task alone uses its rows; the second is borrowed only if it is another.
+                        // SAFETY: a task alone uses its rows; `from` is borrowed only where it is not `to`.
                         unsafe {
                             let out = to.get_mut(t, run.clone());
                             match is_in_place {
@@ -406,7 +406,7 @@ mod tests {
         for _ in 0..3 {
             cpu.begin(&empty);
             cpu.pool.use_threads(4);
-            // Each waits for all, so that each takes one.
+            // Each task waits for all, so that each thread takes one.
             let together = std::sync::Barrier::new(4);
             cpu.pool.run(4, &|_, thread| {
                 together.wait();

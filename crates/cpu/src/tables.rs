@@ -23,7 +23,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Bytes of the cache of a table's rows.
+    /// Bytes that the cache of a table's rows would take.
     pub fn bytes_of(weight: &Weight, options: &RowOptions) -> usize {
         RowTable::bytes_of(
             weight.source().iter().map(|plane| plane.len() / weight.rows()),
@@ -32,10 +32,10 @@ impl Tables {
         )
     }
 
-    /// From here on reads the rows of a table when they are wanted.
+    /// Makes a table one whose rows are read from disk when a step wants them.
     ///
     /// # Errors
-    /// When it is not in a file as it is, or without memory for the cache.
+    /// When the table is not in a file in the form that kernels take, or there is no memory for the cache.
     pub fn stream(&mut self, number: usize, weight: &mut Weight, options: &RowOptions) -> Result<()> {
         let of_files = weight.source().iter().all(Bytes::is_of_file);
         ensure!(
@@ -48,14 +48,14 @@ impl Tables {
         Ok(())
     }
 
-    /// Begins with the rows of a step.
+    /// Starts to read the rows that a step wants.
     pub fn begin(&mut self, inputs: &StepInputs) {
         for (_, table) in &mut self.all {
             table.begin(inputs.tokens());
         }
     }
 
-    /// Widens the step's rows of the table, if it is one of these. Returns whether it is.
+    /// Writes the step's rows of `table` to `out` as f32, if the table is on disk. Returns whether it is.
     pub fn embed(&mut self, table: MatrixId, weight: &Weight, (isa, pool): (Isa, &mut Pool), out: Place) -> bool {
         let Some((_, table)) = self.all.iter_mut().find(|(number, _)| *number == table.number()) else { return false };
         while table.next_wave() {
@@ -88,7 +88,7 @@ impl Tables {
         self.all.iter().map(|(_, table)| table.bytes()).sum()
     }
 
-    /// What reading fell back on.
+    /// The fallbacks that reading uses, a clause each.
     pub fn notes(&self) -> impl Iterator<Item = &String> {
         self.all.iter().flat_map(|(_, table)| table.notes())
     }

@@ -44,8 +44,8 @@ mod pool;
 
 use pool::Pool;
 
-/// Runs jobs of these numbers of tasks, on so many threads of the pool, one after the other, and checks that each task ran once, on one of them: in every
-/// order of steps in which no more than `preemptions` times a thread is stopped that could go on. Returns how many orders that were.
+/// Runs jobs with these numbers of tasks and threads, one after the other, and checks that each task ran once, on one of the threads. It tries every order of steps in which
+/// threads that could go on are stopped at most `preemptions` times. Returns the number of orders.
 fn check(threads: usize, jobs: &'static [(usize, usize)], preemptions: usize) -> usize {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);

@@ -26,7 +26,7 @@ KERNELS = os.path.join(HERE, "..", "kernels")
 FLAGS = ["-std=c++17", "-O2", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-w"]
 # What the device that is emulated runs: kernels for compute capability 9.0.
 ARCHITECTURE = 90
-# What stands for an instruction that is written as such.
+# Replacements for instructions that are written in assembler.
 INSTRUCTIONS = {
     "cp.async.ca.shared.global": "emu_copy(to, from, {bytes}); (void)at;",
     "cp.async.cg.shared.global": "emu_copy(to, from, {bytes}); (void)at;",

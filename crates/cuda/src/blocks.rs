@@ -302,7 +302,7 @@ mod tests {
             let of = BlockRows { format, rows, cols, row_bytes };
             let mut file = of.file_bytes().map(|n| (0..n).map(|_| random.u8(..)).collect::<Vec<u8>>());
             if let WeightFormat::Blocks(blocks) = format {
-                // No unit that is not a number, which comes back as another that is none.
+                // No unit may be NaN: it comes back as another NaN.
                 blocks.set_size(&mut file[0], 1.0);
             }
             let own = DeviceBuffer::new(gpu, of.own_bytes(), "rows").unwrap();

@@ -38,7 +38,7 @@ pub struct Weight {
 /// Elements of scales of sixteen bits, as kernels know them: `F16` and `BF16` of `kernels/prim/numerics.cuh`.
 pub const HALVES: [u32; 2] = [1, 2];
 
-/// Of FP8, scales that are powers of two: that of `kernels/format/fp8.cuh`.
+/// FP8's scales that are powers of two: the constant of `kernels/format/fp8.cuh`.
 const SCALE_EXPONENT: u32 = 13;
 
 fn element(float: Float) -> u32 {
@@ -134,7 +134,7 @@ impl Weight {
         }
     }
 
-    /// What a kernel is told of it from row `row` on.
+    /// The parameters of a kernel that reads it from row `row` on.
     ///
     /// # Panics
     /// Where it is not on the device.
@@ -147,7 +147,7 @@ impl Weight {
         self.described(std::array::from_fn(|i| at[i] + (row * row_bytes[i]) as u64), mode)
     }
 
-    /// What a kernel is told of rows in blocks that begin there.
+    /// The parameters for rows in blocks that begin at `at`.
     fn in_blocks(&self, layout: RowLayout, at: Address, mode: Activations) -> parameters::Matrix {
         let (cols, [codes, units]) = (self.cols(), layout.starts(self.cols()));
         parameters::Matrix {
@@ -164,7 +164,7 @@ impl Weight {
         }
     }
 
-    /// What a kernel is told of rows whose arrays begin there.
+    /// The parameters for rows whose arrays begin there.
     pub fn described(&self, [data, scales, biases]: [Address; ARRAYS], mode: Activations) -> parameters::Matrix {
         if let Some(layout) = self.layout {
             return self.in_blocks(layout, data, mode);
@@ -202,16 +202,16 @@ impl Weight {
 pub struct Weights {
     pub all: Vec<Weight>,
     memory: Vec<Arc<DeviceBuffer>>,
-    /// What has blocks and is still as the file has it.
+    /// Matrices in blocks that are not rearranged yet, and where they are.
     as_in_file: Vec<(BlockRows, Address)>,
     /// Matrices before this one have a place on the device or are elsewhere.
     looked_at: usize,
-    /// What is on its way here.
+    /// The load that is bringing weights here.
     coming: Option<LoadProgress>,
 }
 
 impl Weights {
-    /// Gives everything a place on the device that has none and is not elsewhere; `None` where that is nothing.
+    /// Allocates memory for all weights that have none and are not elsewhere. `None` if there are none.
     ///
     /// # Errors
     /// Where there is no memory for it.
@@ -252,7 +252,7 @@ impl Weights {
         Ok(placed)
     }
 
-    /// What was given a place comes as this load reads it.
+    /// Notes the load that brings the weights that were given a place.
     pub fn expect(&mut self, coming: LoadProgress) {
         self.coming = Some(coming);
     }

@@ -115,7 +115,7 @@ impl LayerLayout {
         self.ends.is_empty()
     }
 
-    /// What is read for an expert.
+    /// The extents that are read for an expert.
     pub(crate) fn extents(&self, expert: usize) -> &[Extent] {
         let from = expert.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.extents[from..self.ends[expert]]

@@ -81,7 +81,7 @@ pub struct ExpertStats {
     pub computed_on_host: u64,
     /// Experts that were promoted to a faster tier.
     pub promotions: u64,
-    /// Of `rises`: those for which another expert was demoted and copied back.
+    /// Of `promotions`: those for which another expert was demoted and copied back.
     pub demotions: u64,
     /// Of `wanted`: those that look-ahead had begun to read or had read.
     pub read_ahead: u64,

@@ -46,10 +46,10 @@ pub struct RowStats {
 #[derive(Clone, Debug)]
 struct PlaneRows {
     file: u32,
-    /// Of row 0.
+    /// Where row 0 begins in the file.
     offset: u64,
     row_bytes: usize,
-    /// Its place in a slot: a multiple of [`ALIGNMENT`].
+    /// Where this plane's part of a row lies in a slot: a multiple of [`ALIGNMENT`].
     at: usize,
 }
 
@@ -67,7 +67,7 @@ enum Content {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     content: Content,
-    /// Since the hand came by.
+    /// It was used since the clock's hand last came by.
     used: bool,
     /// The current step has not taken it yet.
     held: bool,
@@ -80,26 +80,26 @@ const ENTRY_BYTES: usize = size_of::<Slot>() + 24;
 pub struct RowTable {
     planes: Vec<PlaneRows>,
     queue: Box<dyn ReadQueue>,
-    /// Behind the queue, which is done with it when it is dropped.
+    /// Declared behind the queue, so that it is dropped after it: until then reads may write here.
     memory: Box<dyn Memory>,
     slot_bytes: usize,
     slots: Vec<Slot>,
     slot_of: HashMap<u32, u32>,
-    /// Where the search for a slot goes on.
+    /// The clock's hand: the search for a slot goes on here.
     hand: usize,
-    /// Rows of the step, and the places among them that were not handed out yet.
+    /// Rows of the step, and their indices that were not handed out yet.
     step: Vec<u32>,
     left: Vec<u32>,
-    /// Places of the step whose rows are in a slot now.
+    /// The wave: (index in `step`, slot).
     wave: Vec<(u32, u32)>,
     failed: Vec<(u32, Arc<Error>)>,
-    /// Kept, so that nothing is allocated.
+    /// Kept between steps, so that a step allocates nothing.
     complete: Vec<Completion>,
     stats: RowStats,
 }
 
 impl RowTable {
-    /// Rows that a cache has, at least.
+    /// The fewest rows that a cache has.
     pub const LEAST: usize = 64;
     const DEPTH: usize = 64;
     const THREADS: usize = 8;
@@ -204,7 +204,7 @@ impl RowTable {
         self.wave.clear();
         self.failed.clear();
         self.stats.wanted += self.step.len() as u64;
-        // Rows that are there stay, before any makes room for another.
+        // Mark the rows that are there first, so that none of them is evicted for another.
         for row in &self.step {
             if let Some(slot) = self.slot_of.get(row) {
                 let slot = &mut self.slots[*slot as usize];
@@ -214,7 +214,7 @@ impl RowTable {
         self.request();
     }
 
-    /// Starts to read rows that are left and neither there nor on their way, while there are slots for them.
+    /// Starts reads of the missing rows that are left, while there are slots for them.
     fn request(&mut self) {
         for at in 0..self.left.len() {
             let row = self.step[self.left[at] as usize];

@@ -202,7 +202,7 @@ impl Schedule {
         self.places[layer].len()
     }
 
-    /// What was handed over is what was asked for.
+    /// The experts that were handed over are those that were asked for.
     fn check(&mut self, when: &str) {
         for &(fetch, layer, position, expert) in &self.held {
             for (array, place) in self.places[layer][expert].iter().enumerate() {

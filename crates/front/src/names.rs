@@ -1,4 +1,4 @@
-//! What a model's name means: a path that is there, or a model of the hub's.
+//! What a model's name means: a path that is there, or a model on the hub.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use sluice_hub::{Extent, ModelName, Settings};
 
 use crate::quantisations;
 
-/// What to open for an argument: a folder or a file that is there, or else the model of the hub with that name; `fetch` gets what of it is not in the cache.
+/// The path to open for an argument: a folder or a file that is there, or else the hub's model of that name. `fetch` gets what the cache lacks of it.
 ///
 /// # Errors
 /// A path that is not there, a name that is none, and whatever keeps a model from being fetched.
@@ -28,10 +28,10 @@ pub fn resolve(
     fetch(settings, &name)
 }
 
-/// The name of the hub's that an argument is.
+/// An argument as a name of a model on the hub.
 ///
 /// # Errors
-/// What is no name, or likelier a path that is not there.
+/// Text that cannot be a name, or that is likelier a path to something that is not there.
 pub fn named_at(named: &Path, settings: &Settings) -> Result<ModelName> {
     let shown = named.display();
     let Some(text) = named.to_str() else { bail!("{shown}: no such folder or file") };

@@ -17,7 +17,7 @@ pub enum Input<'a> {
     Bf16(&'a [u16]),
     /// From [`encode_int8`](crate::activations::encode_int8).
     Int8 {
-        /// In [`ORDER`](crate::activations::ORDER) inside each eight columns.
+        /// Activations, in [`ORDER`](crate::activations::ORDER) inside each eight columns.
         q: &'a [i8],
         /// `sx`: [n, cols / 32]
         scales: &'a [f32],

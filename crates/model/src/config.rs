@@ -120,7 +120,7 @@ impl Config {
         }
     }
 
-    /// The same; null is `None`, as in the reference.
+    /// As [`Config::float_or`], but null is `None`, as in the reference.
     ///
     /// # Errors
     /// Another value.
@@ -139,7 +139,7 @@ impl Config {
         }
     }
 
-    /// The same with a default where the key is missing; null is `None`, as in the reference.
+    /// A size, or the default where the key is missing; null is `None`, as in the reference.
     ///
     /// # Errors
     /// Another value.

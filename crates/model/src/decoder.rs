@@ -65,11 +65,11 @@ impl Layer {
     }
 }
 
-/// A head that predicts one token more: see [`MtpDescription`].
+/// An MTP head: see [`MtpDescription`].
 struct Mtp {
     /// Embeddings of tokens, and beside each the state of the token before: `[max_tokens, 2 * hidden]`.
     input: Tensor,
-    /// Of embeddings and of states.
+    /// The norms of embeddings and of states.
     norms: [Norm; 2],
     join: Linear,
     layer: Layer,
@@ -121,7 +121,7 @@ pub struct Decoder {
     head: MatrixId,
     /// Of the logits.
     softcap: Option<f32>,
-    /// What predicts one token more, if there is such a head.
+    /// The MTP head, if there is one.
     mtp: Option<Mtp>,
 }
 

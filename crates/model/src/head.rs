@@ -54,7 +54,7 @@ fn is_same(checkpoint: &Checkpoint, one: &str, other: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Reads by itself: a load may not have begun.
+/// Reads the files itself, since a load may not have begun.
 fn has_same_bytes(a: &Tensor, b: &Tensor) -> Result<bool> {
     if a.dtype != b.dtype || a.shape != b.shape {
         return Ok(false);

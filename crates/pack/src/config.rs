@@ -29,7 +29,7 @@ fn quantization(root: &mut Map<String, Value>, conversion: &Conversion, rules: &
     if let Some(Value::Object(text)) = root.get_mut("text_config") {
         text.shift_remove("quantization_config");
     }
-    // What another producer's method says of bits and groups is not about the output.
+    // Another producer's `quantization_config` says nothing about the output.
     let given = given.filter(|q| q.get("quant_method").is_none());
     if !conversion.quantizes && conversion.copied == 0 {
         return;

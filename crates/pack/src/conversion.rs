@@ -9,7 +9,7 @@ use sluice_store::TensorPlan;
 
 use crate::rules::Width;
 
-/// A head that predicts one token more is packed with the rest.
+/// An MTP head is packed with the rest.
 pub const OPTIONS: Options = Options { max_tokens: 1, context: None, experts_per_token: None, mtp: true };
 
 /// The bytes of a tensor's rows, in segments of files.
@@ -30,7 +30,7 @@ pub struct Source {
     /// How rows are stored, if they are numbers of a known format.
     pub form: Option<WeightFormat>,
     pub cols: usize,
-    /// Of matrices that are not in files as they are: one for each segment, with the bytes of the parts.
+    /// For matrices that are not in files as they are: one for each segment, with the bytes of the parts.
     pub made: Vec<MatrixSource>,
     /// The first of its tensors, for messages.
     pub name: String,

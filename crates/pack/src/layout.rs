@@ -118,7 +118,7 @@ fn shards(units: &[ConversionUnit], limit: u64) -> Vec<Range<usize>> {
 
 fn bundled(units: &[ConversionUnit]) -> Result<Vec<OutFile>> {
     let mut layers = BTreeMap::<usize, Vec<usize>>::new();
-    // A head that predicts one token more is not streamed. Where its names have no number of a layer, its experts are in the file of everything else.
+    // An MTP head is not streamed. Where its names have no layer number, its experts go into the file of everything else.
     let apart = |unit: &ConversionUnit| unit.stack.as_ref().is_some_and(|s| !s.prefix.contains("mtp."));
     for (i, unit) in units.iter().enumerate() {
         if let Some(stack) = unit.stack.as_ref().filter(|_| apart(unit)) {

@@ -37,7 +37,7 @@ pub(crate) struct Module<'a> {
     /// All that a pattern may match.
     pub names: &'a [&'a str],
     pub class: WeightClass,
-    /// It is of the head that predicts one token more.
+    /// It belongs to the MTP head.
     pub mtp: bool,
 }
 
@@ -170,7 +170,7 @@ impl Rules {
             None if !all.fits(cols) => all,
             // A router decides by small differences, and is small: MLX keeps it at 8 bits.
             None if module.class == WeightClass::Router => Width::Affine { bits: 8, group: 64 },
-            // Its guesses are worth less with each bit, and it is small beside the rest.
+            // An MTP head is small, and drafts worse with every bit that it loses.
             None if module.mtp => Width::Affine { bits: self.bits.max(8), group: self.group },
             None => all,
         };
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(rules.of(mlp(&["layers.0.mlp.gate_proj"]), 192), plain);
         assert_eq!(rules.of(mlp(&["lm_head"]), 192), affine(4, 64));
         assert_eq!(rules.of(mlp(&["lm_head"]), 96), plain);
-        // The head that predicts one token more has 8 bits, unless a rule names it.
+        // The MTP head has 8 bits, unless a rule names it.
         let mut rules = Rules::new(4, 64, vec![Rule::experts(3), "mtp.fc=6".parse().unwrap()]);
         let of_head = |names, class| Module { names, class, mtp: true };
         assert_eq!(rules.of(of_head(&["mtp.layers.0.mlp.experts.up_proj"], WeightClass::Expert), 128), affine(8, 64));

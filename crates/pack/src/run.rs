@@ -76,7 +76,7 @@ pub struct Report {
     pub verified: Option<usize>,
 }
 
-/// Of the quantised modules of a class.
+/// Totals over the quantised modules of a class.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClassReport {
     /// Their quantisation error.
@@ -117,7 +117,7 @@ fn whole(input: &Path, output: &Path, options: &PackOptions, watch: &dyn Watch, 
     folder::check(input, output, options.force, unfinished.is_some())?;
     let (source, tensors) = source::open_with_tensors(input)?;
     let checkpoint = tensors.checkpoint();
-    // What is calibrated goes through the model's layers alone.
+    // Calibration runs the model's layers alone, so an MTP head cannot be calibrated.
     let of_model = Options { mtp: options.calibration.is_none(), ..OPTIONS };
     let description = sluice_model::describe_stored(&tensors, &of_model)?;
     description.notes.iter().for_each(|line| watch.note(line));

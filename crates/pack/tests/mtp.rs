@@ -1,4 +1,4 @@
-//! The head that predicts one token more is packed with its model, at eight bits.
+//! An MTP head is packed with its model, at eight bits.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -64,7 +64,7 @@ def test_tools_are_called(llm):
             [{"role": "user", "content": "?"}], tools=tools, tool_choice={"type": "function", "function": {"name": "age"}}, max_tokens=60, temperature=0
         )
     except sluice.RequestError as error:
-        # The demo model's template has no calls.
+        # The demo model's template knows no tool calls.
         assert "tool" in str(error) or "calls" in str(error)
     else:
         assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "age"

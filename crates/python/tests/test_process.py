@@ -1,4 +1,4 @@
-"""How it behaves in a process that has other things to do: threads, forks, signals, memory."""
+"""How the package behaves in a process that has other things to do: threads, forks, signals, memory."""
 
 import os
 import signal

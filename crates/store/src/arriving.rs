@@ -71,7 +71,7 @@ impl Drop for ArrivingHere {
     }
 }
 
-/// Who brings the bytes of this file, if it is arriving.
+/// The source of this file's bytes, if it is arriving.
 pub(crate) fn find(found: &Metadata) -> Option<Arc<dyn Arriving>> {
     let key = key(found);
     files().iter().rev().find(|(other, _)| *other == key).map(|(_, arriving)| Arc::clone(arriving))

@@ -144,7 +144,7 @@ impl Drop for AtomicFile {
     }
 }
 
-/// What an output path stands for.
+/// The place that an output path leads to.
 enum Destination {
     /// A regular file, existing or not, which a rename replaces.
     File(PathBuf),
@@ -210,7 +210,7 @@ fn create_temporary(path: &Path, name: &OsStr, random: impl Fn() -> u64) -> Resu
     }
 }
 
-/// Another number each time, from the system's randomness.
+/// A random number from the system.
 fn random() -> u64 {
     RandomState::new().hash_one(())
 }

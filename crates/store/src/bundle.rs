@@ -191,7 +191,7 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with it, as far as it tells without the files.
+    /// An error if it contradicts itself; the files are not looked at.
     fn check(&self) -> Result<(), String> {
         if self.version != 1 {
             return Err(format!("version {} is not known (1 is)", self.version));

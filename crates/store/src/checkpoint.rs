@@ -241,7 +241,7 @@ impl Checkpoint {
         &self.notes
     }
 
-    /// Of a bundle its manifest, which its files' headers agree with.
+    /// A bundle's manifest, which its files' headers agree with; `None` for other checkpoints.
     pub fn manifest(&self) -> Option<&Manifest> {
         self.manifest.as_ref()
     }

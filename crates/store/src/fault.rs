@@ -117,7 +117,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Nobody else changes a node that is taken.
+        // A node that is taken is changed by its owner alone.
         self.0.set(self.0.version.load(Ordering::Relaxed), 0, 0);
     }
 }

@@ -21,7 +21,7 @@ pub const MAX_SETTINGS: u64 = 16 << 20;
 pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     open_small(path, limit)?.take(limit + 1).read_to_end(&mut bytes).map_err(Error::io(path, "read"))?;
-    // It may have grown.
+    // The file may have grown.
     if bytes.len() as u64 > limit {
         return Err(Error::TooLarge { path: path.to_owned(), limit });
     }

@@ -108,7 +108,7 @@ mod tests {
         assert!(matches!(changed, Err(Error::Replaced { .. })), "{changed:?}");
         // 2. Before
         assert!(matches!(sum(&path, &before), Err(Error::Replaced { .. })));
-        // 3. Who wants no more gets none
+        // 3. A caller that wants no more gets none
         assert_eq!(sum_file(&path, &stamp(&path), &mut |_| false).unwrap(), None);
     }
 }

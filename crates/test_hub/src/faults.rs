@@ -5,19 +5,19 @@ use std::time::Duration;
 /// What is wrong with the servers; nothing by default.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// The hub answers so many requests for lists with this status, and with `Retry-After` if there are seconds.
+    /// The first so many requests for lists get this status, with `Retry-After` if there are seconds.
     pub list_status: Option<(u16, u32, Option<u64>)>,
     /// The same for requests for bytes.
     pub bytes_status: Option<(u16, u32, Option<u64>)>,
-    /// A connection for bytes ends after so many of them.
+    /// A connection for bytes ends after so many bytes.
     pub cut_after: Option<u64>,
     /// So many connections are cut; all by default.
     pub cuts: Option<u32>,
-    /// A connection for bytes falls silent after so many of them, so many times.
+    /// A connection for bytes falls silent after so many bytes. It does so only so many times.
     pub stall_after: Option<(u64, u32)>,
     /// A pause after every 64 KiB.
     pub slow: Option<Duration>,
-    /// All connections for bytes together send so many of them in a second.
+    /// Bytes per second of all connections for bytes together.
     pub bandwidth: Option<u64>,
     /// When so many bytes were sent in all, connections for them fall silent until this is another number.
     pub hold_after: Option<u64>,
@@ -27,7 +27,7 @@ pub struct Faults {
     pub no_ranges: bool,
     /// Answers to ranges name another range.
     pub wrong_ranges: bool,
-    /// A signed address works so many times.
+    /// How often a signed address can be used.
     pub signature_uses: Option<u32>,
     /// Only this token opens the repositories.
     pub token: Option<String>,

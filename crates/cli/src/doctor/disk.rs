@@ -21,9 +21,9 @@ const LOOKED_AT: usize = 20_000;
 
 #[derive(Serialize)]
 pub struct Speed {
-    /// Of requests of 4 MiB, eight at once, in any order.
+    /// Speed of requests of 4 MiB, eight at once, in any order.
     pub bytes_per_second: f64,
-    /// Of one request of 128 KiB, alone.
+    /// Time of one request of 128 KiB, alone.
     pub small_request_seconds: f64,
     pub measured_with: String,
 }
@@ -104,7 +104,7 @@ fn nameless(folder: &Path) -> std::io::Result<File> {
     fs::OpenOptions::new().read(true).write(true).custom_flags(flag).mode(0o600).open(folder)
 }
 
-/// Elsewhere no file without a name can be read through another descriptor.
+/// Other systems cannot open a file without a name a second time.
 #[cfg(not(target_os = "linux"))]
 fn nameless(_folder: &Path) -> std::io::Result<File> {
     Err(std::io::ErrorKind::Unsupported.into())

@@ -9,7 +9,7 @@ use crate::units;
 
 #[derive(Serialize)]
 pub struct Graphics {
-    /// Of NVIDIA's kernel module.
+    /// The version of NVIDIA's kernel module.
     pub driver: Option<String>,
     /// Whether the system has a node for a device, driver or not.
     pub has_node: bool,

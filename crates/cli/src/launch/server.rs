@@ -28,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Served {
     pub name: String,
-    /// In tokens.
+    /// The context in tokens.
     pub context: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What a head takes that predicts one token more.
+//! What an MTP head (multi-token prediction) takes: memory, and bytes read per token.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -7,23 +7,23 @@ use sluice_model::{Config, Description, ModelTensors, Options};
 use super::estimate::Precision;
 use crate::units;
 
-/// Keys of configs that say how many of them there are.
+/// Keys of configs that say how many MTP heads there are.
 const COUNTS: [&str; 2] = ["num_nextn_predict_layers", "mtp_num_hidden_layers"];
-/// `pack` gives them as many bits, at least.
+/// `pack` gives an MTP head at least so many bits.
 const LEAST_BITS: u64 = 8;
 
-/// A head that predicts one token more.
+/// The sizes of an MTP head.
 pub struct Mtp {
     parameters: u64,
-    /// At the width that its checkpoint, or `pack`, would have.
+    /// At the width that the checkpoint has, or `pack` would give it.
     bytes: u64,
     bits: u64,
-    /// Of keys and values for each token of a conversation, at two bytes each.
+    /// Bytes of keys and values for each token of a conversation, at two bytes an element.
     kv_bytes: u64,
 }
 
 impl Mtp {
-    /// That of the model `described`, if its checkpoint has one, or its config says so where there is no checkpoint.
+    /// The MTP head of the model `described`, if its checkpoint has one. Without a checkpoint the config says whether there is one.
     ///
     /// # Errors
     /// Those of describing a model.

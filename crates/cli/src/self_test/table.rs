@@ -1,4 +1,4 @@
-//! What came of the cases, by what computed.
+//! The results of the cases, by instruction set and device.
 
 use std::collections::BTreeMap;
 

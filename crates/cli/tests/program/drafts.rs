@@ -15,7 +15,7 @@ fn copied(model: &str, to: &Path, change: impl Fn(&str, Vec<u8>) -> Vec<u8>) {
     }
 }
 
-/// What a run says that fails.
+/// The error message of a run that fails.
 fn error(args: &[&str]) -> String {
     let failed = output(args);
     assert!(!failed.status.success(), "{args:?}");
@@ -37,7 +37,7 @@ fn a_model_that_drafts_for_itself_changes_no_token() {
         let drafts = found["stats"]["drafts"].as_object().unwrap();
         assert!(drafts.contains_key("ngram") && drafts.contains_key("model"), "{drafts:?}");
     }
-    // Whoever says off gets none.
+    // `--draft off` wins.
     assert!(run(&["--draft", "off", "--draft-model", &demo])["stats"]["drafts"].is_null());
 }
 

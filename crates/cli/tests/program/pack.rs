@@ -86,7 +86,7 @@ fn conversion_alone_changes_no_bit_of_a_logit() {
         pack(Path::new(&input), out.path(), &["--set", "*=none"]);
         assert_eq!(logits(Path::new(&input)), logits(out.path()), "{name}");
     }
-    // Experts directly in a layer have another name in a stack, and lie in pages, too.
+    // Where experts are directly in a layer, MLX's stack of them has another name. A bundle has them in pages, too.
     let (stack, bundle) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let input = golden("gemma4_moe");
     pack(Path::new(&input), stack.path(), &["--set", "*=none"]);

@@ -217,7 +217,7 @@ fn ctrl_c_with_json_prints_the_object_of_what_there_is() {
         std::thread::sleep(wait);
         press_ctrl_c(&child);
         let out = child.wait_with_output().unwrap();
-        // Much too early, the signal itself ends the process.
+        // Before the handler is installed, the signal itself ends the process.
         assert!(matches!(out.status.code(), Some(130) | None), "{}", stdout(&out));
         if !out.stdout.is_empty() {
             break serde_json::from_slice(&out.stdout).unwrap();

@@ -130,7 +130,7 @@ fn a_crowd_of_requests_leaves_nothing_behind() {
         }
     });
     assert!(whole.into_inner() > requests / 3 && gone.into_inner() > requests / 6);
-    // 1. All is freed, including what clients had that went away
+    // 1. All memory is freed, that of clients which went away included
     let nobody = |s: &Server| {
         ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "sluice:states_in_use"]
             .iter()

@@ -51,9 +51,9 @@ pub struct AttentionCase {
 pub struct Group {
     pub pool: KvPool,
     pub layers: Vec<AttentionCase>,
-    /// Of all its layers.
+    /// The window of all its layers.
     pub window: Option<usize>,
-    /// In random order.
+    /// Free blocks, in random order.
     free: Vec<u32>,
     used: Vec<u32>,
     blocks: usize,
@@ -209,7 +209,7 @@ impl Case {
         Sequence { len, ..to }
     }
 
-    /// A step in which any of these take part, with one token or several, `most` in all.
+    /// A step in which some of the sequences take part, each with one token or several, with `most` tokens in all.
     pub fn take_some(&mut self, groups: &mut [Group], sequences: &mut [Sequence], most: usize) -> StepInputs {
         let mut inputs = inputs_for(groups);
         let mut left = most;
@@ -275,7 +275,7 @@ pub fn attention(c: &mut Case) {
     for number in 0..c.random.usize(1..=2) {
         let mut group = c.group(number, (SEQUENCES + 1) * POSITIONS, TOKENS);
         if c.once_in(3) {
-            // One more with the keys and values of a layer before it.
+            // One more layer, which shares the keys and values of an earlier one.
             let layer = c.random.usize(..group.layers.len());
             let mut last = c.attention_layer(&group.pool.layout, (number, layer), group.window, (POSITIONS, TOKENS));
             last.inner.shared = true;
@@ -404,7 +404,7 @@ pub fn deep_contexts(c: &mut Case) {
         let sequence = c.begun(&mut groups, len);
         sequences.push(sequence);
     }
-    // What comes out goes into a product, as it does in a layer.
+    // The output goes into a product, as it does in a layer.
     let (out, rows) = (groups[0].layers[0].inner.out.first_rows(sequences.len()), c.random.usize(1..100));
     if out.cols.is_multiple_of(64) && !c.once_in(4) {
         c.uniform = Some(WeightFormat::Affine { bits: 4, group: 64, scale: Float::Bf16 });

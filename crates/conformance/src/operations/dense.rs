@@ -281,8 +281,8 @@ pub fn logits(c: &mut Case) {
     }
 }
 
-/// What is found of logits for drawing: the likeliest of each row, its likeliest few, the sums of its weights, its last block. By who looks at them where they lie, or
-/// else here.
+/// What a backend finds in logits to draw tokens from: the likeliest of each row, its likeliest few, the sums of its weights, its last block. A backend without such a method
+/// reads the logits, and they are searched here.
 fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, String, String, Vec<f32>) {
     let vocabulary = left.vocabulary;
     let top_of = |row: &[f32]| {

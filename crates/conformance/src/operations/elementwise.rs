@@ -34,7 +34,7 @@ pub fn elementwise(c: &mut Case) {
         backend.elementwise(&Elementwise::ScaleRows { x: a, factors: RowFactors { table, period } });
     });
     c.see("scaled", x.whole);
-    // What is left of `x` is not promised.
+    // The contents of `x` afterwards are not promised.
     c.step(tokens, |backend| backend.elementwise(&Elementwise::AddNormed { x: a, norm, residual: b }));
     c.see("residual", other.whole);
 }

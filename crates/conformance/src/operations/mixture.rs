@@ -347,7 +347,7 @@ fn mixtures_of_one_format(
     }
     let router = Linear { bias: None, ..c.router(count, hidden) };
     c.shape(format!("router {:?}, {scoring:?}, shared expert's gate {gated:?}", c.uniform));
-    // What comes behind, mostly by the same norm.
+    // What follows the mixture, mostly with the same norm.
     c.uniform = Some(format);
     let rows = c.random.usize(1..80);
     let (behind, norms) = (c.linear(rows, hidden, false), [c.norm(hidden), c.norm(hidden)]);

@@ -31,7 +31,7 @@ pub fn most_rows(heads: usize, tokens: usize) -> usize {
     ROWS.max(tokens).min(heads * tokens)
 }
 
-/// Rows of a head's projection that one task computes, where so many heads are taken at a time.
+/// How many rows of a head's projection one task computes, where `heads` heads are computed at a time.
 pub fn product_rows(heads: usize, rows: usize, threads: usize) -> usize {
     block_rows(heads * rows, threads).min(rows)
 }
@@ -49,7 +49,7 @@ pub struct LatentWork {
     q: Vec<f32>,
     /// What attention makes of them: `[tokens, heads at a time, rank]`.
     mixed: Vec<f32>,
-    /// Of each head at a time, its rows among `[tokens, heads at a time]`.
+    /// For each of the heads that are computed at a time, its rows among `[tokens, heads at a time]`.
     rows: Vec<u32>,
     encoded: Encoded,
 }

@@ -23,7 +23,7 @@ const FEW_TASKS: usize = 2;
 #[derive(Clone, Copy)]
 pub struct Piece {
     pub sequence: u32,
-    /// Of its new tokens.
+    /// Index of the first, among the sequence's new tokens.
     pub first: u32,
     pub tokens: u32,
 }
@@ -48,7 +48,7 @@ impl Unit {
 #[derive(Clone)]
 pub struct Split {
     pub sequence: u32,
-    /// In the list of parts: its own, in ascending partition.
+    /// Its range in the list of parts, in ascending partition.
     pub parts: Range<u32>,
 }
 

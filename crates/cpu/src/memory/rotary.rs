@@ -13,7 +13,7 @@ pub struct RotaryTable {
     positions: usize,
     /// For each [`FILLED`] positions.
     filled: Vec<bool>,
-    /// Those that are being filled.
+    /// Runs of [`FILLED`] positions that the present step fills.
     new: Vec<usize>,
 }
 

@@ -15,7 +15,7 @@ pub struct Biases {
 }
 
 impl Biases {
-    /// Those of expert `expert`.
+    /// The biases of expert `expert`.
     pub fn of(context: &ExecContext, all: &ExpertBiases, expert: usize) -> Biases {
         let row = |t| {
             let place = context.place(t);
@@ -29,7 +29,7 @@ impl Biases {
 pub fn separate(both: &mut [f32], gates: &mut [f32]) {
     assert_eq!(both.len(), 2 * gates.len(), "a gate and an up each");
     for (i, gate) in gates.iter_mut().enumerate() {
-        // What is written was read before: i is at most 2i.
+        // Each place is read before it is written: i is at most 2i.
         (*gate, both[i]) = (both[2 * i], both[2 * i + 1]);
     }
 }

@@ -87,7 +87,7 @@ impl GatedFfn {
         if self.up.rows == 0 { 2 } else { 1 }
     }
 
-    /// Its down projection by itself.
+    /// Its down projection alone.
     pub fn down_projection(&self) -> DownProjection {
         let bias = self.biases.map(|b| b.down);
         DownProjection { operand: self.down, rows: self.from..self.from + self.tokens, to: self.from, bias }

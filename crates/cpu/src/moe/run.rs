@@ -129,7 +129,7 @@ impl HostMixture {
         profile: Option<&mut Profile>,
     ) {
         let t0 = Instant::now();
-        // What is registered does not change while it runs.
+        // Mixtures do not change while a step runs.
         let moes = std::mem::take(&mut self.moes);
         let Registered { moe, next } = &moes[number];
         let next = next.map(|n| (n, &moes[n].moe));

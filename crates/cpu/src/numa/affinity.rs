@@ -22,7 +22,7 @@ impl Mask {
         Ok(mask)
     }
 
-    /// These processors. Leaves out numbers that are too high.
+    /// A mask of these processors. Leaves out numbers that are too high.
     pub fn from_processors(all: impl IntoIterator<Item = usize>) -> Mask {
         let mut mask = Mask([0; MOST / 64]);
         all.into_iter().filter(|p| *p < MOST).for_each(|p| mask.0[p / 64] |= 1 << (p % 64));

@@ -26,7 +26,7 @@ pub struct Replicas {
     nodes: Vec<usize>,
     /// Weights before this one have copies. `None`: none are wanted yet, or no more.
     next: Option<usize>,
-    /// Of all copies, but for the weights that the first node has where they were read to.
+    /// Bytes of all copies, without the weights that the first node uses where they were read to.
     bytes: usize,
     /// The error that ended copying.
     failed: Option<String>,
@@ -260,7 +260,7 @@ mod tests {
         let said = case.cpu.replicate_weights(None).unwrap();
         assert!(said.starts_with("numa: a copy of the weights for each of 2 nodes"), "{said}");
         assert_eq!(case.step(), plain);
-        // What is in memory of our own is the first node's copy.
+        // Weights in memory of our own are the first node's copy.
         assert_eq!(case.copied(), 4 * size);
         for weight in &case.cpu.weights {
             let [first, second] = [0, 1].map(|node| &weight.planes_on(node)[0]);

@@ -16,7 +16,7 @@ pub fn set_affinity(_thread: i32, _mask: &[u64]) -> Result<()> {
     Err(ErrorKind::Unsupported.into())
 }
 
-/// It is not told.
+/// Always 0: macOS does not report it.
 pub fn current_processor() -> usize {
     0
 }
@@ -35,7 +35,7 @@ pub fn thread_number() -> i32 {
     (number as i32).max(1)
 }
 
-/// There are none to ask for.
+/// macOS has no large pages to ask for.
 pub fn ask_for_large_pages(_map: &MmapMut) {}
 
 /// # Errors

@@ -73,7 +73,7 @@ impl Presence {
 
 struct Shared {
     call: Call,
-    /// Of each helper.
+    /// One for each helper.
     presences: Vec<Presence>,
     /// The remaining tasks of each thread's run.
     runs: Vec<Run>,
@@ -160,7 +160,7 @@ impl Pool {
         self.shared.numbers[thread - 1].get()
     }
 
-    /// The same, once it has started.
+    /// The same, but waits until the thread has started.
     pub fn wait_for_number(&self, thread: usize) -> i32 {
         loop {
             match self.number(thread) {

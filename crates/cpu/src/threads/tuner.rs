@@ -169,7 +169,7 @@ impl ThreadTuner {
 /// The kernel's counters of a pool's threads.
 #[derive(Debug)]
 pub struct Waits {
-    /// The calling thread's, by its number, and then the helpers'; opened when they are wanted first.
+    /// One file for each thread, with the thread's number: the calling thread's first, then the helpers'. Opened at first use.
     files: Vec<Option<(i32, File)>>,
     /// Since when readings count.
     start: Instant,
@@ -178,7 +178,7 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// So many threads are looked at, the first ones: each is a file that is held open.
+    /// The first so many threads are measured: each needs a file that is held open.
     const MOST: usize = 16;
 
     pub fn new(threads: usize) -> Waits {
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn the_kernel_counts_the_threads_of_a_pool() {
         let mut pool = Pool::new(3).unwrap();
-        // Each waits for all, so that each has started.
+        // Each task waits for all, so that every thread has started.
         let all = std::sync::Barrier::new(3);
         pool.run(3, &|_, _| _ = all.wait());
         let mut waits = Waits::new(3);

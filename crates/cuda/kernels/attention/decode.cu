@@ -167,7 +167,7 @@ __device__ __forceinline__ float2 sum_bytes(const u8* column, u32 row_bytes, u32
 // Shared memory: values [128][v_dim] as they are stored, a key as it is stored [k_dim], then floats: queries [G][k_dim], a key [k_dim], both norms' weights [2][k_dim],
 // angles [k_dim].
 template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const Attention& p, Between<G>& between) {
-    // Sixteens of a key that are under way.
+    // Sixteen elements of a key each: so many of them are under way.
     const u32 KEYS_DEEP = TYPE == F32 ? 4 : 8;
     // From an element to the next; of sixteen bits, high and low bytes lie apart.
     const u32 step = TYPE == INT16 ? 1 : size_of(TYPE);
@@ -234,7 +234,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
             const float scale = query_bytes(q + warp * k_dim, k_dim);
             if (lane == 0) between.q_scales[warp] = scale;
         }
-        // Where several blocks have heads of this KV head, all of them store the same.
+        // If several blocks have heads of this KV head, all of them store the same bytes.
         if (is_key) store_twice<TYPE>(own_key, k_dim, place(c, c.k, c.k_scales, k_dim, block_now, offset_now, kv_head), own_row, &own_scale);
     } else if (stores && warp == G + 1) {
         u32 own_position = now - base;
@@ -260,7 +260,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         for (int i = 0; i < 4; i++) acc[g][i] = 0.0f;
         high[g] = low[g] = 0;
     }
-    // Without a branch between them, what is read from shared memory is under way together.
+    // No branch lies between the loads from shared memory, so that they are under way together.
     auto some = [&](u32 from, bool whole) {
 #pragma unroll
         for (u32 i = 0; i < KEYS_DEEP; i++) {
@@ -309,7 +309,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         if (has_scales(TYPE)) s = mul(s, k_scale);
         s = mul(s, TYPE == INT16 ? mul(p.scale, between.q_scales[g]) : p.scale);
         if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
-        // What is not visible is no maximum.
+        // Positions that are not visible do not count for the maximum.
         if (quarter == 0) scores[g][position] = visible ? s : bits(NEGATIVE_INFINITY);
     }
     __syncthreads();
@@ -345,7 +345,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
     }
     STAMP(5, 4);
     const u32 count = now / PARTITION - seen / PARTITION + 1, width = part_width(c.v_dim), pairs = c.v_dim / 2;
-    // Then nothing is joined, here or by a kernel of its own.
+    // With one partition nothing is joined, here or by a kernel of its own.
     const bool alone = count == 1 && (p.partitions == 1 || p.counters);
     const u64 next = (u64)p.partitions * width;
     float* parts = p.parts + (((u64)t * p.heads + first) * p.partitions + blockIdx.z) * width;
@@ -370,7 +370,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         const u8* column = values + d * step;
         float2 o = make_float2(0.0f, 0.0f);
         if (TYPE == INT16) o = sum_bytes(column, row_bytes, c.v_dim, weights[g], from, to, between.weight_scales[g]);
-        // Those of eight that are not visible are read and left out: a branch between them would keep them from being under way together.
+        // All eight are read, and those that are not visible are left out: a branch between the loads would serialise them.
 #pragma unroll 1
         for (u32 eight = from & ~7u; TYPE != INT16 && eight < to; eight += 8) {
             float w[8];

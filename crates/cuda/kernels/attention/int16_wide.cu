@@ -78,7 +78,7 @@ __device__ __forceinline__ void bring(const Attention& p, OfWide& shared, u8* me
             shared.keys[k] = key.row;
             shared.k_scales[ring.stage][k] = k_scale, shared.v_scales[ring.stage][k] = v_scale;
             wait_for_128(1);
-            // What nobody sees is zero.
+            // Positions that no row sees become zero.
 #pragma unroll 4
             for (u32 row = k / 16; row < PARTITION; row += 8) {
                 const u8* from = shared.keys[row];
@@ -207,7 +207,7 @@ __device__ __forceinline__ void multiply(const Attention& p, OfWide& shared, u8*
 #pragma unroll
             for (u32 i = 0; i < DIM / 4; i++) finish(p, t, h, i / 2 * 8 + 2 * quad + i % 2, out[i / 2][2 * e + i % 2], own.top[e], own.sum[e]);
         }
-        // Its queries are read by nobody any more.
+        // Nothing reads its queries any more.
         wait_for_128(2 + half);
         first = segment.next;
     }
@@ -227,7 +227,7 @@ __device__ __forceinline__ void attend_wide(const Attention& p) {
     }
     begin();
     __syncthreads();
-    // The last tokens see most: they come first, with all their heads.
+    // The last tokens see most positions, so their blocks come first, with all their heads.
     const u32 block = blockIdx.y * gridDim.x + blockIdx.x, kv_head = block % gridDim.y;
     const u32 tile = gridDim.x - 1 - block / gridDim.y, first = tile * per_tile, end_of_tile = min(first + per_tile, p.tokens);
     if (threadIdx.x >= 256) {

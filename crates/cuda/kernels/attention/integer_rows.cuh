@@ -37,7 +37,7 @@ struct Steps {
     float kept[2], taken[2], scales[2];
 };
 
-// Seldom wanted, and long: one piece of code for all scores.
+// Rarely wanted and long, so it is one piece of code for all scores.
 __device__ __noinline__ float softly_capped(float score, float cap) { return mul(tanh_(div(score, cap)), cap); }
 
 // Weights of the two rows in the place of their scores, and as integers: four to a word, of each two tiles, the highest byte first. CHECKED: a row may not see all.
@@ -49,7 +49,7 @@ __device__ __forceinline__ void weigh_rows(IntegerRows& own, float (&s)[TILES][4
 #pragma unroll
     for (u32 e = 0; e < 2; e++) {
         auto visible = [&](u32 n, u32 j) { return !CHECKED || 8 * n + 2 * quad + j - from[e] < seen[e]; };
-        // A NaN is no maximum; nor does the sign of a zero matter.
+        // NaN does not count for the maximum, and the sign of a zero does not matter.
         float top = bits(NEGATIVE_INFINITY);
 #pragma unroll
         for (u32 n = 0; n < TILES; n++) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void weigh_rows(IntegerRows& own, float (&s)[TILES][4
         // How the row's sums go on
         to.kept[e] = 1.0f, to.taken[e] = 1.0f;
         if (seen[e] == 0) {
-            // Nothing comes to it: -0.
+            // Nothing is added to it: -0.
             to.taken[e] = -0.0f, to.scales[e] = 0.0f;
         } else if (base <= own.first[e]) {
             own.top[e] = top, own.sum[e] = sum;

@@ -36,7 +36,7 @@ __device__ __forceinline__ void shift_by_byte(u32 (&sums)[4]) {
     for (u32 e = 0; e < 4; e++) sums[e] <<= 8;
 }
 
-// What is shared of known size.
+// The part of shared memory whose size is known.
 struct OfIntegers {
     Places places[2];
     float q_scales[ATTEND_ROWS], tops[ATTEND_ROWS], sums[ATTEND_ROWS];
@@ -52,7 +52,7 @@ template <u32 DIM, u32 BYTES> __device__ __forceinline__ void attend_integers(co
     // Where a lane's rows of four matrices begin: eight rows, of four pieces one behind the other.
     const u8 *key_rows = keys + lane % 8 * STRIDE + lane / 8 * 16, *column_rows = across + lane % 8 * ACROSS_STRIDE + lane / 8 * 16;
     begin();
-    // The last tokens see most: they come first, with all their heads.
+    // The last tokens see most positions, so their blocks come first, with all their heads.
     const u32 block = blockIdx.y * gridDim.x + blockIdx.x, kv_head = block % gridDim.y;
     const u32 tile = gridDim.x - 1 - block / gridDim.y, end_of_tile = min((tile + 1) * per_tile, p.tokens);
 #pragma unroll 1

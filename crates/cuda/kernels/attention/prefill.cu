@@ -164,7 +164,7 @@ __device__ __forceinline__ void end_tile(const Attention& p, u32 dim, u32 first,
     }
 }
 
-// What is shared of known size.
+// The part of shared memory whose size is known.
 struct OfTile {
     Places places[2];
     float kept[ATTEND_ROWS], taken[ATTEND_ROWS], tops[ATTEND_ROWS], sums[ATTEND_ROWS];
@@ -172,7 +172,7 @@ struct OfTile {
 
 template <class W> __device__ __forceinline__ void attend_prefill(const Attention& p, OfTile& shared) {
     const u32 PIECES = PARTITION / W::PIECE, COLUMNS = W::COLUMNS;
-    // All keys of a partition lie across at once, and all rooms hold what comes next: warps meet twice in a partition.
+    // Shared memory has room for all keys of a partition, so warps meet only twice in a partition.
     const bool WHOLE = W::KEYS == PARTITION;
     const Cache& c = p.cache;
     const u32 dim = W::dim(c.k_dim), room_bytes = W::PIECE * W::stride(dim);
@@ -184,7 +184,7 @@ template <class W> __device__ __forceinline__ void attend_prefill(const Attentio
     u8* stored = (u8*)(weights + PARTITION * W::WEIGHTS_STRIDE);
     // Some of a warp's rows one after the other, where weights lie while there are some.
     float* apart = weights + warp * APART * dim;
-    // The last tokens see most: they come first, with all their heads.
+    // The last tokens see most positions, so their blocks come first, with all their heads.
     u32 block = blockIdx.y * gridDim.x + blockIdx.x, kv_head = block % gridDim.y;
     u32 tile = gridDim.x - 1 - block / gridDim.y, end_of_tile = min((tile + 1) * per_tile, p.tokens);
 #pragma unroll 1
@@ -200,7 +200,7 @@ template <class W> __device__ __forceinline__ void attend_prefill(const Attentio
         find(0, base);
         find(1, base + PARTITION);
         __syncthreads();
-        // Pieces that were asked for, of all that there are, and those that went on.
+        // Pieces of keys and values: requested so far, used so far, and in all.
         u32 asked = 0, gone = 0, all = ((highest - base) / PARTITION + 1) * 2 * PIECES;
         auto ask = [&] {
             if (asked < all) {
@@ -211,7 +211,7 @@ template <class W> __device__ __forceinline__ void attend_prefill(const Attentio
             cp_async_commit();
             asked++;
         };
-        // The next piece, once all are through with the one before it, whose room is another's then.
+        // Gets the next piece, once all warps are done with the one before it. Its room is then free for another.
         auto piece = [&] {
             cp_async_wait<W::ROOMS - 2>();
             __syncthreads();
@@ -268,7 +268,7 @@ template <class W> __device__ __forceinline__ void attend_prefill(const Attentio
                 n += W::PIECE;
                 if (n == PARTITION) break;
             }
-            // All have asked for this partition's last piece.
+            // All warps have requested this partition's last piece.
             find(turns, base + 2 * PARTITION);
             if (row < rows) join_tile(o, shared.kept + row, shared.taken + row, out);
             if (WHOLE && base + PARTITION <= highest) turn_keys<W>(stored, dim, keys);

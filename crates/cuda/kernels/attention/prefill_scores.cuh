@@ -95,10 +95,10 @@ __device__ __forceinline__ void tile_scores(const Attention& p, const float* q, 
     const u32 ROW_TILES = W::ROWS / 16, Q_STRIDE = W::Q_STRIDE, K_BYTES = W::KEYS_STRIDE * W::KEY_BYTES;
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, l = lane / 4;
     bool four = lane & 16, two = lane & 8, one = lane & 4;
-    // Tiles of a warp are 16 rows from one another.
+    // The tiles of a warp are 16 rows apart.
     u32 of_rows = warp % ROW_TILES, first_row = of_rows / 2 * 32 + of_rows % 2 * 8, row = first_row + lane % 2 * 16;
     if (first_row >= rows) return;
-    // Who hands the first half of the rows over has them behind the others; so with floats of keys.
+    // A lane that hands the first half of its rows over holds them behind the others. The same goes for the floats of keys.
     const float *q0 = q + l * Q_STRIDE + row + (four ? 4 : 0), *q1 = q + l * Q_STRIDE + row + (four ? 0 : 4);
 #pragma unroll 1
     for (u32 turn = warp / ROW_TILES; turn < W::KEYS / 16; turn += 2) {
@@ -186,7 +186,7 @@ template <class W> __device__ __forceinline__ void tile_weights(const Attention&
 #pragma unroll
             for (u32 e = 0; e < 4; e++) {
                 float s = w[(j + e) * 4 * STRIDE];
-                // A NaN is no maximum; nor does the sign of a zero matter.
+                // NaN does not count for the maximum, and the sign of a zero does not matter.
                 if (!checked || at + 4 * e < seen) tops[e] = fmaxf(s, tops[e]);
             }
         }

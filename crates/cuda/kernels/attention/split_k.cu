@@ -141,7 +141,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
             const u32 in_table = now / c.block_tokens, offset = now - in_table * c.block_tokens;
             u16* copy = is_value ? (u16*)(values + (now - base) * ROW) : shared.key;
             u16* to = (u16*)(place(c, c.k, c.k_scales, SPLIT_K_DIM, table[in_table], offset, kv_head).row + (is_value ? c.v - c.k : 0));
-            // Where several blocks have heads of this KV head, all of them store the same.
+            // If several blocks have heads of this KV head, all of them store the same bytes.
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 u16 x = TYPE == F16 ? to_f16(head.v[j]) : round_bf16(head.v[j]);
@@ -194,7 +194,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
         float top = bits(NEGATIVE_INFINITY);
 #pragma unroll
         for (u32 two = 0; two < TWOS; two++) {
-            // Each keeps half of what it has, and gives the other half to whom it takes as much from.
+            // Each thread keeps half of what it has, and exchanges the other half with another.
             float half[2][4], s[4];
 #pragma unroll
             for (u32 h = 0; h < 2; h++) {
@@ -279,7 +279,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
         float top = shared.tops[g][0], sum = 0.0f;
 #pragma unroll
         for (u32 w = 1; w < WARPS; w++) top = greater(shared.tops[g][w], top);
-        // What is not visible adds -0.
+        // Positions that are not visible add -0.
 #pragma unroll
         for (u32 i = 0; i < PARTITION; i += 16) sum = add(sum, shared.weights[g][i + lane % 16]);
         sum = lane_tree(sum);

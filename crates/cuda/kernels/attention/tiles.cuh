@@ -8,8 +8,8 @@
 // Rows of most kernels here.
 static const u32 ATTEND_ROWS = 64;
 
-// Where a partition's keys lie, and what their integers' scales are; null where nobody sees them. As heads' keys and values are as long, these lie as far from their keys
-// everywhere.
+// Where a partition's keys lie, and the scales of their integers; null for positions that no row sees. Keys and values of a head have the same length here, so values lie at the same
+// distance behind their keys everywhere.
 struct Places {
     const u8* keys[PARTITION];
     float k_scales[PARTITION], v_scales[PARTITION];

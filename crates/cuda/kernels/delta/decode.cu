@@ -6,7 +6,7 @@
 #include "prim/pdl.cuh"
 #include "prim/reduce.cuh"
 
-// `silu` of each. There are branches in an inverse, between which the exponentials would come one after the other.
+// `silu` of each. An inverse has branches, which would serialise the exponentials between them.
 template <int N> __device__ __forceinline__ void silu_of_all(float (&x)[N]) {
     float under[N];
 #pragma unroll
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) delta_decode_128(const __gr
 // The gated norm, a warp to a value head, and behind these blocks the windows, a thread to a channel; grid: (blocks, sequences). z and the inputs of the convolution
 // are there before the wait: they are older than the kernel before.
 template <int THREADS> __device__ __forceinline__ void norm_and_slide(const Delta& p) {
-    // Elements of a head of a thread.
+    // Elements of a head that a thread has.
     const u32 HELD = 4, HEADS = THREADS / WARP;
     const u32 s = blockIdx.y, t = p.starts[s], blocks = (p.value_heads + HEADS - 1) / HEADS;
     if (p.starts[s + 1] == t) return;

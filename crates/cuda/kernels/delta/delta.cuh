@@ -16,7 +16,7 @@ struct Delta {
     const float* decay;
     const float* dt_bias;
     Norm norm;
-    // [tokens, channels], [tokens, value_heads] each: what the kernels leave for one another.
+    // [tokens, channels], [tokens, value_heads] each: results that one kernel leaves for the next.
     float* mixed;
     float* decays;
     float* beta;
@@ -58,7 +58,7 @@ __device__ __forceinline__ float input(const Delta& p, u32 sequence, u32 i, u32 
 
 static const u32 MAX_TAPS = 4, CONVOLVED = 16;
 
-// What `div(1, x)` is, since it is rounded correctly too, in fewer instructions.
+// The same as `div(1, x)`, since it is rounded correctly too, in fewer instructions.
 __device__ __forceinline__ float inverse(float x) { return __frcp_rn(x); }
 
 static const u32 MOST_BY_LANES = 128;

@@ -45,7 +45,7 @@ extern "C" __global__ void delta_convolve(const __grid_constant__ Delta p) {
     }
 }
 
-// The last inputs become the window: a thread takes a channel of a sequence. Ascending, so that what is read was not written.
+// The last inputs become the window: a thread takes a channel of a sequence. It goes upwards, so that it reads each input before it overwrites it.
 extern "C" __global__ void delta_slide(const Delta p) {
     begin();
     u32 all = channels(p), channel = blockIdx.x * blockDim.x + threadIdx.x;

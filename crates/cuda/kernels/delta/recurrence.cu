@@ -95,7 +95,7 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
         };
         __syncthreads();
         ask(0);
-        // A column that is not there is the last.
+        // Threads without a column compute the last one.
         float* const state = p.states.row(p.rows[s]) + ((u64)h * KEYS + part) * p.value_dim + min(first + c, p.value_dim - 1);
         float column[EACH], *at = state;
 #pragma unroll
@@ -103,7 +103,7 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
         cp_async_wait_all();
         __syncthreads();
         ask(RECUR_BATCH);
-        // What a thread has of a token's q or k.
+        // The elements of a token's q or k that a thread has.
         auto lanes = [&](const float* at, u32 of, float (&to)[EACH]) {
             const float4* from = (const float4*)(at + (of + part) * PADDED);
 #pragma unroll
@@ -125,7 +125,7 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
         float* out = p.out.row(start) + h * p.value_dim + first + c;
         auto token = [&](u32 n, const float (&own_q)[EACH], float (&next_q)[EACH], float (&own_k)[EACH], const float (&next_k)[EACH]) {
             if ((n + 2) % RECUR_BATCH == 0 && n + 2 < count) {
-                // Tokens from the second one behind this on are there, and all are through with those whose place is taken.
+                // The next tokens are there, and all threads are done with those whose place is taken.
                 cp_async_wait_all();
                 __syncthreads();
                 ask(n + 2 + RECUR_BATCH);
@@ -153,7 +153,7 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
             out += p.out.stride;
             v = next_v, beta = next_beta, fade = next_fade;
         };
-        // By two, with no question between them: what the second one needs would be read no sooner than there.
+        // Two tokens at a time, without a branch between them: behind a branch, the second one's data would be read no sooner.
         u32 n = 0;
 #pragma unroll 1
         for (; n + 2 <= count; n += 2) {

@@ -24,7 +24,7 @@ struct Rearrange {
     u32 global;
 };
 
-// In the order in which the host counts them.
+// Types of blocks, in the order of the host's `BlockFormat::ALL`; then four-bit floats of safetensors.
 enum : u32 {
     BLOCK_Q4_0, BLOCK_Q4_1, BLOCK_Q5_0, BLOCK_Q5_1, BLOCK_Q8_0, BLOCK_Q2_K, BLOCK_Q3_K, BLOCK_Q4_K, BLOCK_Q5_K, BLOCK_Q6_K, BLOCK_IQ4_NL, BLOCK_IQ4_XS, BLOCK_IQ3_XXS,
     BLOCK_IQ3_S, BLOCK_IQ2_XXS, BLOCK_IQ2_XS, BLOCK_IQ2_S, BLOCK_IQ1_S, BLOCK_IQ1_M, BLOCK_MXFP4, BLOCK_NVFP4, BLOCK_E2M1_POWER, BLOCK_E2M1_E4M3

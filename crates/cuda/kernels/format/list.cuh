@@ -1,7 +1,8 @@
 // All weight formats, once. A format is how weights are stored together with the arithmetic that multiplies with them: a name, which is part of its kernels'
 // names, and the type that unpacks it. Families of kernels make an instance of each format in a list; build.rs reads the same lists for the host.
 //
-// To add a format: write its unpacker in a file of this folder, include it here, and add a line to its list.
+// To add a format: write its unpacker in a file of this folder, include it here, and add a line to its list. A type of blocks needs no line: elementwise/rearrange.cu
+// makes rows of it that these unpackers read.
 #pragma once
 #include "format/affine.cuh"
 #include "format/bf16.cuh"

@@ -24,7 +24,7 @@ struct Activate {
     Encoded to;
 };
 
-// Where a number is NaN the bound loses, as in the CPU's minimum and maximum.
+// NaN wins over the bounds, as in the CPU's minimum and maximum.
 __device__ __forceinline__ float clamped_swiglu(float gate, float up, float alpha, float limit) {
     gate = limit < gate ? limit : gate;
     up = greater(-limit, up);

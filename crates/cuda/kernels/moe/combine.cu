@@ -1,4 +1,4 @@
-// The weighted sum of what a token's experts give.
+// The weighted sum of the outputs of a token's experts.
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
 #include "prim/tensor.cuh"

@@ -22,13 +22,13 @@ template <class F, int UNITS> __device__ __forceinline__ void down(const SingleT
     WATCH();
     __shared__ Taken taken;
     __shared__ float outputs[MOST_SLOTS][DOWN_WARPS];
-    // Volatile, so that it takes no register: they are scarce.
+    // Volatile, so that it takes no register: registers are scarce.
     __shared__ volatile u32 by_host;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, chain = lane & 3, inside = p.intermediate / 64, all = p.slots * inside, rounds = (inside + 3) / 4;
     const u32 units = (p.slots + OCTET - 1) / OCTET * rounds, type = p.type;
     u32 first = blockIdx.x * DOWN_WARPS;
     const u32 here = p.here ? here_of(p) : 0;
-    // The gate and up kernel, before this one, has waited for the router.
+    // The gate and up kernel before this one has waited for the router.
     if (threadIdx.x == DOWN_THREADS - 1) {
         by_host = 0;
         if (p.slots > p.route.k) taken.weights[p.route.k] = p.gate ? sigmoid(__ldcg(p.gate)) : 1.0f;
@@ -36,7 +36,7 @@ template <class F, int UNITS> __device__ __forceinline__ void down(const SingleT
     topk_block(p.route, DOWN_WARPS, true, taken);
     __syncthreads();
     if (p.here && absent_of(p, taken, here)) {
-        // And for the host, once it has ended.
+        // That kernel has also waited for the host, once it has ended.
         pdl_wait();
         if (threadIdx.x == 0) by_host = __ldcg(p.answer) >> 1;
         __syncthreads();
@@ -85,7 +85,7 @@ template <class F, int UNITS> __device__ __forceinline__ void down(const SingleT
                 STAMP(2, 1);
                 begin();
                 STAMP(2, 2);
-                // Through registers as far as they hold it: asynchronous copies take longer.
+                // Through registers as far as they suffice: asynchronous copies take longer.
                 const u32 pieces = 4 * (all + 1) + all, i = threadIdx.x;
                 const uint4* hidden = (const uint4*)p.hidden;
                 uint4* to = (uint4*)smem;

@@ -15,7 +15,7 @@
 
 static const u32 GATE_UP_THREADS = 256;
 
-// Beside an expert in a question: all are there, and nobody waits for an answer.
+// Set in a request: all experts are there, and nothing waits for an answer.
 static const u32 GOES_ON = 1u << 31;
 
 // The first block tells the host which experts the token takes, and waits for the answer if some are `absent`.
@@ -57,7 +57,7 @@ __device__ __forceinline__ void prefetch_row(const u8* row, u32 from, u32 row_by
 // those that follow.
 static const u32 ROW_LANES = 8, ROW_UNITS = 4, ROW_GROUPS = ROW_LANES * ROW_UNITS;
 
-// Columns of what is hidden that a warp takes together, and a block: a group of activations.
+// Columns of the hidden row that a warp takes together, and a block: a group of activations.
 static const u32 HIDDEN_OF_WARP = WARP / ROW_LANES, HIDDEN = GATE_UP_THREADS / WARP * HIDDEN_OF_WARP;
 
 static_assert(HIDDEN == 32);
@@ -102,7 +102,7 @@ template <class F, bool ASKS> __device__ __forceinline__ void gate_up(const Sing
     STAMP(1, 0);
     begin();
     STAMP(1, 1);
-    // Threads that do not choose begin.
+    // Threads that take no part in the choice of experts begin to load.
 #pragma unroll 1
     for (u32 i = GATE_UP_THREADS - 1 - threadIdx.x; i < 4 * groups + (3 * groups + 3) / 4; i += GATE_UP_THREADS) {
         const u32 quarter = i % 4, group = i / 4, behind = i - 4 * groups;

@@ -50,9 +50,9 @@ template <class F> struct GroupedStep {
 template <class F, bool GATED> __device__ __forceinline__ void grouped_gemm(const GroupedGemm& p) {
     typedef GroupedStep<F> Step;
     __shared__ u32 outputs[TOGETHER];
-    // The first tiles, which come to shared memory once.
+    // The first tiles are copied to shared memory once.
     __shared__ uint4 near[FEW_THREADS];
-    // Of two sets one behind the other: of each token gate and up.
+    // Gate and up of each token, for two sets in turn.
     __shared__ float both[GATED ? 2 : 1][TOGETHER][2 * WARP + 4];
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, quad = lane / 4, part = lane % 4, groups = p.cols / 64, steps = (groups + 3) / 4;
     const u32 of_set = GATED ? 32 : 64, first_row = (GATED ? warp % 2 : warp) * Step::ROWS, sets = (p.rows + of_set - 1) / of_set;
@@ -170,13 +170,13 @@ template <class F, bool GATED> __device__ __forceinline__ void grouped_gemm(cons
 #pragma unroll 1
         for (u32 i = 0; i < all; i++) {
             cp_async_wait<Step::DEEP - 2>();
-            // All of the warp have read what the next copies write over.
+            // All lanes of the warp have read what the next copies overwrite.
             __syncwarp();
             bring();
             const u8 *const here = memory + own_rows + slot, *const x = memory + own_q + step * 256;
             const u8 *const of_tokens = memory + own_sx + step * (4 * 8 * TOGETHER), *const mean_of_tokens = memory + own_means + step * (4 * 4 * TOGETHER);
             slot = slot == RING - Step::BYTES ? 0 : slot + Step::BYTES;
-            // Of four groups, of each row its scale and its bias.
+            // Scale and bias of each row, in four groups.
             float of_group[4][2][2];
             uint2 raw[2][2];
 #pragma unroll
@@ -223,7 +223,7 @@ template <class F, bool GATED> __device__ __forceinline__ void grouped_gemm(cons
                     acc[g][e] = fma(of_group[g][e / 2][1], e % 2 ? mean.y : mean.x, fma(of_group[g][e / 2][0], t, acc[g][e]));
                 }
             };
-            // A group's products are on their way while the sums of the one before are added.
+            // Products of a group are under way while the sums of the one before are added.
             const u32 left = groups - step * 4;
             u32 sums[2][2][4];
             if (left >= 4) {

@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_few(const __grid_co
     const u32 first = blockIdx.x * p.block_rows;
 #pragma unroll 1
     for (u32 i = part; i <= p.block_rows; i += ROUTE_THREADS / OF_ROW) {
-        // A row that is not there is computed as the first, and not stored.
+        // Threads without a row compute the first one, and do not store it.
         const bool of_norm = i == p.block_rows;
         Matrix m = p.router;
         if (of_norm) m.data = (const u8*)p.x.norm.weight, m.kind = KIND_f32_f32, m.type = F32;
@@ -119,13 +119,13 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_few(const __grid_co
         if (lane == 0) inverses[warp] = inverse;
     }
     __syncthreads();
-    // Half a warp has two rows of two tokens, of which there may be one.
+    // Half a warp has two rows and two tokens. The second token may be missing.
     const u32 square = threadIdx.x / 16, row = square / (ROUTER_TOKENS / 2) * 2, of_block = square % (ROUTER_TOKENS / 2) * 2;
     if (row >= p.block_rows) return;
     float sums[2][2];
     const float own[2] = {inverses[of_block], inverses[of_block + 1]};
     four_products((const float4*)(rows + row * cols) + lane % 16, (const float4*)(smem + of_block * cols) + lane % 16, (const float4*)norm + lane % 16, cols, own, sums);
-    // A lane each stores one of the four.
+    // One lane stores each of the four.
     const u32 r = first + row + lane / 2 % 2, t = blockIdx.y * ROUTER_TOKENS + of_block + lane % 2;
     const float sum = lane / 2 % 2 ? lane % 2 ? sums[1][1] : sums[1][0] : lane % 2 ? sums[0][1] : sums[0][0];
     if (lane % 16 < 4 && r < p.experts && t < p.x.rows) p.logits[(u64)t * p.experts + r] = sum;

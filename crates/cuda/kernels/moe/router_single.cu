@@ -20,14 +20,14 @@ struct RouterSingle {
     Matrix gate;
     // [rows]: the gate's comes last.
     float* logits;
-    // What was normed, encoded as `Quarters` lie in shared memory.
+    // The normed row, encoded, as `Quarters` lie in shared memory.
     u8* encoded;
     // [cols]: the same as it is; null where nobody wants it.
     float* normed;
     // The host's answer, which is still to be given; null where it is not asked.
     u32* answer;
     u32 experts;
-    // Experts, and the gate.
+    // Rows of the router: one for each expert, and the gate's.
     u32 rows;
 };
 
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_single(const __grid
     WATCH();
     const u32 cols = p.x.cols, first = blockIdx.x * ROUTER_ROWS, warp = threadIdx.x / WARP, part = threadIdx.x / OF_ROW;
     float *x = smem, *norm = x + cols, *rows = norm + cols;
-    // A row that is not there is computed as the first, and not stored.
+    // Threads without a row compute the first one, and do not store it.
     const u32 r = part < ROUTER_ROWS && first + part < p.rows ? first + part : 0;
     const bool of_norm = part == ROUTER_ROWS, of_gate = r >= p.experts;
     // By value: parameters that are looked at through a pointer come from memory.
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_single(const __grid
     if (p.answer && blockIdx.x == 0 && threadIdx.x == 0) *p.answer = 0;
 #pragma unroll 1
     for (u32 quad = threadIdx.x; quad < cols / 4; quad += 2 * ROUTE_THREADS) {
-        // Both are asked for before the first is there.
+        // Both loads are issued before the first has arrived.
         const u32 other = min(quad + ROUTE_THREADS, cols / 4 - 1);
         const float *near = p.x.x + column_of(quad), *far = p.x.x + column_of(other);
         const float4 a = make_float4(__ldcg(near), __ldcg(near + 16), __ldcg(near + 32), __ldcg(near + 48));
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_single(const __grid
     }
     __syncthreads();
     STAMP(0, 2);
-    // Of the second warp each block's has some groups.
+    // Each block's second warp quantizes some groups.
     if (warp > 1 || warp == 1 && blockIdx.x >= cols / 64) return;
     const float inverse = inverse_rms_quads((const float4*)x, cols, p.x.eps);
     STAMP(0, 3);

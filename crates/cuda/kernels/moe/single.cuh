@@ -17,7 +17,7 @@ static const u32 PROJECTIONS = 3;
 struct SingleToken {
     // One token's, without groups of experts. Nothing of it is written.
     Route route;
-    // What was normed: quarters.
+    // The normed row, in quarters.
     const u8* x;
     // [projections, experts]
     const Matrix* table;
@@ -49,7 +49,7 @@ struct SingleToken {
 // Bits of the experts that are on the device to stay, a word a lane. The host changes them only while the device waits for an answer, or is idle: for what comes behind.
 __device__ __forceinline__ u32 here_of(const SingleToken& p) { return __ldcg(p.here + threadIdx.x % (MAX_EXPERTS / WARP)); }
 
-// The slots whose experts are not, by a whole warp.
+// The slots whose experts are not there, by a whole warp.
 __device__ __forceinline__ u32 absent_of(const SingleToken& p, const Taken& taken, u32 here) {
     const u32 lane = threadIdx.x % WARP, expert = taken.experts[min(lane, p.route.k - 1)], word = __shfl_sync(ALL, here, expert / WARP);
     return __ballot_sync(ALL, lane < p.route.k && !(word >> expert % WARP & 1));

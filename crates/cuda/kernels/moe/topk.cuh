@@ -21,7 +21,7 @@ __device__ __forceinline__ u32 ordered(float x) {
 
 __device__ __forceinline__ float number_of(u32 ordered) { return bits(ordered >> 31 ? ordered ^ 0x80000000u : ~ordered); }
 
-// The greatest of the scores, by a whole warp, which asks for so many at a time. It is only subtracted, whichever zero it is.
+// The greatest of the scores, by a whole warp, with DEEP loads under way. It is only subtracted, so the sign of a zero does not matter.
 template <int DEEP> __device__ __forceinline__ float greatest_score(const float* logits, u32 experts) {
     u32 most = 0;
 #pragma unroll 1
@@ -35,7 +35,7 @@ template <int DEEP> __device__ __forceinline__ float greatest_score(const float*
     return number_of(warp_max_redux(most));
 }
 
-// How many keys are greater, in several sums, so that they do not wait for each other.
+// Counts the greater keys in several sums, so that they do not wait for each other.
 struct Count {
     u32 of[4];
 
@@ -63,14 +63,14 @@ __device__ __forceinline__ void topk_block(const Route& p, u32 warps, bool weigh
     // Best first.
     __shared__ __align__(16) u32 chosen[MOST_SLOTS];
     __shared__ float weights[MOST_SLOTS];
-    // Lists by four: nobody is in the last ones.
+    // The number of lists is a multiple of four, so the last ones may be empty.
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, experts = p.experts, k = p.k, scoring = p.scoring, lists = (experts + 4 * WARP - 1) / (4 * WARP) * 4;
     if (threadIdx.x < MOST_SLOTS) chosen[threadIdx.x] = NONE;
     // 1. Scores
     float sum = 0.0f;
     if (scoring == SOFTMAX_TOP_K) {
         if (warp < lists) {
-            // Under way with those of which the greatest is sought.
+            // This load is under way with those whose maximum is sought.
             const float first = __ldcg(p.logits + min(threadIdx.x, experts - 1));
             const float m = experts <= 4 * WARP ? greatest_score<4>(p.logits, experts) : greatest_score<16>(p.logits, experts);
             values[threadIdx.x] = threadIdx.x < experts ? exp_(sub(first, m)) : 0.0f;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void topk_block(const Route& p, u32 warps, bool weigh
         of_list[lane] = key;
         __syncwarp();
         Count before = {};
-        // Of those that are alike the first comes first. Its own four are looked at one by one.
+        // Equal keys keep their order. A thread compares its own four one by one.
 #pragma unroll
         for (u32 q = 0; q < WARP / 4; q++) before.add(((const uint4*)of_list)[q], q == lane / 4 ? NONE : key - (q < lane / 4));
 #pragma unroll
@@ -145,7 +145,7 @@ __device__ __forceinline__ void topk_block(const Route& p, u32 warps, bool weigh
             weights[rank] = scoring == SIGMOID ? values[expert] : number_of(key);
         }
     }
-    // Those of the first warp are for itself.
+    // If the first warp has all lists, there is nobody to wait for.
     if (lists << log > WARP) __syncthreads();
     if (warp > 0) return;
     __syncwarp();

@@ -1,5 +1,5 @@
 // Dynamic shared memory: as many bytes as the kernel was launched with.
 #pragma once
 
-// What a kernel was launched with of shared memory.
+// The shared memory that a kernel was launched with.
 extern __shared__ float smem[];

@@ -39,7 +39,7 @@ pub struct Device {
     pub shared: usize,
     /// The [`Variant`]s that are on, a bit each.
     variants: u32,
-    /// What was asked of it in the mode of integers of 11 bits.
+    /// Which kernels for integers of 11 bits have exact bits on this device; found out at first use.
     exact: OnceLock<Exact>,
 }
 

@@ -220,7 +220,7 @@ const COUNT: usize = {
     count
 };
 
-/// Of each family and format the number of its first tile's kernel, and how many tiles there are.
+/// For each family and format: the number of its first tile's kernel, and how many tiles there are.
 const FIRST: [[(u16, u16); KernelFormat::ALL.len()]; FAMILIES.len()] = {
     let mut first = [[(0, 0); KernelFormat::ALL.len()]; FAMILIES.len()];
     let (mut next, mut i) = (SINGLES.len() as u16, 0);

@@ -71,7 +71,7 @@ type Owner = (u32, u32);
 /// Buffers of one size.
 #[derive(Debug)]
 struct BufferClass {
-    /// Of each buffer. A free one keeps its last owner.
+    /// The state and the owner of each buffer. A free one keeps its last owner.
     buffers: Vec<(BufferState, Owner)>,
     /// The buffer of each slot.
     slots: Vec<u32>,

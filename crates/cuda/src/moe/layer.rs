@@ -15,7 +15,7 @@ pub struct MoeLayer {
     pub moe: Moe,
     /// The mixture of the next layer.
     pub next: Option<usize>,
-    /// Experts are `silu(gate) * up` and no more, which most kernels take: no bias, no clamp, and each projection by itself.
+    /// Experts are plain `silu(gate) * up`, which most kernels need: no bias, no clamp, and a matrix for each projection.
     pub is_plain: bool,
     /// Rows of gate and up take turns: the first projection has both, and the second none.
     pub is_interleaved: bool,

@@ -16,7 +16,7 @@ pub struct Transfer {
     pub what: TransferPart,
 }
 
-/// What a transfer copies.
+/// The part of a buffer that a transfer copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferPart {
     Region(Region),

@@ -249,7 +249,7 @@ impl AttentionScratch {
         let fits = |tile: usize| tokens * blocks(tile) * partitions <= gpu.device.multiprocessors;
         let decode_tile = [1, 2].into_iter().find(|n| *n < tile && fits(*n)).unwrap_or(tile);
         let decode = decode_kernel(context, &layout, &parameters.cache, decode_tile);
-        // It stores what it attends to.
+        // That kernel stores the keys and values itself, so it cannot serve layers that share those of an earlier layer.
         if let Some((kernel, shared)) = decode.filter(|_| !layer.shared) {
             let tiles = blocks(decode_tile);
             let parts = if partitions > 1 { self.parts.reserve(gpu, part_bytes_all)? } else { 0 };

@@ -40,8 +40,8 @@ struct LaunchPlan {
     blocks: usize,
 }
 
-/// The plan with the least work for a warp. The costs were measured: instructions of a unit, of a round of units, and of a chain's step from lane to lane. `groups`: of a
-/// row, one lane's each. `chains`: of the four, those that a lane carries.
+/// The plan with the least work for a warp. The costs were measured: instructions of a unit, of a round of units, and of a chain's step from lane to lane. `groups`: the
+/// groups of a row, each of which one lane takes. `chains`: how many of the four chains a lane carries.
 fn plan(
     rows: &[usize],
     (groups, cols): (usize, usize),

@@ -22,7 +22,7 @@ struct Tried {
 #[derive(Clone, Debug)]
 pub(crate) struct Acceptance {
     guesses: [f64; CLASSES],
-    /// Of all tokens.
+    /// Of all classes together.
     guess: f64,
     tried: [Tried; CLASSES],
 }
@@ -41,7 +41,7 @@ impl Acceptance {
         (accepted + GUESS_WEIGHT * self.guesses[class]) / (all + GUESS_WEIGHT)
     }
 
-    /// The chance that a token comes true whose class is not known yet.
+    /// The chance that a token comes true, before its class is known.
     pub fn usual_chance(&self) -> f64 {
         let sum = |of: fn(&Tried) -> f64| self.tried.iter().map(of).sum::<f64>();
         (sum(|t| t.accepted) + GUESS_WEIGHT * self.guess) / (sum(|t| t.all) + GUESS_WEIGHT)

@@ -1,12 +1,12 @@
-//! Learns what a drafter takes that computes its proposals.
+//! Learns how long a drafter takes to compute its proposals.
 
 use std::time::Duration;
 
-/// Numbers of sequences that are told apart.
+/// Each number of sequences up to this one has a time of its own.
 const MAX_SEQUENCES: usize = 32;
 /// Weight of a new measurement once there are many.
 const NEWEST: f64 = 0.1;
-/// What one measurement may differ from what is known: others may have held it up.
+/// A measurement counts as at most so many times the mean, since other programs may have held it up.
 const HELD_UP: f64 = 3.0;
 
 /// A measured mean of seconds.
@@ -19,7 +19,7 @@ struct Mean {
 impl Mean {
     fn learn(&mut self, seconds: f64) {
         self.times = self.times.saturating_add(1);
-        // The first measurements may have waited for weights: the least of them counts.
+        // The first steps may have waited for weights, so the shortest time counts.
         self.seconds = match self.times {
             1 => seconds,
             2..=4 => self.seconds.min(seconds),
@@ -31,9 +31,9 @@ impl Mean {
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
-    /// By sequences: a token for each of them.
+    /// A round, which gives one token for each sequence, by the number of sequences.
     round: [Mean; MAX_SEQUENCES + 1],
-    /// A token that has to be computed before.
+    /// One token of catching up.
     token: Mean,
 }
 
@@ -44,26 +44,26 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// Seconds for one more token for each of so many sequences; `None` if nothing like it was measured.
+    /// Seconds of a round for so many sequences, or for the nearest number that was measured; `None` before any was.
     pub fn round(&self, sequences: usize) -> Option<f64> {
         let at = sequences.min(MAX_SEQUENCES);
         let measured = |i: usize| self.round.get(i).filter(|mean| mean.times > 0).map(|mean| mean.seconds);
         (0..=MAX_SEQUENCES).find_map(|d| at.checked_sub(d).and_then(measured).or_else(|| measured(at + d)))
     }
 
-    /// Seconds for so many tokens that have to be computed before.
+    /// Seconds to catch up with so many tokens; `None` before it was measured.
     pub fn catching_up(&self, tokens: usize) -> Option<f64> {
         if tokens == 0 { Some(0.0) } else { (self.token.times > 0).then_some(self.token.seconds * tokens as f64) }
     }
 
-    /// Notes what `rounds` rounds for so many sequences took.
+    /// Notes the time of `rounds` rounds for so many sequences.
     pub fn learn_rounds(&mut self, sequences: usize, rounds: usize, time: Duration) {
         if rounds > 0 {
             self.round[sequences.min(MAX_SEQUENCES)].learn(time.as_secs_f64() / rounds as f64);
         }
     }
 
-    /// Notes what so many tokens took.
+    /// Notes the time of catching up with so many tokens.
     pub fn learn_catching_up(&mut self, tokens: usize, time: Duration) {
         if tokens > 0 {
             self.token.learn(time.as_secs_f64() / tokens as f64);

@@ -19,9 +19,9 @@ const HELD_UP: f64 = 3.0;
 const COMMON: f64 = 0.03;
 /// Measurements of a number of rows that count as much as what all numbers together say of it.
 const ENOUGH: f64 = 6.0;
-/// What a drafted row adds before any was measured, in times of a step without drafts.
+/// What a drafted row adds to a step, as a part of one without drafts, before any was measured.
 const GUESSED_ROW: f64 = 0.15;
-/// Drafts are worth it only if they promise so many times the tokens in a second.
+/// Drafts must promise so many times the speed without them.
 const WORTH: f64 = 1.03;
 /// The account, in tokens' times: at first, at most, and what each token adds. In 200 tokens no more than four can be lost: 2 %.
 const ACCOUNT: f64 = 1.5;
@@ -104,20 +104,20 @@ pub(crate) struct Candidate {
 pub(crate) struct Offer {
     /// How many tokens: of a step, or for each sequence.
     pub drafts: usize,
-    /// Tokens in a second.
+    /// Expected tokens per second.
     pub speed: f64,
 }
 
 /// See the module.
 pub(crate) struct Governor {
-    /// Seconds of steps with so many sequences, without drafts.
+    /// Seconds of steps without drafts, by the number of sequences.
     plain: [Measured; MAX_ROWS + 1],
     /// By drafted rows: what they add to a step, in times of it.
     added: [Measured; MAX_ROWS + 1],
     line: Line,
     /// The most drafted rows that were measured.
     widest: usize,
-    /// Of sampling a token, in steps without drafts and with drafts.
+    /// Seconds of sampling a token, in steps without drafts and with drafts.
     sampling: [Measured; 2],
     /// What drafts may cost, in tokens' times.
     account: f64,
@@ -137,8 +137,8 @@ impl Default for Governor {
 }
 
 impl Governor {
-    /// How many of the candidates are worth a step with `generating` sequences, at most `most`, and what they promise. Sorts them: those that are worth it come first, for
-    /// each sequence from its first on. What proposing took is spent in any case.
+    /// How many of the candidates a step with `generating` sequences should compute, at most `most`, and what they promise. Sorts the candidates by their chance, so those
+    /// come first. The time of proposing does not count: it is spent in any case.
     pub fn choose(&self, generating: usize, most: usize, candidates: &mut [Candidate]) -> Offer {
         candidates.sort_unstable_by(|a, b| b.chance.total_cmp(&a.chance).then(a.depth.cmp(&b.depth)));
         let Some(step) = self.usual(generating) else { return Offer::default() };
@@ -159,8 +159,8 @@ impl Governor {
         best
     }
 
-    /// How many tokens a drafter should compute for each of the sequences with these chances of a token, at most `most`; they are part of `generating` sequences.
-    /// `seconds`: what so many for each take it.
+    /// How many tokens a drafter should compute for each of some sequences, at most `most`. `chances`: for each of them, that a token comes true. They are some of the
+    /// `generating` sequences of the step. `seconds`: how long the drafter takes for so many tokens for each.
     pub fn invest(&self, generating: usize, most: usize, chances: &[f64], seconds: impl Fn(usize) -> f64) -> Offer {
         let Some(step) = self.usual(generating) else { return Offer::default() };
         let (mut best, mut expected) = (self.without(generating, step), generating as f64);
@@ -180,7 +180,7 @@ impl Governor {
         best
     }
 
-    /// What can be lost, in tokens' times.
+    /// How much time drafts may still lose, in times of a token.
     pub fn account(&self) -> f64 {
         self.account
     }
@@ -190,13 +190,13 @@ impl Governor {
         self.usual(generating).map_or(0.0, |step| step * self.adds(4) / 4.0)
     }
 
-    /// Tokens in a second without drafts.
+    /// What a step without drafts gives.
     fn without(&self, generating: usize, step: f64) -> Offer {
         let (expected, plain) = (generating as f64, self.sampling[0].get().unwrap_or(0.0));
         Offer { drafts: 0, speed: expected / (step + plain * expected) }
     }
 
-    /// Tokens in a second with drafts, of which so many tokens are expected.
+    /// Tokens per second of a step with drafts that is expected to give `expected` tokens.
     fn speed(&self, expected: f64, step: f64, drafts: usize, drafting: f64) -> f64 {
         let sampling = self.sampling[1].get().or(self.sampling[0].get()).unwrap_or(0.0);
         expected / (step * (1.0 + self.adds(drafts)) + sampling * expected + drafting)
@@ -208,7 +208,7 @@ impl Governor {
         measured.get().filter(|_| generating > 0 && measured.times >= FIRST_STEPS)
     }
 
-    /// What so many drafted rows add to a step, in times of it: measured, or between what was. Beyond that each adds half of what others did, so that it is tried.
+    /// What so many drafted rows add to a step, as a part of it: measured, or between measurements. Beyond them each row counts half of what others added, so that it is tried.
     fn adds(&self, drafts: usize) -> f64 {
         let known = |drafts: usize| {
             let Measured { mean, times } = self.added[drafts];
@@ -225,7 +225,7 @@ impl Governor {
         below + row * (drafts as f64 - low)
     }
 
-    /// The same at worst: beyond what was measured, each row may add as much as those that were did on the average, or at first a whole step.
+    /// The same at worst. Beyond what was measured, each row counts as much as the measured ones on average; before any was, a whole step.
     fn worst(&self, drafts: usize) -> f64 {
         match self.widest {
             0 => drafts as f64,
@@ -234,8 +234,8 @@ impl Governor {
         }
     }
 
-    /// Notes a step that only generated. `rows`: with drafts. `tokens`: what it gave. `step`, `sampling`: what the model took, and choosing the tokens. `drafting`: what
-    /// proposing took before it.
+    /// Notes a step without prompts. `rows`: its rows, drafted ones included. `tokens`: how many it gave. The times: proposing before the step, the model, and choosing the
+    /// tokens.
     pub fn learn(&mut self, generating: usize, rows: usize, tokens: usize, [drafting, step, sampling]: [Duration; 3]) {
         if generating == 0 || rows > MAX_ROWS || tokens == 0 {
             return;

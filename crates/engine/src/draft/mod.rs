@@ -25,11 +25,11 @@ pub(crate) const MAX_STEP_DRAFTS: usize = 32;
 /// Bytes of recurrent states within drafts that are kept during a step, at most: one for each drafted token.
 pub(crate) const MAX_STATE_BYTES: usize = 256 << 20;
 
-/// After so many steps a drafter that was wrong is believed to be right so often.
+/// A drafter that was wrong gets a second trial: its chance rises to [`SECOND_TRIAL`] over so many steps in which nobody asks it.
 const FORGIVEN: f64 = 400.0;
 const SECOND_TRIAL: f64 = 0.5;
 
-/// What a sequence has of drafts.
+/// A sequence's draft, and what is known of the drafters.
 pub(crate) struct SequenceDrafts {
     /// What is proposed behind the sequence's tokens.
     pub draft: Draft,
@@ -37,7 +37,7 @@ pub(crate) struct SequenceDrafts {
     pub by: DrafterKind,
     /// How often the proposals of each kind of drafter came true. `[DrafterKind::COUNT]`
     pub acceptance: [Acceptance; DrafterKind::COUNT],
-    /// Steps since a drafter was asked that computes what it proposes.
+    /// Steps since a drafter that computes its proposals was asked.
     pub unasked: u32,
     /// Counts since the generation was started.
     pub counts: DraftCounts,
@@ -55,13 +55,13 @@ impl SequenceDrafts {
         self.draft.tokens.iter().zip(tokens).take_while(|(drafted, came)| drafted == came).count()
     }
 
-    /// The chance that a token of this drafter comes true, before it has proposed any. One that was not asked for long gets another trial.
+    /// The chance that a token of this drafter comes true, whatever its class. It rises again while the drafter is not asked, so that it gets another trial.
     pub fn usual_chance(&self, kind: DrafterKind) -> f64 {
         let known = self.acceptance[kind as usize].usual_chance();
         known + (SECOND_TRIAL - known).max(0.0) * (f64::from(self.unasked) / FORGIVEN).min(1.0)
     }
 
-    /// The chance of each token of the draft that it and those before it come true.
+    /// For each token of the draft, the chance that it comes true, and all tokens before it.
     pub fn chances(&self) -> impl Iterator<Item = f64> {
         let acceptance = &self.acceptance[self.by as usize];
         self.draft.classes.iter().scan(1.0, |chance, class| {

@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(proposed(&mut ngram, &tokens, 8), [10, 11, 12, 13]);
         tokens.push(10);
         assert_eq!(proposed(&mut ngram, &tokens, 2), [11, 12]);
-        // It was not so; where it is again, the prediction goes on. Nothing is drafted across its end.
+        // The prediction was wrong here. Where it is right again, drafts go on from it, but not beyond its end.
         tokens.extend([9, 11, 12]);
         assert_eq!(proposed(&mut ngram, &tokens, 8), [13]);
         tokens.push(13);

@@ -3,7 +3,7 @@
 /// Who drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DrafterChoice {
-    /// Nobody.
+    /// Nothing is drafted.
     #[default]
     Off,
     /// The best that there is for the model.
@@ -12,7 +12,7 @@ pub enum DrafterChoice {
     Ngram,
     /// A smaller model: see [`crate::Options::draft_model`].
     Model,
-    /// The head of the checkpoint that predicts one token more.
+    /// The checkpoint's MTP head (multi-token prediction).
     Mtp,
 }
 
@@ -28,7 +28,7 @@ pub struct DraftOptions {
 }
 
 impl DraftOptions {
-    /// Tokens that are drafted in a step, at most, with so many sequences.
+    /// The most tokens that a step with so many sequences drafts.
     pub(crate) fn rows(&self, sequences: usize) -> usize {
         match self.drafter {
             DrafterChoice::Off => 0,

@@ -7,7 +7,7 @@ pub(crate) enum DrafterKind {
     Ngram,
     /// A smaller model with the same vocabulary.
     Model,
-    /// The checkpoint's own head that predicts one token more.
+    /// The checkpoint's own MTP head (multi-token prediction).
     Mtp,
 }
 
@@ -28,9 +28,9 @@ impl DrafterKind {
 /// Proposed tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
-    /// In the order in which they would come.
+    /// In their order behind the sequence's tokens.
     pub tokens: Vec<u32>,
-    /// By token: the class of its likelihood, below [`super::acceptance::CLASSES`], whose acceptance is learnt.
+    /// For each token, how likely its drafter finds it: a class below [`super::acceptance::CLASSES`]. Acceptance is learnt by class.
     pub classes: Vec<u8>,
 }
 
@@ -50,7 +50,7 @@ impl Draft {
     }
 }
 
-/// The class of a token that a model finds so likely.
+/// The class of a token that has this probability for its drafter.
 pub(crate) fn class_of_probability(probability: f64) -> usize {
     const BELOW: [f64; 7] = [0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.97];
     BELOW.iter().take_while(|limit| probability >= **limit).count()

@@ -57,7 +57,7 @@ impl Engine {
         let at = self.sequences.index(id)?;
         // 1. Check everything
         generation.sampling.validate()?;
-        // There are no more tokens to list than these.
+        // The vocabulary has no more tokens to list.
         generation.logprobs = generation.logprobs.map(|top| top.min(self.model.vocabulary));
         self.check_tokens(at, prompt)?;
         let s = &self.sequences.list[at];
@@ -87,7 +87,7 @@ impl Engine {
         s.shares = self.options.prefix_cache;
         s.embedding = None;
         if generation.pooling == Some(Pooling::Mean) {
-            // It needs the states of all tokens, so it cannot reuse any.
+            // A pooled prompt needs the states of all tokens, so it cannot reuse any.
             s.shares = false;
             s.root = self.cache.root(format!("embedding {}", s.id.0).as_bytes());
         }
@@ -158,7 +158,7 @@ impl Engine {
         let at = self.sequences.index(id)?;
         let s = &mut self.sequences.list[at];
         s.running = None;
-        // What is being restored may have other tokens than those to come.
+        // The tokens that are being restored may differ from those to come.
         if s.restore.is_pending() {
             s.retire(&mut self.cache);
         }
@@ -188,7 +188,7 @@ impl Engine {
         if s.held.state.is_some() || keep == 0 || !self.cache.can_resume_at(&s.held, keep) {
             self.cache.release(&mut s.held);
             s.computed = 0;
-            // It may be on disk.
+            // The rest of the prompt may be on disk.
             s.restore = Restore::NotStarted;
         } else {
             self.cache.shrink(&mut s.held, keep);

@@ -11,7 +11,7 @@ type OnLogits<'a> = &'a mut dyn FnMut(usize, &[f32]) -> Result<()>;
 
 /// What is wanted of the tokens that are computed.
 enum Outputs<'a> {
-    /// Nothing but the work that greedy generation has.
+    /// Nothing, but logits are computed as greedy generation would.
     Nothing,
     /// Logits of all positions, or of the last.
     Logits { all: bool, each: OnLogits<'a> },

@@ -191,7 +191,7 @@ impl Engine {
         if options.profile {
             backend.profile(true);
         }
-        // Its step is one by itself, which streaming and devices do not know.
+        // An MTP head's step is apart from the model's. Streamed experts and devices do not support that.
         let may_predict = role == Role::Answers && !streamed && backend.device_memory().is_none();
         let of_model = options.model(longest);
         let of_model = sluice_model::Options { mtp: of_model.mtp && may_predict, ..of_model };
@@ -238,7 +238,7 @@ impl Engine {
         let draft_rows = match role {
             _ if states == 0 => 0,
             Role::Answers => Drafting::state_rows(&options, model.state_len(), &*backend),
-            // One for each sequence, to go back to.
+            // The state that each sequence goes back to.
             Role::Follows => options.max_sequences,
         };
         if states > 0 {
@@ -251,7 +251,7 @@ impl Engine {
         let mut device_scratch = Vec::new();
         for &chunk in &chunks {
             let need = step_scratch(&*backend, &decoder, &layouts, chunk, &options, streamed);
-            // Drafts of the model's own head are drawn by themselves.
+            // Drafts of an MTP head are drawn by samplers of their own.
             let samplers = options.threads * (1 + usize::from(decoder.has_mtp()));
             let sampling = samplers * model.vocabulary * SAMPLING_BYTES;
             // A device keeps its tensors at full length, however short steps are.

@@ -203,7 +203,7 @@ impl BatchSampler {
             let sequence = &sequences[draws[question.draw].sequence];
             let (drawn, Some(running)) = (&mut self.drawn[question.draw], &sequence.running) else { continue };
             let best = question.best.map(|place| &best[place]);
-            // There are more of them than the device returns.
+            // More tokens are needed than the device returns.
             if best.is_some_and(|best| best.found.is_empty()) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Draws from logits that nobody answers with: those of drafts.
+//! Draws tokens for drafts from the logits of an MTP head.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use super::sampler::{Logprobs, Sampler};
 /// A row of logits to draw from.
 #[derive(Clone, Debug)]
 pub(crate) struct Guess {
-    /// What it is for.
+    /// The caller's number for the row.
     pub of: usize,
     /// How tokens are chosen.
     pub params: SamplingParams,
@@ -43,7 +43,7 @@ impl Guesses {
 
     /// Adds the next row.
     pub fn push(&mut self, of: usize, params: &SamplingParams, position: usize) {
-        // Penalties depend on more than the tokens that were accepted.
+        // Penalties would also need the drafted tokens.
         let params =
             SamplingParams { repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, ..params.clone() };
         self.rows.push(Mutex::new(Guess { of, params, position: position as u64, drawn: None }));

@@ -25,7 +25,7 @@ const MAX_TRACKED: usize = 64;
 /// Measured seconds; `None` before the first measurement.
 #[derive(Debug)]
 pub(crate) struct ChunkBudget {
-    /// Of a step with this many sequences that generate, and no prompts.
+    /// Seconds of steps without prompts, by the number of sequences that generate.
     generating: [Option<f64>; MAX_TRACKED + 1],
     /// What each prompt token adds, at `position`.
     per_token: Option<f64>,
@@ -144,7 +144,7 @@ mod tests {
         }
         // Three milliseconds a token: up to a quarter of a second, however many wait.
         assert_eq!((budget.tokens(1, 5, 512), budget.tokens(4, 2, 512), budget.tokens(4, 70, 512)), (73, 70, 70));
-        // One that waits has what a step may be stretched to.
+        // A prompt that waits gets the tokens that a step may be stretched to.
         assert_eq!((budget.tokens(1, 1, 512), budget.tokens(4, 1, 512)), (17, 22));
         // On a faster machine they are no larger than that.
         (0..50).for_each(|_| budget.learn(0, 500, 500, MS(250)));

@@ -18,7 +18,7 @@ pub(crate) struct ScheduledSequence {
 /// The sequences of a step, and how far each has got after it. Kept between steps, so that planning allocates nothing.
 #[derive(Default)]
 pub(crate) struct Plan {
-    /// Those that generate come first, then those that compute prompts.
+    /// Sequences that generate come first, then those that compute prompts.
     pub scheduled: Vec<ScheduledSequence>,
     /// How many of `scheduled` generate.
     pub generating: usize,

@@ -23,7 +23,7 @@ pub enum LimitOf {
 pub struct Limit {
     pub of: LimitOf,
     pub bytes: u64,
-    /// What is taken of it before weights are read: by the program, and by the other processes of a control group.
+    /// Memory that is taken before weights are read: by the program, and by the other processes of a control group.
     pub taken: u64,
 }
 

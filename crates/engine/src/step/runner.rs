@@ -12,7 +12,7 @@ use crate::schedule::sequence::Sequence;
 /// Hidden states that are copied to the host at a time.
 const STATES: usize = 64;
 
-/// Tokens of a sequence that go through the head that predicts one token more.
+/// Tokens of a sequence that go through the MTP head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MtpInput {
     /// Its index among all sequences.
@@ -97,7 +97,7 @@ impl Runner {
         self.hidden_of(scheduled, from..tokens, each);
     }
 
-    /// The same for these of its tokens.
+    /// The same for some of a sequence's tokens.
     pub fn hidden_of(&mut self, scheduled: usize, tokens: Range<usize>, mut each: impl FnMut(&[f32])) {
         let first = self.inputs.rows(scheduled).start;
         let (mut at, end, cols) = (first + tokens.start, first + tokens.end, self.decoder.residual().cols);
@@ -115,7 +115,7 @@ impl Runner {
         self.inputs.position(scheduled)
     }
 
-    /// Whether the checkpoint has a head that predicts one token more.
+    /// Whether the checkpoint has an MTP head.
     pub fn has_mtp(&self) -> bool {
         self.decoder.has_mtp()
     }

@@ -118,7 +118,7 @@ impl Dialogue<'_> {
             template.render(&Value::Array(messages), tools, answer_follows, &extra)
         };
         if let Some(echo) = TemplateHistory::verbatim(style, messages, self.tools) {
-            // It fails if the template needs arguments as an object, leaves them out, or writes messages in an unknown way.
+            // Rendering fails if the template needs arguments as an object, leaves them out, or writes messages in an unknown way.
             if let Ok(prompt) = self.rendered_as(&echo, render) {
                 return Ok(prompt);
             }

@@ -99,7 +99,7 @@ impl Tiers {
     fn poll_host(&mut self, s: &mut Sequence, cache: &mut KvCache, io: &mut dyn BlockIo) -> Result<()> {
         let Restore::FromHost(_) = &s.restore else { return Ok(()) };
         let Restore::FromHost(restore) = std::mem::replace(&mut s.restore, Restore::Done) else { return Ok(()) };
-        // Its blocks may have had other contents until now, and a queued operation may still copy these.
+        // The sequence's blocks may have had other contents until now, and a queued operation may still copy these.
         self.apply_block_ops(cache, io)?;
         let Some(host) = &mut self.host else { return Ok(()) };
         host.fill(&restore, io)?;

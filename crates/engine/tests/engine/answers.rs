@@ -16,7 +16,8 @@ fn tokenizer() -> &'static Tokenizer {
     DEMO.get_or_init(|| Tokenizer::load(&folder, None).unwrap())
 }
 
-/// Tools in the system prompt; user, tool and system messages as all of them have them. `ASSISTANT` writes an answer, `BEGIN` what is before the next.
+/// The part of a template that all families share: tools in the system prompt, and messages of users, tools and the system. `ASSISTANT` stands for what writes an answer,
+/// `BEGIN` for what precedes the next one.
 const FRAME: &str = "{%- set ns = namespace(last=-1) %}\
     {%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}\
     {%- if tools %}{{- '<|im_start|>system\\n<tools>' }}{%- for t in tools %}{{- '\\n' ~ (t | tojson) }}{%- endfor %}{{- '\\n</tools>EXAMPLE<|im_end|>\\n' }}{%- endif %}\

@@ -9,7 +9,7 @@ use sluice_engine::{
 };
 use support::*;
 
-/// Of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
+/// Checkpoints of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
 const FOLDERS: [&str; 16] = [
     "gemma4_moe",
     "gemma4_per_layer",

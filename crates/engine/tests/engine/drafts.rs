@@ -147,7 +147,7 @@ pub fn compare(model: &Path, options: &Options, drafter: &str, seeds: std::ops::
     for seed in seeds {
         let mut random = Rng::with_seed(seed);
         if seed % 10 == 0 || drafting.is_none() {
-            // What it runs on changes nothing either.
+            // Threads and instruction set may change nothing either.
             let (tokens, isas) = ([1, 2, 5, 8, 16][random.usize(..5)], Isa::supported());
             let drafts = DraftOptions { tokens, ..options.drafts };
             let (isa, threads) = (isas[random.usize(..isas.len())], random.usize(1..=3));

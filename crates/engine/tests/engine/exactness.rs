@@ -54,8 +54,8 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
             let wanted = logits(&mut reference, &prompt, &[150]);
             for isa in Isa::supported() {
                 for threads in [1, 2, 3] {
-                    // The generic instruction set is slow: one division. Of the others' five two in turn, so that over all checkpoints and modes each meets
-                    // each number of threads.
+                    // The generic instruction set is slow, so it takes one division. The others take two of the five in turn: over all checkpoints and modes
+                    // each division meets each number of threads.
                     let turn = of_folder + of_activations + threads;
                     let pieces: &[&[usize]] = match (isa == Isa::GENERIC, threads) {
                         (true, 2) => &[&[64, 7, 1]],
@@ -138,7 +138,7 @@ fn the_text_from_shared_blocks_is_that_from_private_ones() {
     // Two systems of prompts, and within the first two sorts of them; longer than two partitions of attention.
     const COMMON: usize = 290;
     for (turn, name) in FOLDERS.into_iter().enumerate() {
-        // Two in turn for each checkpoint.
+        // Each checkpoint takes two of the kinds, in turn.
         let kinds = [KINDS[1], KINDS[3], KINDS[4], KINDS[5]];
         let two = [kinds[turn % 4], kinds[(turn + 1 + turn / 4 % 3) % 4]];
         for &(kv_type, attention) in if thorough() { &kinds[..] } else { &two } {

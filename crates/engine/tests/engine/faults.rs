@@ -29,7 +29,7 @@ struct Faults {
     fails: u64,
     short: u64,
     late: u64,
-    /// Of the places on disk: those that never can be read.
+    /// Percent of the places on disk, which can never be read.
     dead: u64,
     salt: u64,
 }

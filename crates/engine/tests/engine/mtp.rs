@@ -1,4 +1,4 @@
-//! Heads that predict one token more: what they put out beside the reference, and their drafts.
+//! MTP heads (multi-token prediction): their output beside the reference's, and their drafts.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ fn with_head(name: &str) -> tempfile::TempDir {
 /// A block of the cache.
 const BLOCK: usize = 16;
 
-/// The head's logits of all tokens and of the chain behind them, by the steps that an engine takes.
+/// The head's logits for all tokens and for the chain behind them, by the steps that an engine takes.
 fn logits(path: &Path, tokens: &[u32], chain: &[u32], pieces: &[usize]) -> Vec<f32> {
     let mut cpu = Cpu::new(Isa::from_env().unwrap(), 2, Activations::F32).unwrap();
     let config = Config::open(path).unwrap();
@@ -111,7 +111,7 @@ fn heads_put_out_what_the_reference_does() {
         let difference = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / range;
         println!("{name}: {difference:.1e} of the range");
         assert!(found.len() == wanted.len() && difference < 1e-5, "{name}: {difference}");
-        // In other pieces the same bits.
+        // The prompt in other pieces gives the same bits.
         for pieces in [&[1][..], &[7, 3], &[16]] {
             assert!(logits(made.path(), &tokens, &chain, pieces) == found, "{name}, {pieces:?}");
         }

@@ -86,7 +86,7 @@ fn a_processor_changes_its_own_sequence_alone() {
         let (tokens, ended) = if at == 2 { (3, Finish::Failed) } else { (20, Finish::Length) };
         assert_eq!((answer.len(), *reason), (tokens, ended));
     }
-    // With drafts each token is still its own.
+    // Drafts change nothing: each token still goes through its own processor.
     let again = together(&mut open(DrafterChoice::Ngram), &asked[..3]);
     assert_eq!(again, found[..3]);
 }

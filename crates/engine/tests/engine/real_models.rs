@@ -16,12 +16,12 @@ use sluice_engine::{Event, Generation};
 use support::{ask, generation, logits, thorough};
 
 const NAMES: [&str; 3] = ["smollm2", "gemma3", "qwen2_5_coder"];
-/// Of the range of logits: how far ours may be from transformers' on the dequantised weights.
+/// How far our logits may be from transformers' on the dequantised weights, as a part of their range.
 const TOLERANCE: f64 = 1e-4;
-/// Of the range: how far apart the best two may be where llama.cpp, which rounds activations to eight bits, chooses the other.
+/// How far apart the best two may be where llama.cpp, which rounds activations to eight bits, chooses the other; as a part of the range.
 const NEAR_TIE: f64 = 1e-2;
 
-/// Of the ten greedy answers of a model those that are compared, unless all are asked for; of the smallest model all.
+/// How many of a model's ten greedy answers are compared, unless all are asked for. Of the smallest model all are.
 const ANSWERS: usize = 3;
 
 struct Real {
@@ -261,7 +261,7 @@ fn chunks_threads_and_instruction_sets_give_the_same_bits() {
     for model in some_models() {
         let prompt = ids(&model.golden["logits"][1]["ids"]);
         let prompt = &prompt[..prompt.len().min(20)];
-        // All roundings of the smallest model; of the others, so that minutes suffice, the one with most arithmetic of its own.
+        // The smallest model is tested with all roundings. The others, to save time, are tested with the one that has most arithmetic of its own.
         let roundings = if model.name == NAMES[0] { &ROUNDINGS[..] } else { &ROUNDINGS[4..] };
         for &(activations, kv_type, attention) in roundings {
             let options =

@@ -20,7 +20,7 @@ const STEP_FOLLOWS: f32 = 0.02;
 #[derive(Debug)]
 pub(crate) struct Forecast {
     layers: Vec<LayerForecast>,
-    /// Of the present visit, by expert: the share of its tokens that want it; how far above that the forecast was.
+    /// For each expert in the present visit: the share of its tokens that want it, and how far the forecast was above that.
     wanted: Vec<f32>,
     excess: Vec<f32>,
 }
@@ -172,7 +172,7 @@ fn logarithm(x: f32) -> f32 {
     (x.to_bits() as f32 / (1 << 23) as f32 - 126.94) * std::f32::consts::LN_2
 }
 
-/// Of log-odds; never zero.
+/// The probability for log-odds; never zero.
 fn probability(odds: f32) -> f32 {
     1.0 / (1.0 + (-odds.clamp(-15.0, 15.0)).exp())
 }

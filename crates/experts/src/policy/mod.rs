@@ -159,8 +159,8 @@ impl EvictionScores {
     pub fn short_term(&self, key: Key, distance: u32) -> f64 {
         match self.policy {
             Policy::Lru | Policy::Lfu => self.past[key as usize],
-            // Hits per visit during which it occupies the slot: until its layer's next visit, or, if that gives more, until it is wanted. (Stopping at any
-            // visit in between gives no more than the better of these two: each later visit adds the same gain for the same time.)
+            // Hits per visit while the expert occupies the slot. It may stay until its layer's next visit, or until it is wanted: the better of both counts.
+            // (To stop at a visit in between is never better than both: each later visit adds the same gain for the same time.)
             Policy::Scan => {
                 let (soon, later) = (self.soon[key as usize], self.later[key as usize]);
                 let (distance, scan) = (distance as f32, self.layers() as f32);

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-/// In the place of a layer.
+/// Stands for no layer.
 const NONE: usize = usize::MAX;
 
-/// What is predicted, and what was read for it.
+/// The predicted experts, and the slots that were read for them.
 pub(super) struct Prediction {
     /// (Layer, expert) that are read when nothing else is.
     pub queue: VecDeque<(u32, u32)>,

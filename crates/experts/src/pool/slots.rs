@@ -74,7 +74,7 @@ pub(super) struct Ticket {
     pub number: u32,
 }
 
-/// What is done with a slot's memory.
+/// The present use of a slot's memory.
 #[derive(Debug)]
 pub(super) enum SlotState {
     /// It is a slot of the faster tier, whose memory is somebody else's.

@@ -13,13 +13,13 @@ pub(super) struct WarmupOrder {
 }
 
 impl WarmupOrder {
-    /// `spare`: experts of a layer that a token wants at most.
+    /// `spare`: the most experts of a layer that a token wants.
     pub fn new(layers: &[LayerLayout], classes: usize, spare: usize) -> WarmupOrder {
         let widest = layers.iter().map(LayerLayout::len).max().unwrap_or(0);
         WarmupOrder { passed: vec![0; classes], layers: layers.len(), pairs: widest * layers.len(), spare }
     }
 
-    /// The next (layer, expert) of all classes' that this class has not passed; not every layer has so many experts.
+    /// The next (layer, expert) that this class has not passed, in the order for all classes. A layer may have fewer experts than that.
     pub fn next(&mut self, class: usize) -> Option<(usize, usize)> {
         let passed = &mut self.passed[class];
         if *passed == self.pairs {

@@ -15,7 +15,7 @@ use crate::policy::{EvictionScores, Key, Policy};
 use candidates::{Candidate, Candidates};
 pub use promotion::Promotion;
 
-/// In the place of a slot, or of a key.
+/// Stands for no slot, or for no key.
 const NONE: u32 = u32::MAX;
 
 /// Slots of equal size in one or more tiers.

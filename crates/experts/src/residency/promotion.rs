@@ -112,7 +112,7 @@ impl Residency {
         }
     }
 
-    /// Of a tier that is not the last, the expert with the least long-term score that may be demoted.
+    /// The expert of a tier that has the least long-term score of those that may be demoted. `tier` is not the last.
     pub(super) fn least(&mut self, tier: usize) -> Option<Candidate> {
         let mut least: Option<Candidate> = None;
         for layer in 0..self.scores.layers() {

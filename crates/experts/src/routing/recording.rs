@@ -11,7 +11,7 @@
 use super::simulate::Trace;
 use crate::error::Error;
 
-/// With the version of the format.
+/// How such a file begins, with the version of the format.
 const MAGIC: &[u8; 16] = b"sluice routing 1";
 const HEADER: usize = MAGIC.len() + 4 * size_of::<u32>();
 
@@ -208,7 +208,7 @@ mod tests {
         }
         assert!(why(&sized([65536, 65536, 65536, u32::MAX])).contains("shorter"));
         assert!(why(&sized([2, 299, 3, 2])).contains("expert 299, but there are 299"));
-        // The same expert twice; a number that does not end.
+        // A file with the same expert twice, and one with a number that does not end.
         let mut twice = good.clone();
         twice[HEADER + 1] = 0;
         assert!(why(&twice).contains("expert 0 twice"));

@@ -16,7 +16,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Of layers with so many experts.
+    /// An empty trace of layers with so many experts.
     pub fn new(experts: &[usize]) -> Trace {
         Trace { experts: experts.to_vec(), ..Trace::default() }
     }

@@ -105,7 +105,7 @@ fn a_step_that_is_given_up_leaves_nothing_wrong() {
 
 #[test]
 fn a_row_that_cannot_be_read_fails_its_own_places() {
-    // In the second plane of row 10.
+    // Reads fail at a byte in the second plane of row 10.
     let mut table = table(Some(7_000_123 + 10 * 70 + 3));
     let failed = step(&mut table, &[1, 10, 2, 10, 900]);
     // Neighbours on the same page fail with it.

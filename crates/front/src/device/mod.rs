@@ -39,7 +39,7 @@ impl DeviceArg {
         matches!(self, DeviceArg::Given(device) if device.is_host())
     }
 
-    /// The device. Chooses one for `auto`, and says which and why, in a line.
+    /// The device. For `auto` chooses one, and says in a line which and why.
     pub fn chosen(&self, say: &dyn Fn(&str)) -> Device {
         let DeviceArg::Given(device) = self else {
             return DeviceArg::detect(say);

@@ -37,7 +37,7 @@ pub struct Rule {
 pub struct QueryRow<'a> {
     /// The query, `[k_dim]`.
     pub q: &'a [f32],
-    /// What it sees, from the partition's start.
+    /// The positions that it sees, from the partition's start.
     pub visible: Range<usize>,
     /// The greatest visible score and the sum of weights; set by [`partition`] where something is visible.
     pub m: f32,
@@ -300,7 +300,7 @@ pub unsafe fn weights<V: Lanes>(
             }
             s.store(p.add(i));
         }
-        // The first and last register may hold what is not visible: first -inf, for the maximum, then 0, for the sum.
+        // The first and last register may hold positions that are not visible. They count as -inf for the maximum, and then as 0 for the sum.
         scores[blocks.start..visible.start].fill(f32::NEG_INFINITY);
         scores[visible.end..blocks.end].fill(f32::NEG_INFINITY);
         let p = scores.as_mut_ptr();

@@ -16,7 +16,7 @@ use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
-/// The most tokens that stream the packed rows at the speed of memory. With more, it pays that a register of sixteen rows needs no sum over its lanes.
+/// The most tokens for which the packed rows stream at the speed of memory. With more, registers of sixteen rows are faster, which need no sum over their lanes.
 pub(super) const FEW: usize = 12;
 /// Columns of a piece.
 const PIECE: usize = 128;

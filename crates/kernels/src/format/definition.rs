@@ -30,7 +30,7 @@ pub enum ActivationFormat {
     Int11,
 }
 
-/// What a format is, written down once, in its own file.
+/// The properties of a format, written down once, in its own file.
 pub(crate) trait Format {
     /// The planes of a matrix with `cols` columns, in the order that they have everywhere.
     fn planes(&self, cols: usize) -> Result<Planes, MatrixError>;

@@ -12,7 +12,7 @@ use super::planes::{Element, MatrixError, Planes};
 pub struct Fp8 {
     /// Columns that share a scale; the last group of a row may be shorter. 0: the whole row.
     pub group: u16,
-    /// What they are.
+    /// The type of scales.
     pub scale: Fp8Scale,
 }
 

@@ -21,20 +21,20 @@ pub const FEW: usize = 4;
 /// Rows at a time.
 const ROWS: usize = 4;
 
-/// Pieces of scratch: all tokens; four rows of integers, their scales, their biases.
+/// Bytes of the pieces of scratch: all tokens; four rows of integers, their scales, their biases.
 pub fn sizes(cols: usize, tokens: usize) -> [usize; 4] {
     let [q, s, b] = row_bytes(cols);
     [tokens * token_bytes(cols), ROWS * q, ROWS * s, ROWS * b]
 }
 
-/// How rows come to their [`Source`].
+/// What must be done to rows before a [`Source`] can read them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Before {
-    /// Scales are in blocks.
+    /// Nothing: it reads blocks as they are.
     Nothing,
-    /// Scales become f32.
+    /// Scales are widened to f32.
     Scales,
-    /// Rows are unpacked.
+    /// Integers are unpacked, and scales widened.
     All,
 }
 

@@ -27,7 +27,7 @@ const fn quad(cols: usize) -> usize {
     (q + sx + mx).next_multiple_of(64)
 }
 
-/// Pieces of scratch: all tokens; the tile's integers; its scales and biases, twice each; a row to unpack, its scales, its biases; a token.
+/// Bytes of the pieces of scratch: all tokens; the tile's integers; its scales and biases, each of them stored twice; two unpacked rows, their scales, their biases; a token.
 pub fn sizes(cols: usize, tokens: usize) -> [usize; 7] {
     let [q, s, b] = row_bytes(cols);
     [tokens.div_ceil(FOUR) * quad(cols), ROWS * q, 4 * ROWS * s, 2 * q, 2 * s, 2 * b, token_bytes(cols)]
@@ -78,7 +78,7 @@ pub unsafe fn product<P: Products>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
     // SAFETY: the scratch holds all tokens and the tile; rows and tokens are inside their arrays.
     unsafe {
         for i in 0..tokens.len().next_multiple_of(FOUR) {
-            // Past the last token it is the last one again.
+            // Missing tokens of the last four are filled with the last one; their results are not stored.
             let number = tokens[i.min(tokens.len() - 1)] as usize;
             write_token(&x, number, shape, Columns::Natural, one);
             let (from, to) = (token(one, cols), quad_at(quads, i / FOUR, cols));
@@ -95,7 +95,7 @@ pub unsafe fn product<P: Products>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
             let n = ROWS.min(w.rows - first);
             for pair in 0..n.div_ceil(FOUR) * 2 {
                 for i in 0..2 {
-                    // Past the last row it is the last one again.
+                    // Missing rows of the last tile are filled with the last one; their results are not stored.
                     let r = (first + 2 * pair + i).min(w.rows - 1);
                     let at = (row_q.add(i * q_bytes), row_s.add(i * s_bytes).cast(), row_b.add(i * b_bytes).cast());
                     unpack_row::<P>(w, shape, r, at);

@@ -13,14 +13,14 @@ use std::arch::asm;
 pub trait Products: Copy {
     /// Whether there is [`Products::matrices`].
     const MATRICES: bool = false;
-    /// Both signed.
+    /// Adds to lane l the products of bytes 4l to 4l + 3, both signed.
     unsafe fn signed(sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t;
-    /// `a` unsigned, `b` signed.
+    /// The same with `a` unsigned and `b` signed.
     #[inline(always)]
     unsafe fn mixed(sums: int32x4_t, a: uint8x16_t, b: int8x16_t) -> int32x4_t {
         // SAFETY: the caller's.
         unsafe {
-            // 128 less is signed, and what that takes away comes back.
+            // `a - 128` is a signed byte. That takes 128 times the sum of `b` away, which is added first.
             let missing = Self::signed(vdupq_n_s32(0), b, vdupq_n_s8(1));
             let a = vreinterpretq_s8_u8(veorq_u8(a, vdupq_n_u8(0x80)));
             Self::signed(vaddq_s32(sums, vshlq_n_s32::<7>(missing)), a, b)

@@ -93,7 +93,7 @@ pub unsafe fn write_token(x: &Groups, number: usize, shape: Shape, columns: Colu
         }
         each_scale(x, number, shape, |g, part, sx, mx| {
             token.sx.cast_mut().add(part * shape.groups + g).write(sx);
-            // The sum of all parts so far.
+            // Each part overwrites the sum of those before it; the last write is the group's.
             token.mx.cast_mut().add(g).write(mx);
         });
     }

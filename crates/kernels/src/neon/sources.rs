@@ -1,4 +1,4 @@
-//! Where the integers of rows and their scales come from: straight from packed bytes, or unpacked before.
+//! Sources of a row's integers and scales: packed bytes as the matrix has them, or rows that were unpacked to scratch.
 
 use std::arch::aarch64::*;
 
@@ -9,7 +9,7 @@ use super::record::Columns;
 pub struct Row {
     /// Integers, or blocks.
     pub q: *const u8,
-    /// f32 of each weight group; unused where they are in blocks.
+    /// The scale and the bias of each weight group; unused if blocks hold them.
     pub s: *const f32,
     pub b: *const f32,
 }
@@ -39,7 +39,7 @@ pub trait Source {
     unsafe fn four(row: Row, g: usize, i: usize) -> [Part; 4];
     /// Part `i` of weight group `g`.
     unsafe fn one(row: Row, g: usize, i: usize) -> Part;
-    /// Of the eight weight groups from `g` on, where they are read at once.
+    /// Scales and biases of the eight weight groups from `g` on; used where [`Source::STEP`] is 8.
     #[inline(always)]
     unsafe fn scales(row: Row, g: usize) -> [Scales; 2] {
         // SAFETY: the caller's.

@@ -96,7 +96,7 @@ struct Sums {
     q: f64,
     qq: f64,
     qx: f64,
-    /// Of squared errors.
+    /// The sum of squared errors.
     cost: f32,
 }
 

@@ -59,11 +59,11 @@ pub struct Description {
     pub logit_softcap: Option<f32>,
     /// Each layer has an embedding of its own, which it adds at its end (Gemma 3n).
     pub per_layer: Option<PerLayerDescription>,
-    /// What a layer puts out is multiplied by a stored number of its own (Gemma 4).
+    /// Each layer's output is multiplied by a stored number (Gemma 4).
     pub layer_scales: bool,
-    /// What goes into both halves of a layer is normed. Where it is not, what they put out is (OLMo 2).
+    /// The input of both halves of a layer is normed. OLMo 2 norms their output instead.
     pub input_norms: bool,
-    /// What both halves of a layer put out goes through a norm before it is added (Gemma 2). The norm before the feed-forward part has its own name then.
+    /// The output of both halves of a layer is normed before it is added (Gemma 2). The norm before the feed-forward part has another name then.
     pub output_norms: bool,
     /// Positions in all attention layers.
     pub rotary: RotaryFrequencies,
@@ -71,7 +71,7 @@ pub struct Description {
     pub window_rotary: Option<RotaryFrequencies>,
     /// First to last.
     pub layers: Vec<LayerDescription>,
-    /// The head that predicts one token more, if it is asked for and there is one. Its layer has the number behind the last.
+    /// The MTP head, if it is asked for and there is one. Its layer has the number behind the last.
     pub mtp: Option<MtpDescription>,
     /// Parts of layers that checkpoints of this architecture name differently: our name and theirs, such as (`mlp.shared_expert`, `mlp.shared_experts`). Modules
     /// within a part are renamed with it.
@@ -130,7 +130,7 @@ pub struct LayerDescription {
 pub struct MtpDescription {
     /// Its layer.
     pub layer: LayerDescription,
-    /// The state that it goes on from, where it predicts several tokens, is what its last norm puts out (Qwen), and not what goes in (DeepSeek).
+    /// To predict several tokens it goes on from the output of its last norm (Qwen), and not from that norm's input (DeepSeek).
     pub passes_normed: bool,
 }
 

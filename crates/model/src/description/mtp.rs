@@ -7,7 +7,7 @@
 use super::weights::{WeightClass, WeightDescription, WeightKind, matrix, vector};
 use super::{Description, LayerDescription, MixerDescription, MtpDescription};
 
-/// The matrix that takes the normed embedding and the normed state, one behind the other, to the layer's input.
+/// The matrix from the normed embedding and the normed state, joined, to the layer's input.
 pub(crate) const JOIN: &str = "eh_proj";
 /// The norms of the embedding, of the hidden state, and of what the layer puts out.
 pub(crate) const NORMS: [&str; 3] = ["enorm", "hnorm", "shared_head.norm"];
@@ -43,17 +43,17 @@ impl MtpDescription {
 }
 
 impl Description {
-    /// A layer; the one behind the last is that of the head that predicts one token more.
+    /// A layer by its number. The number behind the last is the MTP head's layer.
     pub fn layer(&self, at: usize) -> Option<&LayerDescription> {
         self.layers.get(at).or_else(|| self.mtp.as_ref().filter(|_| at == self.layers.len()).map(|mtp| &mtp.layer))
     }
 
-    /// The number of layers with weights: with that of the head that predicts one token more.
+    /// The number of layers that have weights: the model's, and the MTP head's if there is one.
     pub fn stored_layers(&self) -> usize {
         self.layers.len() + usize::from(self.mtp.is_some())
     }
 
-    /// [`Description::stored_name`], with Qwen's own names of the head that predicts one token more: `mtp.layers.0.self_attn.q_proj`. `mlx_lm` knows it by them, and leaves it out.
+    /// [`Description::stored_name`], but with Qwen's names of an MTP head (`mtp.layers.0.self_attn.q_proj`): `mlx_lm` leaves out what has these names.
     pub fn packed_name(&self, w: &WeightDescription) -> String {
         match &self.mtp {
             Some(mtp) if self.is_of_mtp(w) && mtp.passes_normed => format!("mtp.{}", qwen_name(&self.spelled(w.part))),
@@ -61,7 +61,7 @@ impl Description {
         }
     }
 
-    /// Whether a weight is one of the head that predicts one token more.
+    /// Whether a weight belongs to the MTP head.
     pub fn is_of_mtp(&self, w: &WeightDescription) -> bool {
         w.layer == Some(self.layers.len())
     }

@@ -53,7 +53,7 @@ impl Description {
 }
 
 impl AttentionDescription {
-    /// What is missing for keys and values that a layer before has; `before`: all of them.
+    /// Why this layer cannot share the keys and values of an earlier one, if it cannot. `before`: all earlier layers.
     fn unshared(&self, before: &[LayerDescription]) -> Option<String> {
         let own = self.cache_group();
         let stores = |layer: &LayerDescription| match &layer.mixer {

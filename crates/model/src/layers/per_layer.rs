@@ -1,4 +1,4 @@
-//! Embeddings for each layer (Gemma 3n, Gemma 4): a token's row of a table that is large and that a step reads few rows of, and a projection of its embedding.
+//! Embeddings for each layer (Gemma 3n, Gemma 4). They are the sum of a token's row in a large table, and of a projection of the token's embedding.
 
 use anyhow::Result;
 use sluice_backend::{Elementwise, Linear, MatrixId, Norm, Operations, Projection, Tensor};
@@ -12,28 +12,28 @@ pub struct PerLayer {
     table: MatrixId,
     /// What rows of the table are multiplied by.
     scale: f32,
-    /// From a token's embedding to the other part of those for all layers, `[tokens, layers * width]`.
+    /// From a token's embedding to the projected part for all layers, `[tokens, layers * width]`.
     projection: Projection,
-    /// Over that part, layer by layer.
+    /// The norm of the projected part, layer by layer.
     norm: Norm,
     /// The sum of both: `[tokens, layers * width]`.
     rows: Tensor,
     width: usize,
-    /// Behind the gate of a layer: `[tokens, width]`.
+    /// The output of a layer's gate: `[tokens, width]`.
     gated: Tensor,
 }
 
 impl PerLayer {
-    /// Of a model that has them.
+    /// Loads what is outside of layers, for a model that has such embeddings.
     pub fn load(w: &mut Weights, d: &Description, own: PerLayerDescription) -> Result<PerLayer> {
         let PerLayerDescription { width, .. } = own;
         let all = width * d.layers.len();
-        // Both parts are divided by the root of 2: by way of what they are multiplied by anyway.
+        // Both parts are divided by the root of 2. The table's scale and the norm's weights include that factor.
         let half = std::f64::consts::FRAC_1_SQRT_2;
         let scale = (f64::from(w.rounded((width as f64).sqrt())?) * half) as f32;
         let linear = w.linear(None, "per_layer_model_projection")?;
         let norm = w.scaled_norm(None, "per_layer_projection_norm", Some(half))?;
-        // The reference divides what is projected by the root of the width before the norm, which cancels but for the epsilon.
+        // The reference divides the projected part by the root of the width before the norm. That changes nothing but the epsilon.
         let norm = Norm { eps: (d.eps * d.hidden as f64) as f32, ..norm };
         let [context, rows, gated] = [w.scratch(all)?, w.scratch(all)?, w.scratch(width)?];
         let projection = Projection { linear, out: context };

@@ -18,7 +18,7 @@ const PARTS: [&str; 6] = [
     "per_layer_model_projection.",
     "per_layer_projection_norm.",
 ];
-/// In front of the parts of the head that predicts one token more, as Qwen's checkpoints have it.
+/// What Qwen's checkpoints have in front of the parts of the MTP head.
 const MTP_PREFIXES: [&str; 3] = ["mtp.", "language_model.mtp.", "model.mtp."];
 
 /// The rest of a name behind `layers.N.`.
@@ -76,7 +76,7 @@ impl Prefixes {
         format!("{prefix}{short}")
     }
 
-    /// The text model's name for a tensor of the head that predicts one token more, where that has names of its own.
+    /// The text model's name for a tensor of the MTP head, if that has names of its own.
     pub fn of_mtp(&self, name: &str) -> Option<String> {
         let (prefix, layer) = self.mtp?;
         let rest = name.strip_prefix(prefix)?;

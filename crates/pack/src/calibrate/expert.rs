@@ -12,7 +12,7 @@ use crate::quantize::{SquaredError, squares, values};
 
 /// Tokens that an expert must have seen; where it saw fewer, tokens of others stand in.
 pub const ENOUGH: usize = 512;
-/// What a stand-in counts beside a token of the expert's own.
+/// The weight of a stand-in, where a token of the expert's own has 1.
 const STAND_IN: f32 = 0.1;
 /// Added to H's diagonal, in parts of its mean: it keeps weights near the original in directions that the text did not show.
 const DAMPING: f32 = 0.01;
@@ -24,11 +24,11 @@ const ROUNDS: usize = 2;
 pub struct Seen {
     /// Their inputs, normed: `[tokens, hidden]`.
     pub h: Vec<f32>,
-    /// What a token's error counts before the router's weight: 1 / mean square of its residual stream.
+    /// The weight of a token's error, before the router's weight: 1 / mean square of its residual stream.
     pub importance: Vec<f32>,
     /// Their inputs in the unquantised model.
     pub original: Vec<f32>,
-    /// Of each expert: tokens, ascending, and the router's weights.
+    /// For each expert its tokens, ascending, with the router's weights.
     pub takers: Vec<Takers>,
     /// Those of the unquantised model.
     pub original_takers: Vec<Takers>,
@@ -90,7 +90,7 @@ impl Expert<'_> {
         swiglu_in_place(isa, &mut inner, &up);
         swiglu_in_place(isa, &mut original_inner, &original_up);
         drop((h, columns, now, before, up, original_up));
-        // 2. down, by what gate and up make of their inputs now, and made of them
+        // 2. down, from the outputs of gate and up: the quantised ones now, and the original ones
         let w = Panels::of_rows(&old[2], width);
         let outputs = product(isa, &w, &Panels::of_rows(&original_inner, width));
         let now = Panels::of_rows(&inner, width);
@@ -237,7 +237,7 @@ mod tests {
         };
         let (pulled, left) = (error(&quantized(&original)), error(&quantized(&x)));
         assert!(pulled < 0.2 * left, "{pulled} of {left}");
-        // The same inputs ask for nothing: what is left is the error of eight bits.
+        // With the same inputs there is nothing to correct: the error of eight bits is left.
         assert!((left / error(&w) - 1.0).abs() < 0.02, "{left}, {}", error(&w));
     }
 

@@ -79,7 +79,7 @@ def peak_memory() -> float:
 
 
 def engine_params(arguments: "dict[str, Any]") -> "dict[str, Any]":
-    """The engine's parameters of the arguments of a generation."""
+    """The engine's parameters for the arguments of ``generate``."""
     arguments = dict(arguments)
     sampler: "Any" = arguments.pop("sampler", None)
     processors: "list[LogitsProcessor]" = list(arguments.pop("logits_processors", None) or [])
@@ -222,7 +222,7 @@ def batch_generate(
 
 
 def collect_all(model: Model, asked: "Sequence[tuple[list[int], dict[str, Any]]]", told: "Callable[[int], Any] | None" = None) -> "list[Any]":
-    """The whole answers to prompts with parameters. Some thousands of them wait in the engine at a time."""
+    """The whole answers to prompts. ``asked``: the tokens and parameters of each. The engine's queue is given some thousands at a time."""
     streams: "list[Any]" = []
     results: "list[Any]" = []
     window = 4096

@@ -79,7 +79,7 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> "int | None":
-        """One of them."""
+        """One of the tokens that end an answer."""
         return self._inner.stop_ids[0] if self._inner.stop_ids else None
 
     @property
@@ -244,7 +244,7 @@ def load(
     'Once upon a time'
     """
     for name, value in (("tokenizer_config", tokenizer_config), ("model_config", model_config), ("adapter_path", adapter_path)):
-        # What others trust code for is built in here.
+        # `trust_remote_code` has no effect: architectures are built in.
         if value and value != {"trust_remote_code": True}:
             raise RequestError(f"{name} is not supported")
     model = Model(f"{path_or_hf_repo}@{revision}" if revision else path_or_hf_repo, **options)
@@ -282,7 +282,7 @@ def whole_answer(parts: "list[Any]") -> Any:
         answer = json.loads(text)
     except ValueError:
         return text
-    # An error that came after white space had been sent.
+    # The server has sent white space to keep the connection, and then an error.
     if isinstance(answer, dict) and set(answer) == {"error"}:
         _raise(int(answer["error"].get("code") or 500) if str(answer["error"].get("code")).isdigit() else 500, text)
     return answer

@@ -45,7 +45,7 @@ def tokenizer_cache() -> "str | None":
 
 
 def normalised(options: "dict[str, Any]") -> "dict[str, Any]":
-    """Options as the engine takes them."""
+    """The options under the engine's names, checked."""
     found = {name: value for name, value in options.items() if value is not None}
     for name in _BYTES:
         if name in found:

@@ -67,7 +67,7 @@ class AsyncEngine:
         return self.model.tokenizer
 
     async def get_tokenizer(self) -> Tokenizer:
-        """The same, as ``vllm`` has it."""
+        """The tokenizer, under ``vllm``'s name."""
         return self.model.tokenizer
 
     async def generate(self, prompt: Any, sampling_params: "SamplingParams | None" = None, request_id: "str | None" = None) -> "AsyncIterator[RequestOutput]":

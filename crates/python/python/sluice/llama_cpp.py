@@ -43,7 +43,7 @@ _WITHOUT_EFFECT = {
 _AS_FILES_SAY: "dict[str, Any]" = {"rope_freq_base": (0, 10000.0), "rope_freq_scale": (0, 1.0), "rope_scaling_type": (-1,), "lora_scale": (1.0,), "no_perf": (False, True)}
 #: Arguments of generations that llama.cpp has and Sluice does not, with the values that mean "off".
 _OFF: "dict[str, Any]" = {"tfs_z": 1.0, "typical_p": 1.0, "mirostat_mode": 0, "xtc_probability": 0.0, "suffix": None, "functions": None, "function_call": None, "stopping_criteria": None}
-#: These qualify what is off.
+#: Parameters of what is off.
 _IGNORED = {"mirostat_tau", "mirostat_eta", "xtc_threshold", "penalize_nl", "model"}
 
 LogitsProcessorList = list
@@ -150,7 +150,7 @@ class Llama:
         return self._model.context
 
     def n_vocab(self) -> int:
-        """Rows of logits."""
+        """The size of the vocabulary."""
         return self._model.engine.vocabulary
 
     def n_embd(self) -> int:
@@ -190,7 +190,7 @@ class Llama:
             "presence_penalty": arguments.pop("presence_penalty"),
             "repetition_penalty": arguments.pop("repeat_penalty"),
         }
-        # As in llama.cpp, where a cut of nothing is none.
+        # As in llama.cpp, where values outside of the range switch a filter off.
         params["top_p"] = params["top_p"] if 0 < params["top_p"] <= 1 else 1.0
         params["temperature"] = max(params["temperature"], 0.0)
         seed = arguments.pop("seed", None)
@@ -269,7 +269,7 @@ class Llama:
             source.cancel()
 
     def _logprobs(self, prompt: "list[int]", ids: "list[int]", found: "list[tuple[float, Any]]", top: int) -> "dict[str, Any]":
-        """As OpenAI's completions have them; of the prompt, too, if it is echoed."""
+        """Log-probabilities in the form of OpenAI's completions; those of the prompt, too, if it is echoed."""
         scored = list(found)
         if len(prompt) > 1:
             scored = [(None, []), *self._model.engine.logprobs(prompt, 1, top), *scored]  # type: ignore[list-item]

@@ -48,7 +48,7 @@ def prefix_of(body: "dict[str, Any]") -> str:
 
 
 def ranked(prefix: str, replicas: "Sequence[str]") -> "list[str]":
-    """Replicas by how well they suit a prefix: by rendezvous hashing, so that one more or fewer moves only its own share of prefixes.
+    """The replicas, with the preferred one for a prefix first. It is rendezvous hashing: a replica that is added or removed moves only its own share of prefixes.
 
     >>> order = ranked("Once", ["a", "b", "c"])
     >>> [one for one in order if one != order[0]] == ranked("Once", [one for one in ["a", "b", "c"] if one != order[0]])
@@ -223,7 +223,7 @@ class Ingress:
             prefix = prefix_of(json.loads(body)) if body else None
         except (ValueError, AttributeError):
             prefix = None
-        # Of a failure before the first part the client learns by the status.
+        # A failure before the first part becomes the status that the client gets.
         parts = self._http.remote(request.method, path, body, prefix=prefix).__aiter__()
         status, ignored = await parts.__anext__()
         headers = {"sluice-ignored": ignored} if ignored else {}

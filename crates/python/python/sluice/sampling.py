@@ -21,7 +21,7 @@ class Sampler:
     top_k: int = 0
 
     def params(self) -> "dict[str, Any]":
-        """As the engine takes them. As in ``mlx_lm``, a ``top_p`` of 0 keeps all."""
+        """The parameters under the engine's names. As in ``mlx_lm``, a ``top_p`` of 0 keeps all tokens."""
         top_p = self.top_p if 0 < self.top_p < 1 else 1.0
         return {"temperature": self.temp, "top_p": top_p, "min_p": self.min_p, "top_k": self.top_k}
 
@@ -74,7 +74,7 @@ def _where(chosen: Any, penalty: float) -> Any:
 
 
 def biased(logit_bias: "dict[Any, float]") -> LogitsProcessor:
-    """Adds a number to the logits of tokens."""
+    """Adds to each token's logit its number in ``logit_bias``."""
     ids, values = [int(token) for token in logit_bias], list(logit_bias.values())
 
     def bias(tokens: Any, logits: Any) -> Any:
@@ -86,7 +86,7 @@ def biased(logit_bias: "dict[Any, float]") -> LogitsProcessor:
 
 
 def allowed(token_ids: Iterable[int]) -> LogitsProcessor:
-    """Rules all other tokens out."""
+    """Allows these tokens alone."""
     ids = sorted({int(token) for token in token_ids})
 
     def allow(tokens: Any, logits: Any) -> Any:
@@ -99,7 +99,7 @@ def allowed(token_ids: Iterable[int]) -> LogitsProcessor:
 
 
 def without_end_before(min_tokens: int, prompt_tokens: int, end_ids: Iterable[int]) -> LogitsProcessor:
-    """Rules tokens that end an answer out until it has so many."""
+    """Rules out the tokens that end an answer, until it has ``min_tokens`` tokens."""
     ids = sorted(end_ids)
 
     def go_on(tokens: Any, logits: Any) -> Any:
@@ -111,7 +111,7 @@ def without_end_before(min_tokens: int, prompt_tokens: int, end_ids: Iterable[in
 
 
 def chosen_by(sampler: "Callable[[Any], Any]") -> LogitsProcessor:
-    """A function that chooses a token from log-probabilities, ``[1, vocabulary]``, as a processor that leaves that token alone."""
+    """A processor that lets ``sampler`` choose the token, from log-probabilities ``[1, vocabulary]``, and rules out all others."""
 
     def choose(tokens: Any, logits: Any) -> Any:
         import numpy

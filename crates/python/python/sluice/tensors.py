@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, read past the page cache at the disk's speed, into memory that they then are: nothing is copied."""
+"""Tensors of safetensors files, read past the page cache at the disk's speed. They are views of the memory that was read into: nothing is copied."""
 
 import ctypes
 import os

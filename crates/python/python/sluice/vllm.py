@@ -82,7 +82,7 @@ class SamplingParams:
             raise RequestError("best_of is not supported")
 
     def engine_params(self, prompt: "list[int]", end_ids: "set[int]") -> "dict[str, Any]":
-        """As the engine takes them."""
+        """The parameters under the engine's names."""
         params: "dict[str, Any]" = {
             name: getattr(self, name)
             for name in (

@@ -24,9 +24,9 @@ pub enum Thinking {
     /// As the chat template has it.
     #[default]
     Default,
-    /// It does not.
+    /// Thinking is off.
     Off,
-    /// It does.
+    /// Thinking is on.
     On,
 }
 

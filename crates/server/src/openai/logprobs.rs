@@ -59,7 +59,7 @@ pub struct LogprobLists {
 }
 
 impl LogprobLists {
-    /// So many empty lists. More are made as they are needed.
+    /// `lists` empty lists. More are made as they are needed.
     pub fn new(lists: usize) -> LogprobLists {
         LogprobLists { mark: format!("{}{}:", fresh_id(), fresh_id()), lists: vec![String::new(); lists] }
     }

@@ -18,7 +18,7 @@ const TIE_AHEAD: f64 = 1.1;
 
 pub(crate) struct Chooser<'a> {
     options: &'a LoadOptions,
-    /// Of all files.
+    /// Bytes of all files.
     total: u64,
     speeds: Vec<(u64, Option<Speeds>)>,
 }
@@ -32,7 +32,7 @@ impl<'a> Chooser<'a> {
     /// The way (never `Auto`), the reason, and whether all of the file is in the page cache.
     pub fn choose(&mut self, file: &ReadFile, wanted: u64) -> Result<(LoadMode, String, bool), Error> {
         let cached = resident_bytes(&file.buffered, 0, file.len).ok().map(|n| n.min(file.len));
-        // What the page cache has of a file that is arriving says nothing of what is there.
+        // For a file that is arriving, the page cache says nothing about how much of it is there.
         let all = cached == Some(file.len) && !file.is_arriving();
         if self.options.mode != LoadMode::Auto {
             return Ok((self.options.mode, "asked for".into(), all));
@@ -48,7 +48,7 @@ impl<'a> Chooser<'a> {
     fn by_facts(&mut self, file: &ReadFile, cached: Option<u64>) -> (LoadMode, String) {
         // 1. Nothing to choose
         if file.is_arriving() {
-            // What arrives is in the page cache.
+            // Bytes that arrive are in the page cache.
             return match remote(file) {
                 Some(name) => (LoadMode::Pread, format!("still arriving, on {name}")),
                 None => (LoadMode::Mmap, "still arriving".into()),

@@ -125,7 +125,7 @@ pub fn open_except(
     begin(OpenCheckpoint::safetensors(folder)?, options, left)
 }
 
-/// As [`open_but`], for a checkpoint of any kind.
+/// As [`open_except`], for a checkpoint of any kind.
 ///
 /// # Errors
 /// When there is no address space for a file's image.

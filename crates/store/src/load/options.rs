@@ -88,7 +88,7 @@ impl Default for LoadOptions {
 pub struct FileReport {
     /// The name that the command line gives it.
     pub name: String,
-    /// Of the whole file.
+    /// Bytes of the whole file.
     pub bytes: u64,
     /// Never `Auto`.
     pub mode: LoadMode,

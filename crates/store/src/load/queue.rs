@@ -36,14 +36,14 @@ pub(crate) struct ChunkQueue {
     waiters: AtomicUsize,
     stopped: AtomicBool,
     failure: OnceLock<LoadError>,
-    /// Who takes what does not stay here.
+    /// The consumer of chunks that do not stay here.
     delivery: OnceLock<Delivery>,
     notes: Mutex<Vec<String>>,
     /// io_uring was refused.
     no_ring: AtomicBool,
     begun: OnceLock<Instant>,
     took: OnceLock<Duration>,
-    /// Bytes that were asked for.
+    /// Bytes that were asked for, and bytes that are there.
     wanted: AtomicU64,
     there: AtomicU64,
 }
@@ -331,7 +331,7 @@ impl ChunkQueue {
         let chunk = source.chunks(&(offset..offset + 1)).start;
         let mut queue = self.lock();
         let away = lent.buffer != IN_PLACE;
-        // What was delivered may still be read here.
+        // A chunk that went to the consumer is not in memory here. It stays pending, in case the host reads it as well.
         source.settle(chunk, if away && state == READY { PENDING } else { state });
         queue.lent -= 1;
         if state == PENDING {

@@ -97,7 +97,7 @@ impl ReadFile {
         })
     }
 
-    /// Who brings its bytes, if it was arriving when it was opened.
+    /// The source of its bytes, if it was arriving when it was opened.
     pub fn arriving(&self) -> Option<&Arc<dyn Arriving>> {
         self.arriving.as_ref()
     }
@@ -165,7 +165,7 @@ impl ReadFile {
     }
 
     fn is_same(&self, found: &Identity) -> bool {
-        // Of a file that arrives, only the times change.
+        // While a file arrives, only its times change.
         let times = if self.arriving.is_some() { found.modified } else { self.identity.modified };
         *found == Identity { modified: times, ..self.identity }
     }

@@ -338,7 +338,7 @@ mod tests {
             // A thread of its own: the filter stays with it.
             let reader = scope.spawn(|| read(&[&files[0], &files[1]], &sink, 2));
             told.recv().unwrap();
-            // Time for a reader that does not wait to give the page back.
+            // A reader that wrongly does not wait has time here to give the page back.
             thread::sleep(Duration::from_millis(300));
             let early = sink.given_back.load(Ordering::SeqCst);
             writer.write_all(&[9; 4096]).unwrap();

@@ -48,7 +48,7 @@ pub(crate) struct Source {
     missing: AtomicUsize,
     /// Bytes and name of each tensor, by offset; for messages.
     tensors: Vec<(Range<u64>, Arc<str>)>,
-    /// Of a file that is read through the page cache: the parts that were not there before.
+    /// Parts of a file that were not in the page cache before, if it is read through that.
     trace: Vec<(u64, u64)>,
     /// Everything that was read of it was delivered, so later changes of the file do not matter.
     delivered: AtomicBool,

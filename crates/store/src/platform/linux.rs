@@ -31,7 +31,7 @@ struct Stat {
     recently_evicted: u64,
 }
 
-/// Of [`resident_bytes`](crate::resident_bytes), where `len` is not 0: by `cachestat`, or by `mincore` on older kernels.
+/// The system's part of [`resident_bytes`](crate::resident_bytes), where `len` is not 0: by `cachestat`, or by `mincore` on older kernels.
 pub(crate) fn resident_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     match cachestat(file, offset, len) {
         Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => mincore(file, offset, len),

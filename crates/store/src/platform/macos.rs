@@ -12,7 +12,7 @@ use rustix::mm::{self, Advice};
 use crate::error::Error;
 use crate::small::open_regular_with;
 
-/// Of [`resident_bytes`](crate::resident_bytes), where `len` is not 0: by `mincore`.
+/// The system's part of [`resident_bytes`](crate::resident_bytes), where `len` is not 0: by `mincore`.
 pub(crate) fn resident_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     let page = rustix::param::page_size();
     let start = offset / page as u64 * page as u64;
@@ -36,11 +36,11 @@ pub(crate) fn resident_bytes(file: &File, offset: u64, len: u64) -> io::Result<u
     Ok(pages.iter().filter(|p| **p & 1 != 0).count() as u64 * page as u64)
 }
 
-/// The clean pages of a part of `file` are thrown away through a map of it.
+/// Drops the clean pages of a part of `file`, through a map of it.
 pub(crate) fn drop_cached(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let page = rustix::param::page_size() as u64;
     let start = offset / page * page;
-    // As on Linux, no length is all that follows.
+    // As on Linux, a length of 0 means all that follows.
     let end = if len == 0 { file.metadata()?.len() } else { offset + len };
     let bytes = usize::try_from(end.saturating_sub(start)).map_err(|_| io::ErrorKind::FileTooLarge)?;
     if bytes == 0 {
@@ -102,7 +102,7 @@ pub(crate) fn lower_priority() {
     unsafe { libc::setpriority(THREAD, 0, BACKGROUND) };
 }
 
-/// There are none to ask for: pages have 16 KiB.
+/// macOS has no large pages to ask for: pages have 16 KiB.
 ///
 /// # Safety
 /// None needed.

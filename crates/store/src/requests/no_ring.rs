@@ -11,7 +11,7 @@ use crate::load::Source;
 /// How long a waiting thread would poll before it sleeps.
 pub const SPIN: Duration = Duration::ZERO;
 
-/// There is none of these.
+/// A ring, of which there can be none.
 pub(super) enum Ring {}
 
 impl Ring {

@@ -25,7 +25,7 @@ const CAPACITY: usize = 1024;
 /// A ring with its lanes.
 pub(super) struct Ring {
     ring: IoUring,
-    /// By entry: what the kernel knows of.
+    /// For each entry, the request that the kernel has.
     flights: Vec<Option<Entry>>,
     free: Vec<u32>,
     waiting: VecDeque<Flight>,

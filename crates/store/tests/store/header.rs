@@ -251,7 +251,7 @@ fn a_hundred_thousand_tensors_take_no_more_each_than_a_quarter_of_them() {
         times.fold(f64::INFINITY, f64::min)
     };
     let (quarter, whole) = (read(25_000), read(100_000));
-    // What is quadratic takes sixteen times as long.
+    // Quadratic time would be sixteen times as long.
     assert!(whole < 12.0 * quarter, "{whole} s, {quarter} s for a quarter");
 }
 

@@ -48,13 +48,13 @@ struct StreamedLayer {
     experts: Experts,
     /// `[experts]`
     blocks: Vec<ExpertBlocks>,
-    /// What a large step needed last.
+    /// The experts that the last large step needed.
     history: Option<LayerHistory>,
     /// All of its experts stay on the device, and its published table says so.
     is_complete: bool,
 }
 
-/// What a step of many tokens needed of a layer.
+/// The experts that a step of many tokens needed of a layer.
 struct LayerHistory {
     tokens: usize,
     /// `[experts]`: how many of the tokens chose each.

@@ -29,7 +29,7 @@ pub(super) fn negated(schema: &Value) -> Option<Value> {
 
 fn negated_keyword(name: &str, value: &Value, all: &Map<String, Value>) -> Option<Value> {
     let of_type = |kind: &str, word: &str, value: Value| Some(json!({"type": kind, word: value}));
-    // One less, or one more. Nothing is less than 0.
+    // The bound one lower, or one higher. Nothing is lower than 0.
     let fewer = |kind: &str, word: &str| match value.as_u64()? {
         0 => Some(json!(false)),
         least => of_type(kind, word, json!(least - 1)),
@@ -45,7 +45,7 @@ fn negated_keyword(name: &str, value: &Value, all: &Map<String, Value>) -> Optio
                 Value::Array(all) => all.iter().map(Value::as_str).collect::<Option<_>>()?,
                 _ => return None,
             };
-            // There is no type of numbers that are not whole.
+            // JSON Schema has no type for numbers that are not whole.
             let has_integers_alone = named.contains(&"integer") && !named.contains(&"number");
             let others: Vec<&str> = TYPES.into_iter().filter(|name| !named.contains(name)).collect();
             match (has_integers_alone, others.is_empty()) {

@@ -1,4 +1,4 @@
-//! What a drafter is.
+//! The interface of drafters.
 
 use std::time::Duration;
 
@@ -14,49 +14,49 @@ use crate::step::runner::Runner;
 pub(crate) struct Asked {
     /// Its index among all sequences.
     pub sequence: usize,
-    /// Tokens to propose at most.
+    /// The most tokens to propose.
     pub most: usize,
-    /// A drafter that computes each token stops where the chance that all so far come true is below this.
+    /// A drafter that computes each token stops once the chance that all of its tokens come true is below this.
     pub least_chance: f64,
 }
 
-/// What an engine has between two steps.
+/// The parts of an engine that a drafter may use between two steps.
 pub(crate) struct Between<'a> {
     pub sequences: &'a mut [Sequence],
     pub runner: &'a mut Runner,
     pub cache: &'a mut KvCache,
-    /// Tokens that there are.
+    /// Tokens of the engine's vocabulary.
     pub vocabulary: usize,
 }
 
-/// What proposing took.
+/// What a drafter had to do for its proposals, and how long it took.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Work {
-    /// Tokens of sequences that had to be computed before, beyond the few of each step.
+    /// Tokens of the sequences that it computed first, because it was behind: beyond the one or two of each step.
     pub behind: usize,
-    /// The time for these.
+    /// The time for these tokens.
     pub catching_up: Duration,
-    /// How often the drafter went through its layers to propose.
+    /// How often it went through its layers to propose.
     pub rounds: usize,
-    /// The time for that.
+    /// The time for the rounds.
     pub drafting: Duration,
 }
 
-/// Proposes what may follow the tokens of sequences. A proposal may be anything: it changes speed alone.
+/// Proposes what may follow the tokens of sequences. A wrong proposal costs time and changes no answer.
 pub(crate) trait Drafter: Send {
-    /// What it is.
+    /// Its kind, for statistics.
     fn kind(&self) -> DrafterKind;
-    /// A generation begins for a sequence with these tokens, which may grow to `most`. `prediction`: what its answer may be.
+    /// A generation begins for `s`, which may grow to `most` tokens. `prediction`: the client's guess of the answer, or empty.
     fn begin(&mut self, s: &Sequence, prediction: &[u32], most: usize);
-    /// There is no such sequence any more.
+    /// The sequence was removed.
     fn end(&mut self, id: SequenceId);
-    /// Tokens of a sequence that it has to compute before it can propose anything, beyond the few of each step; `None`: it cannot propose anything.
+    /// How many tokens of a sequence it must compute before it can propose anything, beyond the one or two of each step; `None`: it cannot propose anything.
     fn behind(&self, s: &Sequence) -> Option<usize>;
-    /// Writes proposals behind the tokens of the sequences asked about to their drafts, which are empty.
+    /// Writes proposals to the drafts of the sequences in `asked`. Those drafts are empty.
     fn propose(&mut self, asked: &[Asked], between: &mut Between) -> Work;
     /// A step was computed and sampled.
     fn after_step(&mut self, _plan: &Plan, _between: &mut Between) {}
-    /// Bytes that it holds.
+    /// The memory that it holds.
     fn memory(&mut self) -> Vec<sluice_backend::MemoryUse> {
         Vec::new()
     }

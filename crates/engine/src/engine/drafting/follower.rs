@@ -1,8 +1,8 @@
 //! The drafter that is a smaller model with the same vocabulary.
 //!
-//! It is an engine of its own, with its own caches, whose sequences follow those of the larger one. Before it proposes anything it computes what came since, which is
-//! a token or two after most steps; a prompt may be in its prefix cache. It draws with the parameters and the random numbers of the larger model's sequence, which are
-//! those of (seed, position): where both models think alike they draw alike, at any temperature.
+//! It is an engine of its own, with its own caches, whose sequences follow those of the larger one. Before it proposes anything it computes the tokens that came since,
+//! one or two after most steps; a prompt may be in its prefix cache. It draws with the parameters and the random numbers of the larger model's sequence, which depend on
+//! (seed, position) alone. So where both models find the same tokens likely they draw the same ones, at any temperature.
 
 use std::time::Instant;
 
@@ -16,15 +16,15 @@ use crate::sampling::batch::Draw;
 use crate::schedule::scheduler::{reuse_prefix, schedule};
 use crate::schedule::sequence::{Generation, Running, Sequence, SequenceId};
 
-/// New tokens of a sequence that are part of the first round. With more it has to catch up.
+/// So many new tokens of a sequence are part of the first round. With more of them the drafter has to catch up.
 const FEW: usize = 8;
 
-/// What is known of a sequence of the larger model.
+/// A sequence of the larger model, and the one here that follows it.
 struct Followed {
-    /// Its id there, and here.
+    /// The larger model's sequence, and the one here.
     id: SequenceId,
     own: SequenceId,
-    /// So many of the tokens here are known to be the same.
+    /// The first so many tokens of both are known to be the same.
     same: usize,
     /// For a model with recurrent layers: the number of tokens after which its state was kept, and the row.
     kept: Option<(usize, u32)>,
@@ -34,16 +34,16 @@ struct Followed {
 pub(crate) struct Follower {
     engine: Box<Engine>,
     followed: Vec<Followed>,
-    /// The rows that keep states: whose.
+    /// The rows that keep states, each with the sequence whose state it has.
     rows: Vec<Option<SequenceId>>,
     /// The first of these rows in the pool of states.
     first_row: u32,
-    /// Of a round: (index of what was asked, index of the sequence here).
+    /// The sequences of the present round: (index in `asked`, index of the sequence here).
     round: Vec<(usize, usize)>,
 }
 
 impl Follower {
-    /// A drafter with this engine. `first_row`: the first of the rows in its pool of states that its caches do not know, one for each sequence of a step.
+    /// A drafter with this engine. `first_row`: where the rows begin that its pool of states has for this, one for each sequence of a step; its caches do not use them.
     pub fn new(engine: Engine, first_row: Option<u32>) -> Follower {
         let sequences = engine.options.max_sequences;
         let rows = vec![None; first_row.map_or(0, |_| sequences)];
@@ -60,7 +60,7 @@ impl Follower {
         self.engine.loading.as_ref().is_none_or(|loading| loading.progress().is_over())
     }
 
-    /// Makes a sequence's tokens those of the larger model's, and forgets what was computed of others. `None`: it cannot follow.
+    /// Gives a sequence here the tokens of the larger model's, and drops what was computed of tokens that differ. `None`: it cannot follow.
     fn follow(&mut self, at: usize, main: &Sequence) -> Option<usize> {
         let Followed { own, same, kept, .. } = self.followed[at];
         let i = self.engine.sequences.position(own)?;
@@ -85,7 +85,7 @@ impl Follower {
                 }
             }
         }
-        // Its vocabulary may end sooner.
+        // The smaller model may have fewer tokens.
         if main.tokens[equal..].iter().any(|token| *token as usize >= self.engine.model.vocabulary) {
             return None;
         }
@@ -103,7 +103,7 @@ impl Follower {
         if added { tokens } else { 0 }
     }
 
-    /// Runs the planned step. Returns whether nothing failed; what fails here drafts nothing.
+    /// Runs the planned step. `None` if anything failed: then nothing is drafted.
     fn run(&mut self) -> Option<Outcome> {
         let engine = &mut *self.engine;
         engine.steps += 1;
@@ -121,7 +121,7 @@ impl Follower {
         Some(outcome)
     }
 
-    /// Computes what the sequences of the round lack, but for the last few tokens, and takes those that do not fit out of it. Returns how many tokens.
+    /// Computes the tokens that the sequences of the round lack, but for the last few. Sequences for which there are no blocks leave the round. Returns how many tokens.
     fn catch_up(&mut self) -> Option<usize> {
         let (mut all, few) = (0, FEW.min(self.engine.chunk() / self.round.len().max(1)).max(1));
         loop {
@@ -149,7 +149,7 @@ impl Follower {
         }
     }
 
-    /// Lets later sequences find what the last step has computed, which were tokens of the larger model's.
+    /// Lets later sequences find what the last step has computed. Only tokens of the larger model's sequences are published, never drafted ones.
     fn publish(&mut self) {
         let Engine { sequences, cache, plan, .. } = &mut *self.engine;
         for scheduled in &plan.scheduled {
@@ -161,7 +161,7 @@ impl Follower {
         }
     }
 
-    /// Keeps the states of the sequences of the last step, from which the next drafts go on.
+    /// Keeps the recurrent states behind the tokens that are certain: the next drafts go on from there.
     fn keep_states(&mut self) {
         for at in 0..self.round.len() {
             let s = &self.engine.sequences.list[self.round[at].1];
@@ -242,10 +242,10 @@ impl Follower {
             s.running = Some(like(running));
             self.round.push((number, i));
         }
-        // 2. What came since, if it was more than a few tokens
+        // 2. Catch up with what came since, if that was more than a few tokens
         let behind = self.catch_up()?;
         let catching_up = started.elapsed();
-        // 3. A token for each, again and again
+        // 3. Rounds: a token for each sequence, until all drafts have ended
         let (started, mut rounds) = (Instant::now(), 0);
         while !self.round.is_empty() {
             self.draw(asked, between.sequences, rounds == 0)?;
@@ -259,7 +259,7 @@ impl Follower {
     }
 }
 
-/// What is generated here for a generation there: the same draws, without what depends on more than the tokens.
+/// The generation here that drafts for one of the larger model: the same draws, without penalties and grammar.
 fn like(running: &Running) -> Running {
     let sampling = SamplingParams {
         repetition_penalty: 1.0,
@@ -267,7 +267,7 @@ fn like(running: &Running) -> Running {
         frequency_penalty: 0.0,
         ..running.generation.sampling
     };
-    // With log-probabilities of what is drawn, and of no others.
+    // The log-probability of the drawn token alone.
     let generation = Generation { sampling, logprobs: Some(0), max_tokens: usize::MAX, ..Generation::default() };
     let turn = running.turn;
     Running { generation, generated: 1, prompt_from: 0, history: None, guide: None, pooled: None, turn }
@@ -280,7 +280,7 @@ impl Drafter for Follower {
 
     fn begin(&mut self, main: &Sequence, _prediction: &[u32], most: usize) {
         let at = self.find(main.id).unwrap_or_else(|| {
-            // What is shared here is what is shared there.
+            // The same root: prompts share blocks here exactly where they do there.
             let own = self.engine.add_sequence_salted(&main.root);
             self.followed.push(Followed { id: main.id, own, same: 0, kept: None });
             self.followed.len() - 1
@@ -304,7 +304,7 @@ impl Drafter for Follower {
     fn behind(&self, main: &Sequence) -> Option<usize> {
         let Followed { own, same, .. } = self.followed[self.find(main.id)?];
         let s = &self.engine.sequences.list[self.engine.sequences.position(own)?];
-        // Its positions end sooner, or its vocabulary does.
+        // The smaller model's context may be shorter.
         let room = self.engine.setup.max_context.saturating_sub(MAX_STEP_DRAFTS);
         if main.tokens.len() >= room || !self.is_loaded() {
             return None;
@@ -316,11 +316,11 @@ impl Drafter for Follower {
 
     fn propose(&mut self, asked: &[Asked], between: &mut Between) -> Work {
         let work = self.propose_all(asked, between);
-        // After a failure too, so that what was planned here can be evicted.
+        // After a failure, too: sequences that do not run can be evicted.
         for (_, i) in self.round.drain(..) {
             self.engine.sequences.list[i].running = None;
         }
-        // Tokens that the larger model does not have.
+        // Cut what begins with a token that the larger model does not have.
         for ask in asked {
             let Some(drafts) = &mut between.sequences[ask.sequence].drafts else { continue };
             let SequenceDrafts { draft, .. } = &mut **drafts;

@@ -1,8 +1,8 @@
-//! The drafter that is the checkpoint's own head: it predicts one token more from the final hidden state of a token and the embedding of the next one.
+//! The drafter that is the checkpoint's own MTP head: it predicts the token after the next one, from the final hidden state of a token and the embedding of the next one.
 //!
-//! Its keys and values are one more layer of the model's cache: the entry of a token is made of that token and the state of the token before. So it depends on
-//! nothing that comes later, and is shared, evicted, written to disk and restored with the others. Where no state is known, as behind a prefix that was reused, zeros
-//! stand for it.
+//! Its keys and values are one more layer of the model's cache. The entry of a token is made of that token and the state of the token before, so it depends on nothing
+//! that comes later, and is shared, evicted, written to disk and restored with the other layers' entries. Where that state is not known, as behind a reused prefix,
+//! zeros stand for it.
 
 use std::time::Instant;
 
@@ -15,13 +15,13 @@ use crate::schedule::plan::Plan;
 use crate::schedule::sequence::{Sequence, SequenceId};
 use crate::step::runner::MtpInput;
 
-/// States that are kept for entries that are made later. Making many at once takes little.
+/// Entries of an answer are made once there are states for so many: many at once take little longer than one.
 const KEPT: usize = 32;
 
 /// A sequence's entries.
 struct Tracked {
     id: SequenceId,
-    /// Entries that were made, of the tokens before this one.
+    /// The tokens before this position have entries.
     made: usize,
     /// The position of the first of `states`.
     first: usize,
@@ -44,7 +44,7 @@ impl Tracked {
         }
     }
 
-    /// The entries before `to` were made: states for those are not needed any more.
+    /// Notes that all tokens before `to` have entries, and drops the states that were kept for them.
     fn make(&mut self, to: usize, hidden: usize) {
         self.made = to;
         // The next entry is made of the state before it.
@@ -58,15 +58,15 @@ impl Tracked {
 pub(crate) struct MtpHead {
     guesses: Guesses,
     hidden: usize,
-    /// Tokens and sequences of a step at most.
+    /// The most tokens and sequences of a step.
     max_tokens: usize,
     max_sequences: usize,
     tracked: Vec<Tracked>,
-    /// Of a step of the head.
+    /// The input of the head's next step: sequences, tokens, and the state that goes with each token.
     inputs: Vec<MtpInput>,
     tokens: Vec<u32>,
     states: Vec<f32>,
-    /// Of a round: (index of what was asked, its token), and the state that each goes on from: `[sequences, hidden]`.
+    /// The sequences of the next round: (index in `asked`, the token just drawn), and the states that they go on from: `[sequences, hidden]`.
     going_on: Vec<(usize, u32)>,
     passed: Vec<f32>,
 }
@@ -98,11 +98,11 @@ impl MtpHead {
         self.states.clear();
     }
 
-    /// Adds the entries of a sequence before `to` to the next step of the head. Returns whether there are any, and room for them.
+    /// Adds the missing entries of a sequence before `to` to the head's next step. Returns false if none is missing or they do not fit.
     fn add(&mut self, at: usize, sequence: usize, s: &Sequence, to: usize, has_logits: bool) -> bool {
         let t = &self.tracked[at];
         let room = self.max_tokens - self.tokens.len();
-        // More than a step takes are not missing but after failures.
+        // Only after failures more entries are missing than a step takes. Then the oldest are left out.
         let from = t.made.max(to.saturating_sub(self.max_tokens));
         if from >= to || to - from > room || self.inputs.len() == self.max_sequences {
             return false;
@@ -115,7 +115,7 @@ impl MtpHead {
         true
     }
 
-    /// Makes the entries of computed tokens of the sequences that have many states.
+    /// Makes the missing entries of sequences that have at least so many states.
     fn make_entries(&mut self, at_least: usize, between: &mut Between) {
         let hidden = self.hidden;
         loop {
@@ -128,7 +128,7 @@ impl MtpHead {
         }
     }
 
-    /// Adds as many of them as fit to the next step of the head.
+    /// Adds as many of these sequences as fit to the head's next step.
     fn add_entries(&mut self, at_least: usize, between: &Between, hidden: usize) {
         for at in 0..self.tracked.len() {
             let t = &self.tracked[at];
@@ -188,7 +188,7 @@ impl Drafter for MtpHead {
             self.tracked.len() - 1
         });
         let t = &mut self.tracked[at];
-        // What was computed of an earlier answer has its entries.
+        // Tokens that are computed already have entries.
         (t.made, t.first) = (s.computed, s.computed);
         t.states.clear();
     }
@@ -225,7 +225,7 @@ impl Drafter for MtpHead {
         if count == 0 {
             return Work::default();
         }
-        // 2. A token for each, again and again. A proposed token's entry is made anew when it has come
+        // 2. Rounds: a token for each sequence. The entry of a proposed token is made again once the token is certain
         let mut rounds = 0;
         loop {
             let outcome = between.runner.mtp_step(&self.inputs, &self.tokens, &self.states, between.sequences);
@@ -248,7 +248,7 @@ impl Drafter for MtpHead {
             }
             self.states.extend_from_slice(&self.passed);
         }
-        // The step may draft less.
+        // The step may compute fewer of them, so it takes the blocks anew.
         for ask in asked {
             let s = &mut between.sequences[ask.sequence];
             between.cache.shrink(&mut s.held, s.tokens.len());
@@ -258,7 +258,7 @@ impl Drafter for MtpHead {
 
     fn after_step(&mut self, plan: &Plan, between: &mut Between) {
         let hidden = self.hidden;
-        // 1. The states of what was computed and stays
+        // 1. The states of the tokens that were computed and not cut
         for (scheduled, of) in plan.scheduled.iter().enumerate() {
             let s = &between.sequences[of.sequence];
             let Some(at) = self.find(s.id).filter(|_| s.running.is_some()) else { continue };
@@ -266,7 +266,7 @@ impl Drafter for MtpHead {
             let Some(stay) = s.computed.checked_sub(position).filter(|stay| *stay > 0) else { continue };
             let t = &mut self.tracked[at];
             if t.end(hidden) != position {
-                // It goes on behind a prefix that was reused, whose entries are there.
+                // The sequence goes on behind a reused prefix, whose entries are there.
                 t.states.clear();
                 (t.made, t.first) = (position, position);
             }

@@ -1,4 +1,4 @@
-//! Drafts of a step: what drafters propose, and how much of it is computed.
+//! Plans the drafts of a step: asks drafters for proposals, and decides how many of them the step computes.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -15,21 +15,21 @@ use crate::options::Options;
 use crate::schedule::plan::Plan;
 use crate::schedule::sequence::{Sequence, SequenceId};
 
-/// What a drafter is believed to take before it was measured, in times of a step without drafts: a token for each sequence, and a token that it has to catch up with.
+/// Guesses of a drafter's times before they are measured, as parts of a step without drafts: of a round, and of one token of catching up.
 const GUESSED_ROUND: f64 = 0.2;
 const GUESSED_TOKEN: f64 = 0.02;
-/// What a drafter counts as earned before it has earned anything, in tokens' times. It is spent once.
+/// What a new drafter may spend before it has earned anything, in times of a token.
 const TRIAL: f64 = 8.0;
 /// The part of what a drafter has earned that it may spend on catching up.
 const SPENT: f64 = 0.5;
 
-/// A drafter, and what is known of it.
+/// A drafter, and what was learnt of it.
 pub(super) struct Known {
     pub drafter: Box<dyn Drafter>,
     costs: Costs,
-    /// What its drafts have saved, less what it took to catch up, in tokens' times.
+    /// The time that its drafts have saved, less the time of catching up, in times of a token.
     earned: f64,
-    /// Of all sequences.
+    /// Over all sequences.
     pub stats: DraftStats,
 }
 
@@ -37,17 +37,17 @@ pub(super) struct Known {
 pub(crate) struct Drafting {
     options: DraftOptions,
     governor: Governor,
-    /// Of all sequences, by kind of drafter: what new ones begin with.
+    /// Over all sequences, by kind of drafter: new sequences begin with it.
     pub(super) acceptance: [Acceptance; DrafterKind::COUNT],
-    /// Those that take no time come first.
+    /// The look-up, which takes no time, comes first.
     pub(super) known: Vec<Known>,
-    /// Tokens of a step at most.
+    /// The most tokens of a step.
     max_tokens: usize,
-    /// Drafted tokens of a step at most.
+    /// The most drafted tokens of a step.
     most: usize,
     /// For a model with recurrent layers: the first of `most` rows of the pool of states that are there for drafts.
     states: Option<u32>,
-    /// What proposing took before this step, and who did it.
+    /// How long proposing took before this step, and which drafter did it.
     spent: Duration,
     by: Option<DrafterKind>,
     /// Kept between steps, so that a step allocates nothing.
@@ -102,22 +102,22 @@ impl Drafting {
         self.known.iter_mut().map(|known| &mut known.drafter)
     }
 
-    /// A generation begins for a sequence, which may grow to `most` tokens. `prediction`: what its answer may be.
+    /// A generation begins for `s`, which may grow to `most` tokens. `prediction`: the client's guess of the answer, or empty.
     pub fn begin(&mut self, s: &mut Sequence, prediction: &[u32], most: usize) {
         self.drafters().for_each(|drafter| drafter.begin(s, prediction, most));
         let most = self.options.tokens.min(MAX_STEP_DRAFTS);
         s.drafts = Some(Box::new(SequenceDrafts::new(most, &self.acceptance)));
     }
 
-    /// There is no such sequence any more.
+    /// The sequence was removed.
     pub fn end(&mut self, id: SequenceId) {
         self.drafters().for_each(|drafter| drafter.end(id));
     }
 
-    /// Adds drafted tokens to a planned step, if nobody waits for a place in it. They take only blocks that hold nothing, so they cost nobody anything that was kept.
+    /// Adds drafted tokens to a planned step, if no request waits for a place in it. They take only empty blocks, so nothing is evicted for them.
     pub fn plan(&mut self, plan: &mut Plan, between: &mut Between, max_context: usize) {
         (self.spent, self.by) = (Duration::ZERO, None);
-        // 1. Proposals that take no time. They are made in any case: what comes of those that are not computed is learnt as well
+        // 1. Proposals by look-up, which take no time. They are made for every step, since the governor also learns from those that are not computed
         self.asked.clear();
         for scheduled in &plan.scheduled[..plan.generating] {
             let s = &mut between.sequences[scheduled.sequence];
@@ -137,7 +137,7 @@ impl Drafting {
         }
         // 2. Proposals that are computed, if they promise more
         self.compute_proposals(plan.generating, between);
-        // 3. How many of them are worth it
+        // 3. How many of them the step computes
         let most = self.most.min(self.max_tokens - plan.generating);
         self.collect_candidates(plan, between.sequences);
         let chosen = if self.options.governed {
@@ -165,7 +165,7 @@ impl Drafting {
 
     /// How many tokens may be drafted for a sequence.
     fn room(&self, s: &Sequence, max_context: usize) -> usize {
-        // A copy of the state is left at such a point, where the step ends.
+        // A step must end at a snapshot point, where the state is copied.
         let to_snapshot = s.next_snapshot_point().map_or(usize::MAX, |point| point - s.tokens.len());
         let Some(running) = &s.running else { return 0 };
         // The last token that a generation may have needs no row of its own.
@@ -174,7 +174,7 @@ impl Drafting {
         self.options.tokens.min(MAX_STEP_DRAFTS).min(left).min(room).min(to_snapshot)
     }
 
-    /// Lists the tokens that are proposed.
+    /// Lists all proposed tokens with their chances.
     fn collect_candidates(&mut self, plan: &Plan, sequences: &[Sequence]) {
         self.candidates.clear();
         for (scheduled, of) in plan.scheduled.iter().enumerate() {
@@ -188,7 +188,7 @@ impl Drafting {
     fn compute_proposals(&mut self, generating: usize, between: &mut Between) {
         let Drafting { options, governor, known, most, asked, chances, .. } = self;
         let sequences = &mut *between.sequences;
-        // A look-up that promises more than another drafter could stays.
+        // The tokens that a sequence's looked-up draft is expected to give. Such a draft stays if no drafter could give more.
         let promised = |s: &Sequence| s.drafts.as_ref().map_or(0.0, |drafts| drafts.chances().sum::<f64>());
         let width = options.tokens.min(*most / generating.max(1));
         let mut best: Option<(usize, f64, f64)> = None;
@@ -217,14 +217,14 @@ impl Drafting {
             }
             let round = one.costs.round(chances.len()).unwrap_or(GUESSED_ROUND * step);
             let offer = governor.invest(generating, width, chances, |tokens| round * tokens as f64);
-            // What it has to compute before must have been earned.
+            // Catching up must be paid by what the drafter has earned.
             let catching_up = one.costs.catching_up(behind).unwrap_or(GUESSED_TOKEN * step * behind as f64);
             let price = catching_up * generating as f64 / step;
             let affordable = behind == 0 || price <= governor.account() + SPENT * one.earned;
-            // With what was looked up for others.
+            // Looked-up drafts of the other sequences count, too.
             let speed = offer.speed * (1.0 + looked_up / generating as f64);
             if offer.drafts > 0 && affordable && best.is_none_or(|(.., known)| speed > known) {
-                // A further token must give more than it takes.
+                // A further token must save more time than it takes.
                 let least = offer.speed * (round / chances.len() as f64 + governor.row(generating));
                 best = Some((at, least, speed));
             }
@@ -260,7 +260,7 @@ impl Drafting {
         }
     }
 
-    /// Learns from a step, before anything is settled. `tokens`: what it gave.
+    /// Learns from the times of a step, before its drafts are settled. `tokens`: how many it gave.
     pub fn learn_times(&mut self, plan: &Plan, tokens: usize, step: Duration, sampling: Duration) {
         let drafts: usize = plan.scheduled.iter().map(|scheduled| scheduled.drafts).sum();
         if plan.generating < plan.scheduled.len() || plan.generating == 0 {

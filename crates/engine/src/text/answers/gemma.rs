@@ -103,14 +103,14 @@ impl<'a> Notation<'a> {
     }
 }
 
-/// Arguments, which are a JSON object, in the notation without the outer braces, as templates print a text of them. `None`: they are no object.
+/// Translates arguments, a JSON object, to the notation without the outer braces: templates print arguments that are text as they are. `None`: they are no object.
 pub(super) fn written(arguments: &str) -> Option<Vec<Written>> {
     let mut parts = Parts::default();
     parts.fields(arguments, DEPTH)?;
     Some(parts.finish())
 }
 
-/// Markup, and what stands between quotes.
+/// Text of the notation in pieces: markup, and what stands between quotes.
 #[derive(Default)]
 struct Parts {
     parts: Vec<Written>,
@@ -165,8 +165,8 @@ impl Parts {
     }
 }
 
-/// What tools have answered becomes a part of the message that called them, as the templates want it, and so does the text that the model wrote after that: the model
-/// wrote all of it in one turn.
+/// Moves the answers of tools into the message that called them, as the templates want it. The text that the model wrote after the answers moves, too: it is the same turn
+/// of the model.
 pub(super) fn gather_answers(messages: &mut Vec<Value>) {
     let mut names: HashMap<String, Value> = HashMap::new();
     let mut gathered: Vec<Value> = Vec::with_capacity(messages.len());

@@ -43,7 +43,7 @@ impl TemplateHistory {
         name_calls(style, &mut echo.messages);
         each_arguments(&mut echo.messages, |arguments| match style.calls {
             Some(Calls::Xml | Calls::Keys | Calls::Invokes) => xml(arguments),
-            // Its templates join texts.
+            // DeepSeek's templates join texts.
             Some(Calls::DeepSeek) => match object(arguments) {
                 Value::Object(object) => dumps(&Value::Object(object)).into(),
                 other => other,

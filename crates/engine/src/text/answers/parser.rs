@@ -35,7 +35,7 @@ pub struct AnswerParser {
     ends: &'static [&'static str],
     /// What begins and ends thoughts.
     thoughts: [&'static str; 2],
-    /// They end with a line end, and others follow.
+    /// Thoughts end with a line end, and further thoughts may follow.
     thought_lines: bool,
     state: State,
     /// Text that is not decided yet.

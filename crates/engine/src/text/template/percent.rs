@@ -110,7 +110,7 @@ fn expression(code: &str, closes: Option<&str>, nested: usize, out: &mut String)
                     out.push(')');
                     // Keep line ends, so that line numbers stay the same.
                     out.extend(between.chars().filter(|c| *c == '\n'));
-                    // Another one may follow: `(a)|percent(b)` needs no more brackets.
+                    // Another operator may follow: `(a)|percent(b)` needs no more brackets.
                     term.literal = Some(Literal::Text);
                     at = end;
                     continue;

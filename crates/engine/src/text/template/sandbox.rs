@@ -210,7 +210,7 @@ impl Renderer {
 
 impl Drop for Renderer {
     fn drop(&mut self) {
-        // It has ended already, or waits for a message.
+        // The process has ended already, or waits for a message.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

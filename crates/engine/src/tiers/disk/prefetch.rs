@@ -38,7 +38,7 @@ enum Stage {
     Done,
 }
 
-/// What has to stay free.
+/// Blocks and rows that have to stay free.
 struct Reserve {
     /// Blocks: `[groups]`.
     blocks: Vec<usize>,

@@ -156,7 +156,7 @@ impl Restorer {
                 }
             }
             Err(true) => return,
-            // There is nothing.
+            // Nothing is stored.
             Err(false) => Restore::Done,
         };
     }

@@ -54,7 +54,7 @@ impl Saving {
 
     /// Copies a portion of what conversations hold. Returns whether there may be more. All queued block operations are applied.
     pub fn save_unsaved(&mut self, quota: u64, cache: &mut KvCache, outbox: &mut Outbox, io: &mut dyn BlockIo) -> bool {
-        // What is computed before the model's fingerprint is known is copied once it is.
+        // Blocks that are computed before the model's fingerprint is known are copied once it is.
         if !outbox.shared.is_ready() {
             return false;
         }

@@ -163,7 +163,7 @@ impl DiskTier {
     /// conversations hold.
     pub fn begin_last_flush(&mut self) {
         self.wait_for_sums();
-        // What was searched already is searched again.
+        // Search everything again.
         (self.saving.is_stale, self.saving.is_last) = (true, true);
     }
 

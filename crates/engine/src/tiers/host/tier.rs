@@ -230,7 +230,7 @@ impl HostTier {
         });
         let targets = targets.collect();
         nodes.dedup();
-        // Their other slots are of no use: the caches have those blocks, or no query sees them.
+        // The other slots of these nodes are of no use: the caches have those blocks, or no query sees them.
         nodes.iter().for_each(|hash| _ = self.remove(hash));
         let to = wanted.whole * self.shape.block_tokens + wanted.tail;
         s.restore = Restore::FromHost(HostRestore { to, present, targets, nodes });

@@ -56,7 +56,7 @@ struct Crowd {
     step: usize,
     /// Steps since the last event.
     quiet: usize,
-    /// Of so many steps in a row one has an event.
+    /// Among so many steps in a row, one must have an event.
     patience: usize,
     salt: u64,
     spoils: Arc<AtomicBool>,

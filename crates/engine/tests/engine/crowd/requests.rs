@@ -16,8 +16,7 @@ pub fn folder(name: &str) -> PathBuf {
 
 pub const SEQUENCES: usize = 64;
 pub const CONTEXT: usize = 150;
-/// Places where a sequence is asked to leave a copy of its state, at most; more of them where a long prompt does so by itself, and one where it finds that the way to
-/// it is known.
+/// The most places where a sequence is asked to leave a copy of its state. A long prompt leaves more of them by itself, and one where it finds a known prefix.
 pub const MARKS: usize = 2;
 pub const GRID: usize = 2;
 
@@ -27,7 +26,7 @@ pub struct Kind {
     pub model: &'static str,
     /// Experts are read from a disk that now and then cannot be read.
     pub disk: bool,
-    /// Of keys and values; the model's own where it is none.
+    /// The type of keys and values; `None`: the model's own.
     pub kv_type: Option<KvType>,
 }
 

@@ -13,7 +13,7 @@ pub const PANEL: usize = 32;
 pub const QUADS: usize = 4 * PANEL;
 /// In front of a query's quads: its scale, and what shifted keys add to its products, negative (an i32's bits).
 pub const HEADER: usize = 2;
-/// From so many rows on, tiles are quicker, though some of their rows multiply nothing.
+/// With at least so many rows tiles are faster, though some of their rows multiply nothing.
 pub const FOR_TILES: usize = 8;
 /// Rows, at most, that read the cache directly: laying it out would cost more than what it saves them.
 pub const DIRECT: usize = 4;
@@ -84,7 +84,7 @@ pub struct Batch<'a, 'q> {
     pub scores: &'a mut [f32],
     /// Weights as integers, `[rows, planes, PARTITION]`.
     pub bytes: &'a mut [u8],
-    /// Of those.
+    /// Scales of the weights.
     pub scales: [f32; BATCH],
     /// `[rows, v_stride]`
     pub sums: &'a mut [f32],

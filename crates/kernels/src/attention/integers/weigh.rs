@@ -48,7 +48,7 @@ unsafe fn quantise_weights<V: Bytes, const P: usize>(
     // The greatest weight's integer.
     let top = if P == 1 { 255.0 } else { 65535.0 };
     let blocks = visible.start / 16 * 16..visible.end.next_multiple_of(16);
-    // What is not visible may have a scale that is not finite.
+    // Positions that are not visible may have scales that are not finite.
     weights[blocks.start..visible.start].fill(0.0);
     weights[visible.end..blocks.end].fill(0.0);
     for plane in bytes[..P * PARTITION].chunks_exact_mut(PARTITION) {

@@ -172,7 +172,7 @@ unsafe fn sixes(blocks: [*const u8; 4]) -> [Scales; 2] {
     }
 }
 
-/// Words that shift each quad's bytes by so many bits.
+/// Words that shift the bytes of quad i by `bits[i]` bits.
 #[inline(always)]
 unsafe fn by_quad(bits: [i64; 4]) -> __m512i {
     // SAFETY: the caller vouches for the instruction set.

@@ -57,7 +57,7 @@ pub(crate) static SIGNS: [u64; 256] = {
     all
 };
 
-/// Of seven bits: the eighth makes the number of signs even.
+/// Signs by seven bits: the eighth makes the number of signs even.
 pub(crate) static EVEN_SIGNS: [u64; 128] = {
     let (mut all, mut i) = ([0; 128], 0);
     while i < 128 {

@@ -6,7 +6,7 @@
 
 use super::codebooks::{EVEN_SIGNS, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, SIGNS};
 
-/// A type of blocks. A type, so that kernels are compiled for each.
+/// A format of blocks, as a Rust type, so that kernels are compiled for each format.
 pub(crate) trait Block {
     /// Columns.
     const COLUMNS: usize;
@@ -205,7 +205,7 @@ fn q8_0(block: &[u8; 34], q: &mut [u8; 32], s: &mut [f32; 1], _: &mut [f32; 1]) 
     }
 }
 
-/// Two bits of each: of 32 bytes the lowest, then the next, and so on.
+/// Integers of two bits: the lowest two bits of 32 bytes, then the next two bits of the same bytes, and so on.
 #[inline(always)]
 fn pairs(bytes: &[u8], q: &mut [u8; 256]) {
     for half in 0..2 {

@@ -59,7 +59,7 @@ pub fn mistral3(keys: &Keys, theta: f64, config: &mut Config) -> Result<()> {
     }
     config.insert("model_type".into(), json!("ministral3"));
     config.insert("rope_parameters".into(), rope);
-    // What was made of the same keys before.
+    // Replaces what was made of the same keys before.
     config.insert("rope_scaling".into(), Json::Null);
     Ok(())
 }

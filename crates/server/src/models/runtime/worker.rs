@@ -169,7 +169,7 @@ impl Worker {
     fn background_work(&mut self) -> anyhow::Result<bool> {
         if self.engine.flush_sessions()? {
             if self.engine.is_idle() {
-                // It may be waiting for a write.
+                // The engine may be waiting for a write.
                 thread::sleep(DISK_POLL);
             }
             return Ok(self.engine.is_idle());
@@ -297,7 +297,7 @@ impl Worker {
         let Some(request) = self.requests.get(&id) else { return };
         for sequence in request.sequences.clone() {
             if self.owners.remove(&sequence).is_some() {
-                // What was computed stays cached, for a client that sends the same again.
+                // The computed blocks stay cached, for a client that sends the same prompt again.
                 self.engine.remove_sequence(sequence);
                 self.metrics.finished(Finish::Cancelled);
             }

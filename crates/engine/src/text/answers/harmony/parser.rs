@@ -6,7 +6,7 @@ use crate::text::answers::piece_list::PieceList;
 use crate::text::pieces::Piece;
 use crate::text::stop::overlap;
 
-/// Bytes of a header, at most. A longer one is none, however the text was cut.
+/// The most bytes of a header. Longer text is no header, however the pieces that it came in were cut.
 const MAX_HEAD: usize = 4096;
 /// What ends a message. The last two begin the next one.
 const ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
