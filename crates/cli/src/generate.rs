@@ -38,7 +38,7 @@ impl End {
 pub struct Answer {
     /// Without special tokens and without the stop string that ended it.
     pub text: String,
-    /// What of it later prompts have: in the harmony format, the text without the thoughts.
+    /// The part of the answer that later prompts contain: in the harmony format, the text without the thoughts.
     pub content: String,
     /// All generated tokens, including those after the end of the text.
     pub tokens: Vec<u32>,
@@ -58,7 +58,7 @@ pub struct Answer {
     pub profiles: [Profile; 2],
     /// Statistics of streamed experts; `None` without any.
     pub streamed: Option<Streamed>,
-    /// What was drafted for it, by drafter; empty if nothing was to be.
+    /// What was drafted for it, by drafter; empty if drafts are off.
     pub drafted: Vec<DraftStats>,
 }
 
@@ -267,7 +267,7 @@ mod tests {
         let mut shown: String = answer.chars().map(|c| cut.shown(c.into(), None)).collect();
         shown += &cut.shown(String::new(), Some(false));
         assert_eq!((shown.as_str(), cut.content.as_str()), ("<think>\nHm.\n</think>\n\nSo.\n", "So.\n"));
-        // Of an answer that was stopped within a header nothing is shown.
+        // An answer that was stopped within a header shows nothing.
         assert_eq!(stream().shown("<|channel|>ana".into(), Some(true)), "");
     }
 }

@@ -245,7 +245,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         };
         Server::new(bound, settings, offers, on_loaded).run(stop).await.context("serving")
     });
-    // Nobody needs what blocking threads may still be doing.
+    // Blocking threads may still be busy, but nobody needs their results.
     runtime.shutdown_background();
     hub::leave();
     served

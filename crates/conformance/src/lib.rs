@@ -112,7 +112,7 @@ pub fn check(family: &Family, candidates: &[Candidate]) {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Agrees,
-    /// It does not compute something that the case is about, and says so: its name.
+    /// It does not compute something that the case is about, and names it.
     Refuses(String),
     /// The first difference, or why it could not go on, with the case's shapes.
     Differs(String),

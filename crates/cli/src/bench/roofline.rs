@@ -191,7 +191,7 @@ pub fn has_tiles(isa: Isa) -> bool {
 
 /// `work(n)` does at least n multiply-adds and says how many.
 fn fastest(threads: usize, work: impl Fn(u64) -> u64 + Sync) -> f64 {
-    // As many as take long enough.
+    // Find a number that takes long enough.
     let mut macs = 1 << 20;
     loop {
         let start = Instant::now();

@@ -47,7 +47,7 @@ pub struct Processor {
 impl Processor {
     pub fn find() -> Processor {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        // As x86 and ARM call them.
+        // The names of the field on x86 and on ARM.
         let flags = field(&info, "flags").or_else(|| field(&info, "Features")).unwrap_or_default();
         let flags: Vec<&str> = flags.split_ascii_whitespace().collect();
         let supported: Vec<String> = Isa::supported().iter().map(ToString::to_string).collect();
@@ -188,7 +188,7 @@ mod tests {
         let found = Processor::find();
         assert!(found.granted >= 1 && found.processors >= found.granted && found.nodes >= 1);
         for set in &found.instruction_sets {
-            // What is used is there; what is there may still be forbidden.
+            // An instruction set that is used is there; one that is there may still be forbidden.
             assert!(!set.is_supported || set.missing.is_empty(), "{}: {:?}", set.name, set.missing);
         }
     }

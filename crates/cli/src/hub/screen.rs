@@ -19,12 +19,12 @@ const WINDOW: Duration = Duration::from_secs(5);
 /// Time between two lines of JSON about progress.
 const EACH: Duration = Duration::from_millis(500);
 
-/// Who is told.
+/// Who is told about a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
     /// People: lines and a bar on standard error.
     People,
-    /// Nobody, but for errors.
+    /// Nobody; only errors are reported.
     Quiet,
     /// A program: a line of JSON for each event on standard output.
     Json,

@@ -41,7 +41,7 @@ pub struct Anatomy {
     pub dtypes: BTreeMap<&'static str, u64>,
     /// (bits, group size), if the checkpoint is quantised.
     pub quantization: Option<(u8, u16)>,
-    /// What the form is called, where it is not integers with scales and biases.
+    /// The name of the form, where it is not integers with scales and biases.
     pub form: Option<String>,
     /// Modules with other bits or groups than that, or unquantised ones of a matrix's shape.
     pub exceptions: usize,

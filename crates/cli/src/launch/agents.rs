@@ -38,7 +38,7 @@ pub struct Launch {
     /// Variables that would lead it elsewhere.
     pub unset: &'static [&'static str],
     flags: Vec<String>,
-    /// What it does if the user asks for nothing.
+    /// Its arguments if the user asks for nothing.
     usual: &'static [&'static str],
 }
 

@@ -154,7 +154,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let (all, of_experts) = (stored.as_ref().and_then(Quantization::default), stored.and_then(|q| q.of_experts()));
     let bits_of = |width: Option<(u8, u16)>| width.map(|(bits, _)| u64::from(bits));
     let plain = there.and_then(|tensors| quantized_bits(tensors).or_else(|| float_bits(tensors.checkpoint())));
-    // Of gpt-oss only experts are quantised.
+    // In gpt-oss only experts are quantised.
     let is_mxfp4 = matches!(config.method(), Ok(Some(Method::Mxfp4)));
     let or_mxfp4 = |bits: u64| is_mxfp4.then_some(bits);
     let bits = args.bits.or(bits_of(all)).or(or_mxfp4(16)).or(plain).unwrap_or(4);

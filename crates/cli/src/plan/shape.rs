@@ -34,7 +34,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Of the model that a config describes.
+    /// The shape of the model that a config describes.
     ///
     /// # Errors
     /// A key that is missing or wrong.

@@ -43,7 +43,7 @@ fn names(gpus: &[u32]) -> Vec<String> {
     sets.chain(gpus.iter().map(|n| format!("cuda:{n}"))).collect()
 }
 
-/// The same, made: each thread that tests has its own.
+/// The backends of these names. Each thread that tests makes its own.
 fn candidates(gpus: &[u32]) -> Vec<Candidate> {
     // The instruction sets compute on one, two and three threads in turn.
     let of_isa = |isa: Isa| {

@@ -123,7 +123,7 @@ impl Case {
         self.group_of(layout, number, (positions, POSITIONS), tokens)
     }
 
-    /// The same of a layout, with positions of all sequences and of one.
+    /// A group of this layout, with positions for all sequences and for one.
     fn group_of(
         &mut self,
         layout: KvLayout,
@@ -137,7 +137,7 @@ impl Case {
         })
     }
 
-    /// The same with layers of the caller's.
+    /// A group with the caller's layers.
     pub fn group_with(
         &mut self,
         layout: KvLayout,
@@ -238,7 +238,7 @@ impl Case {
         for (group, table) in groups.iter_mut().zip(&mut s.tables) {
             group.grow(self, table, s.len + n);
             if let Some(window) = group.window {
-                // What no query sees is gone.
+                // Blocks that no query sees are gone.
                 let whole = (s.len + 1).saturating_sub(window) / group.pool.layout.block_tokens;
                 table.iter_mut().take(whole).for_each(|block| *block = u32::MAX);
             }

@@ -305,7 +305,7 @@ fn drawn(backend: &mut dyn Backend, left: Logits, all: &[f32]) -> (String, Strin
     let last = (vocabulary - 1) / DRAWN_TOGETHER;
     let from = last * DRAWN_TOGETHER;
     let blocks: Vec<(usize, usize)> = (0..left.rows).map(|row| (row, last)).collect();
-    // What lies behind the last logit is nobody's.
+    // Bytes behind the last logit belong to nobody.
     let whole = |block: &[f32]| {
         block[..vocabulary - from]
             .iter()

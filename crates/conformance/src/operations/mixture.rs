@@ -81,7 +81,7 @@ impl Case {
                     ExpertMatrix::Stacked { matrix, stride: rows, offset: 0, step: 1 }
                 }
                 _ => {
-                    // Of one form, or each of its own.
+                    // All experts have one form, or each its own.
                     let one = self.coin();
                     let mut form = || if one { form } else { self.form(cols) };
                     let forms: Vec<WeightFormat> = (0..count).map(|_| form()).collect();

@@ -102,7 +102,7 @@ fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize, most: u64) {
     let pinned = (0..c.random.usize(..4)).map(|_| (c.random.usize(..layers), c.random.usize(..4))).collect();
     let disk = Disk { late: Mutex::new(c.random.fork()), dead };
     let (parts, all) = (c.random.u64(..8), c.once_in(3));
-    // Of a device's memory none beyond what a layer needs, some, or all.
+    // Device memory beyond what a layer needs: none, some, or all.
     let some = c.random.u64(..most);
     let device_budget = c.one_of(&[Some(0), Some(some), Some(some), None]);
     let lookahead = c.one_of(&[Lookahead::Off, Lookahead::On, Lookahead::Auto]);

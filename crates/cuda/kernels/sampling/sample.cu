@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample_best(const __grid_cons
     if (threadIdx.x == 0) out[0] = {least, count};
 }
 
-// A row whose weights are wanted: of `(logit - highest) * scale`.
+// A row whose weights are wanted. They are made of `(logit - highest) * scale`.
 struct Scaled {
     double scale;
     float highest;

@@ -138,7 +138,7 @@ mod tests {
     fn a_cache_hits_once_it_holds_the_pattern() {
         let recording = alternating();
         assert_eq!(lru_hits(&recording, 0, 2), 0.0);
-        // What a token wanted is equally old: one of the two outlives the other token.
+        // The two experts that a token wanted are equally old, so only one of them outlives the other token.
         assert_eq!(lru_hits(&recording, 0, 3), 1.0 - 102.0 / 200.0);
         assert_eq!(lru_hits(&recording, 0, 4), 1.0 - 4.0 / 200.0);
     }
