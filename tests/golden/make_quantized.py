@@ -192,19 +192,62 @@ def awq(group=32):
     return quantize
 
 
-def gptq(bits=4, group=32, symmetric=True, version=1):
+class Orders:
+    """The order of columns by activations, and with it the group of each. Two matrices of the same shape, one after the other, have the same inputs and so the same order, as gate and up have."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def of(self, shape):
+        count = self.seen[shape] = self.seen.get(shape, -1) + 1
+        seed = 1000 * shape[0] + shape[1] + 7919 * (count // 2)
+        return torch.randperm(shape[1], generator=torch.Generator().manual_seed(seed))
+
+
+def in_activation_order(w, order, bits, group, symmetric):
+    """As `integers`, with groups of columns in this order: q in the order of w, and the group of each column."""
+    q, scale, zero = integers(w[:, order], bits, group, symmetric)
+    back = torch.argsort(order)
+    return q[:, back].contiguous(), scale, zero, (back // group).to(torch.int32)
+
+
+def gptq(bits=4, group=32, symmetric=True, version=1, orders=None):
     def quantize(w):
-        q, scale, zero = integers(w, bits, group, symmetric)
+        if orders is None:
+            (q, scale, zero), groups = integers(w, bits, group, symmetric), (torch.arange(w.shape[1]) // group).to(torch.int32)
+        else:
+            q, scale, zero, groups = in_activation_order(w, orders.of(tuple(w.shape)), bits, group, symmetric)
         stored = {
             "qweight": packed_words(q, bits).t().contiguous(), "qzeros": packed_words(zero.t() - int(version == 1), bits), "scales": scale.t().half().contiguous(),
-            "g_idx": (torch.arange(w.shape[1]) // group).to(torch.int32),
+            "g_idx": groups,
         }
-        values = ((grouped(q, group) - zero[..., None]) * scale[..., None]).reshape(w.shape)
+        values = (q - zero[:, groups.long()]) * scale[:, groups.long()]
         if version == 1 and (producer := installed("auto_gptq", "nn_modules/qlinear/qlinear_cuda.py")):
             layer = producer.QuantLinear(bits, group, w.shape[1], w.shape[0], bias=False, weight_dtype=torch.float32)
             layer.qweight, layer.qzeros, layer.scales, layer.g_idx = stored["qweight"], stored["qzeros"], stored["scales"].float(), stored["g_idx"]
             layer.autogptq_cuda_available = False
             assert torch.equal(layer.forward(torch.eye(w.shape[1])).t(), values)
+        return stored, values
+    return quantize
+
+
+def packed_in_activation_order(group, symmetric, orders):
+    """compressed-tensors with `actorder: group`, which its package could until version 0.20."""
+    def quantize(w):
+        q, scale, zero, groups = in_activation_order(w, orders.of(tuple(w.shape)), 4, group, symmetric)
+        stored = {"weight_packed": packed_words(q, 4), "weight_scale": scale.half(), "weight_shape": torch.tensor(w.shape), "weight_g_idx": groups}
+        if not symmetric:
+            stored["weight_zero_point"] = packed_words(zero.t(), 4).t().contiguous()
+        values = (q - zero[:, groups.long()]) * scale[:, groups.long()]
+        try:
+            from compressed_tensors.compressors.quantized_compressors.pack_quantized import unpack_from_int32
+            from compressed_tensors.quantization.lifecycle.forward import dequantize
+        except ImportError:
+            print("  compressed-tensors of before 0.20 is not installed: not compared with it", file=sys.stderr)
+        else:
+            zeros = None if symmetric else unpack_from_int32(stored["weight_zero_point"], 4, scale.shape, packed_dim=0)
+            theirs = dequantize(unpack_from_int32(stored["weight_packed"], 4, w.shape), scale, zeros, g_idx=groups)
+            assert torch.equal(theirs.float(), values)
         return stored, values
     return quantize
 
@@ -259,6 +302,10 @@ CASES = {
     "gptq": (DENSE, (gptq(), {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True})),
     "gptq_v2": (DENSE, (gptq(8, 32, False, 2), {"quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": False, "sym": False, "checkpoint_format": "gptq_v2"})),
     "gptq_experts": (MOE, (gptq(), {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True})),
+    "gptq_act_order": (DENSE, (gptq(orders=Orders()), {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True})),
+    "gptq_act_order_experts": (MOE | dict(moe_intermediate_size=64), (gptq(8, 32, False, orders=Orders()), {"quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": True, "sym": False})),
+    "w4a16_act_order": (DENSE, (packed_in_activation_order(32, False, Orders()), packed(format="pack-quantized", group_size=32, symmetric=False, actorder="group")[1])),
+    "w4a16_act_order_experts": (MOE | dict(moe_intermediate_size=64), (packed_in_activation_order(32, True, Orders()), packed(format="pack-quantized", group_size=32, actorder="group")[1])),
     "nvfp4_modelopt": (DENSE, (modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]})),
     "nvfp4": (DENSE, packed(format="nvfp4-pack-quantized", **NVFP4)),
     "nvfp4_experts": (MOE, packed(format="nvfp4-pack-quantized", **NVFP4)),

@@ -135,6 +135,15 @@ pub enum Elementwise {
         /// `[tokens, cols]`
         residual: Tensor,
     },
+    /// `out[:, i] = x[:, order[i]]`: inputs follow columns that are in the order of activations.
+    Gather {
+        /// `[tokens, any]`
+        x: Tensor,
+        /// `[1, cols]`: numbers of columns of `x`, below 2^24.
+        order: Tensor,
+        /// `[tokens, cols]`, no part of `x`.
+        out: Tensor,
+    },
     /// In each run of `head` columns, elements 2i and 2i + 1 go to i and i + head / 2.
     SplitPairs {
         /// `[tokens, heads * head]`
@@ -303,6 +312,8 @@ pub struct Experts {
     pub parts: Vec<ExpertPart>,
     /// What is added to their results, if anything is.
     pub biases: Option<ExpertBiases>,
+    /// The order in which the first two projections of each expert take the input, if not its own: `[experts, hidden]`, as in [`Elementwise::Gather`].
+    pub order: Option<Tensor>,
 }
 
 impl Experts {

@@ -54,6 +54,7 @@ struct Sizes {
     hidden: EncodedSize,
     /// Those of mixtures and of their shared experts.
     moe_encoded: EncodedSize,
+    moe_gathered: EncodedSize,
     moe_hidden: EncodedSize,
     shared_hidden: EncodedSize,
     /// Those of latent attention, and its queries, results and lists of rows.
@@ -87,8 +88,15 @@ fn grow(size: &mut usize, to: usize) {
 impl Sizes {
     fn bytes(&self, threads: usize) -> usize {
         let worker = self.kernel.next_multiple_of(64) + 4 * (2 * self.tile + self.row + self.floats);
-        let encoded =
-            [&self.encoded, &self.hidden, &self.moe_encoded, &self.moe_hidden, &self.shared_hidden, &self.latents];
+        let encoded = [
+            &self.encoded,
+            &self.hidden,
+            &self.moe_encoded,
+            &self.moe_gathered,
+            &self.moe_hidden,
+            &self.shared_hidden,
+            &self.latents,
+        ];
         let encoded: usize = encoded.iter().map(|e| e.bytes()).sum();
         let lists = self.identity_rows + self.moe_identity_rows + self.router_logits + self.shared_gates;
         let lists = lists + self.latent_rows + self.kept + self.guess + self.normed + self.logits;
@@ -239,6 +247,11 @@ impl ScratchPlanner<'_> {
             needs.f32 |= s.gate.is_some();
         }
         self.sizes.moe_encoded.reset(tokens, hidden, needs);
+        let ordered = moe.experts.order.is_some();
+        if ordered {
+            self.sizes.moe_gathered.reset(pairs, hidden, needs);
+            grow(&mut self.sizes.row, hidden);
+        }
         if let Some(s) = shared {
             if let Some(gate) = &s.gate {
                 grow(&mut self.sizes.shared_gates, tokens);
@@ -252,7 +265,8 @@ impl ScratchPlanner<'_> {
         // 2. both rounds, with every expert in use
         let all_downs = || downs().chain(shared.map(|s| s.mlp.down.matrix));
         let each = moe.experts.parts[0].matrix.step();
-        self.gate_up(first(), (moe.experts.count * intermediate, intermediate, each), tokens);
+        let most = if ordered { pairs } else { tokens };
+        self.gate_up(first(), (moe.experts.count * intermediate, intermediate, each), most);
         let block = block_rows(width, self.threads).min(width);
         all_downs().for_each(|m| self.kernel(m.number(), block, tokens, self.mode));
         grow(&mut self.sizes.tile, tokens * block);

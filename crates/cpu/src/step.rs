@@ -244,6 +244,17 @@ impl Operations for Cpu {
                 });
                 self.record(Phase::Project, t0, std::iter::empty(), 0);
             }
+            Elementwise::Gather { x, order, out } => {
+                let (from, order, to) = (self.place(x), self.place(order), self.place(out));
+                // SAFETY: weights are written once, at load.
+                let order = unsafe { order.get(0, 0..order.cols) };
+                self.each_row(tokens, &|t, _| {
+                    // SAFETY: a task alone uses its rows.
+                    let (x, out) = unsafe { (from.get(t, 0..from.cols), to.get_mut(t, 0..to.cols)) };
+                    elementwise::gather(x, order, out);
+                });
+                self.record(Phase::Project, t0, std::iter::empty(), 0);
+            }
             Elementwise::SplitPairs { x, head } => {
                 let x = self.place(x);
                 self.workers.reserve(0, head, 0, 0);

@@ -284,7 +284,7 @@ impl Operations for Cuda {
         let phase = match operation {
             Elementwise::Scale { .. } => Phase::Embed,
             Elementwise::GeGlu { .. } | Elementwise::SwiGlu { .. } | Elementwise::Zero { .. } => Phase::Mlp,
-            Elementwise::AddNormed { .. } => Phase::Project,
+            Elementwise::AddNormed { .. } | Elementwise::Gather { .. } => Phase::Project,
             Elementwise::SplitPairs { .. } | Elementwise::Norm { .. } | Elementwise::ScaleRows { .. } => {
                 Phase::Attention
             }

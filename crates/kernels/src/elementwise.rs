@@ -199,6 +199,15 @@ simd! {
     pub fn soft_cap(cap: f32, x: &mut [f32]) = soft_cap_lanes
 }
 
+/// `out[i] = x[order[i]]`. `order`: whole numbers.
+///
+/// # Panics
+/// When a number is not below the length of `x`, or there is not one for each element of `out`.
+pub fn gather(x: &[f32], order: &[f32], out: &mut [f32]) {
+    assert_eq!(order.len(), out.len(), "a number for each element");
+    out.iter_mut().zip(order).for_each(|(out, i)| *out = x[*i as usize]);
+}
+
 /// In each run of `scratch.len()` elements of `x`, elements 2i and 2i + 1 go to i and i + half a run.
 ///
 /// # Panics
@@ -243,6 +252,13 @@ mod tests {
         let mut x: Vec<f32> = (0..12).map(|i| i as f32).collect();
         split_pairs(&mut x, &mut [0.0; 6]);
         assert_eq!(x, [0.0, 2.0, 4.0, 1.0, 3.0, 5.0, 6.0, 8.0, 10.0, 7.0, 9.0, 11.0]);
+    }
+
+    #[test]
+    fn elements_are_gathered_by_their_numbers() {
+        let mut out = [0.0; 4];
+        gather(&[5.0, 6.0, 7.0], &[2.0, 0.0, 2.0, 1.0], &mut out);
+        assert_eq!(out, [7.0, 5.0, 7.0, 6.0]);
     }
 
     #[test]

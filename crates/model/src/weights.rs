@@ -1,19 +1,20 @@
 //! Loading: weights are looked up by their place in the model, checked against its description, and registered with the backend.
 
+mod column_orders;
+mod experts;
+
 use std::ops::Range;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
-    Backend, ExpertBiases, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId, MatrixSource,
-    MemoryClass, Mlp, Norm, RowFactors, Tensor, WeightFormat, decay_rates,
+    Backend, Float, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Norm, RowFactors, Tensor, WeightFormat,
+    decay_rates,
 };
 use sluice_store::Bytes;
 
-use crate::description::{
-    Description, ExpertActivation, FeedForwardDescription, MoeDescription, QueryGrowth, StackOrder, WeightDescription,
-    WeightKind,
-};
-use crate::source::{ExpertStorage, MatrixShape, ModelTensors, TensorLayout, float_type};
+use self::column_orders::ColumnOrders;
+use crate::description::{Description, QueryGrowth, WeightDescription, WeightKind};
+use crate::source::{Assembled, MatrixShape, ModelTensors, TensorLayout, float_type};
 
 /// Looks weights up in a model's tensors, checks their shapes and hands them to the backend.
 pub struct Weights<'a> {
@@ -27,6 +28,8 @@ pub struct Weights<'a> {
     by: UsedBy,
     /// Tables of which a token uses one row.
     tables: Vec<MatrixId>,
+    /// Of matrices whose columns are in the order of activations.
+    orders: ColumnOrders,
     description: &'a Description,
     /// Rows of activations.
     max_tokens: usize,
@@ -99,6 +102,7 @@ impl<'a> Weights<'a> {
             made_experts: None,
             by: UsedBy::All,
             tables: Vec::new(),
+            orders: ColumnOrders::default(),
             description,
             max_tokens,
             positions,
@@ -168,6 +172,17 @@ impl<'a> Weights<'a> {
         self.register(name, source)
     }
 
+    /// Registers the matrix in the tensor `name`, whose columns may be in an order of their own: [`Weights::order_of`] knows it.
+    fn load_ordered(&mut self, name: &str, rows: usize, cols: usize) -> Result<MatrixId> {
+        let shape = MatrixShape { leading: &[], rows, cols };
+        let Assembled { matrix, order } = self.tensors.ordered_matrix(name, shape, self.reads)?;
+        let id = self.register(name, matrix)?;
+        if let Some(order) = order {
+            self.keep_order(id, order)?;
+        }
+        Ok(id)
+    }
+
     /// Registers a matrix, which is in the tensor `name` or made of it.
     fn register(&mut self, name: &str, source: MatrixSource) -> Result<MatrixId> {
         // What was made in memory is there, and no reader brings it.
@@ -197,8 +212,19 @@ impl<'a> Weights<'a> {
 
     /// The matrix `part` with its bias, if it has one.
     pub fn linear(&mut self, layer: impl Into<Option<usize>> + Copy, part: &str) -> Result<Linear> {
-        let w = self.described(layer, part);
         let matrix = self.matrix(layer, part)?;
+        self.with_bias(matrix, layer, part)
+    }
+
+    /// The same with columns that may be in an order of their own: [`Weights::order_of`] has it, and whoever uses the matrix gathers inputs by it.
+    pub fn ordered_linear(&mut self, layer: impl Into<Option<usize>> + Copy, part: &str) -> Result<Linear> {
+        let w = self.described(layer, part);
+        let matrix = self.load_ordered(&format!("{}.weight", self.module(&w)), w.rows, w.cols)?;
+        self.with_bias(matrix, layer, part)
+    }
+
+    fn with_bias(&mut self, matrix: MatrixId, layer: impl Into<Option<usize>>, part: &str) -> Result<Linear> {
+        let w = self.described(layer, part);
         let bias = format!("{}.bias", self.module(&w));
         let bias = match self.tensors.checkpoint().tensor(&bias).filter(|_| w.biased) {
             Some(_) => Some(self.values(&bias, &[w.rows]).and_then(|(values, _)| self.upload(&values, 1, w.rows))?),
@@ -312,6 +338,20 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// A stored bias that is not all zeros (programs of GPTQ write such), too: no operation adds one, and without it this would be another model.
     pub fn mlp(&mut self, layer: usize, part: &str) -> Result<Mlp> {
+        let mlp = self.ordered_mlp(layer, part)?;
+        let is_ordered = [&mlp.gate, &mlp.up, &mlp.down].into_iter().any(|linear| self.order_of(linear).is_some());
+        ensure!(
+            !is_ordered,
+            "layer {layer}: {part} with columns in the order of activations (`desc_act`, `actorder`) is not supported"
+        );
+        Ok(mlp)
+    }
+
+    /// The same with columns that may be in orders of their own, as for [`Weights::ordered_linear`].
+    ///
+    /// # Errors
+    /// As for [`Weights::mlp`].
+    pub fn ordered_mlp(&mut self, layer: usize, part: &str) -> Result<Mlp> {
         let joined = format!("{part}.gate_up_proj");
         let is_joined = self.description.weight(Some(layer), &joined).is_some();
         let mut projection = |name: &str| -> Result<Linear> {
@@ -322,7 +362,7 @@ impl<'a> Weights<'a> {
                 let none = is_quantized && stored.bytes.iter().all(|byte| *byte == 0);
                 ensure!(none, "tensor {bias}: feed-forward biases are not supported");
             }
-            self.linear(layer, &part)
+            self.ordered_linear(layer, &part)
         };
         if is_joined {
             let both = projection("gate_up_proj")?;
@@ -331,146 +371,5 @@ impl<'a> Weights<'a> {
             return Ok(Mlp { gate, up, down: projection("down_proj")? });
         }
         Ok(Mlp { gate: projection("gate_proj")?, up: projection("up_proj")?, down: projection("down_proj")? })
-    }
-
-    /// The mixture of a layer.
-    fn mixture(&self, layer: usize) -> &'a MoeDescription {
-        match self.description.layer(layer).map(|layer| &layer.feed_forward) {
-            Some(FeedForwardDescription::Moe(moe) | FeedForwardDescription::Beside { moe, .. }) => moe,
-            _ => panic!("layer {layer} has no experts"),
-        }
-    }
-
-    /// The routed experts of a layer, however the checkpoint stores them.
-    pub fn experts(&mut self, layer: usize) -> Result<Experts> {
-        let parts = ["gate_proj", "up_proj", "down_proj"].map(|p| self.described(layer, &format!("mlp.experts.{p}")));
-        let [gate, up, down] = parts;
-        let (count, moe) = (gate.count, self.mixture(layer));
-        self.by = UsedBy::Experts;
-        let layout = self.tensors.layout();
-        let storage = layout.experts(self.tensors.checkpoint(), &self.description.stored_name(&gate));
-        let matrices = match &storage {
-            ExpertStorage::FusedGateUp { gate_up, down: name } => {
-                let stride = gate.rows + up.rows;
-                let takes_turns = self.takes_turns(moe);
-                let mut stack = |name: &str, rows: usize, cols: usize| -> Result<MatrixId> {
-                    // The floats of such stacks are stored by columns.
-                    if takes_turns && self.tensors.checkpoint().tensor(name).is_some() {
-                        let shape = MatrixShape { leading: &[count], rows, cols };
-                        let source = self.tensors.stack_by_columns(name, shape, self.reads)?;
-                        return self.register(name, source);
-                    }
-                    self.load(name, &[count], rows, cols)
-                };
-                let both = stack(gate_up, stride, gate.cols)?;
-                let matrix = stack(name, down.rows, down.cols)?;
-                let (offset, step) = if takes_turns { (1, 2) } else { (gate.rows, 1) };
-                [
-                    ExpertMatrix::Stacked { matrix: both, stride, offset: 0, step },
-                    ExpertMatrix::Stacked { matrix: both, stride, offset, step },
-                    ExpertMatrix::Stacked { matrix, stride: down.rows, offset: 0, step: 1 },
-                ]
-            }
-            ExpertStorage::Stacked => {
-                let mut stacked = |w: WeightDescription| -> Result<ExpertMatrix> {
-                    let name = format!("{}.weight", layout.stacked_experts(&self.description.stored_name(&w)));
-                    let matrix = self.load(&name, &[count], w.rows, w.cols)?;
-                    Ok(ExpertMatrix::Stacked { matrix, stride: w.rows, offset: 0, step: 1 })
-                };
-                [stacked(gate)?, stacked(up)?, stacked(down)?]
-            }
-            ExpertStorage::Single => {
-                let mut single = |w: WeightDescription| -> Result<ExpertMatrix> {
-                    let name = |e: usize| format!("{}.weight", self.single_expert(&w, e));
-                    let names: Vec<String> = (0..count).map(name).collect();
-                    let each = names.iter().map(|name| self.load(name, &[], w.rows, w.cols));
-                    Ok(ExpertMatrix::Single(each.collect::<Result<_>>()?))
-                };
-                [single(gate)?, single(up)?, single(down)?]
-            }
-        };
-        self.by = UsedBy::All;
-        let biases = if moe.biased { Some(self.expert_biases(parts, &storage, moe)?) } else { None };
-        let part = |(matrix, w): (ExpertMatrix, WeightDescription)| ExpertPart { matrix, rows: w.rows, cols: w.cols };
-        let parts = matrices.into_iter().zip(parts).map(part).collect();
-        let kind = match moe.activation {
-            ExpertActivation::SwiGlu => ExpertKind::SwiGlu,
-            ExpertActivation::ClampedSwiGlu { alpha, limit } => ExpertKind::ClampedSwiGlu { alpha, limit },
-            ExpertActivation::GeGlu => ExpertKind::GeGlu,
-        };
-        Ok(Experts { count, kind, parts, biases })
-    }
-
-    /// Whether rows of gate and up take turns where they are in one stack.
-    fn takes_turns(&self, moe: &MoeDescription) -> bool {
-        moe.stacks == StackOrder::Turns && self.layout().has_own_stacks()
-    }
-
-    /// The module of one expert's projection. The layout places its number, which is not always behind `experts`.
-    fn single_expert(&self, w: &WeightDescription, expert: usize) -> String {
-        // The layout places an expert's number, which is not always behind `experts`.
-        let (short, usual) = (self.description.stored_name(w), w.projection());
-        let module = short.strip_suffix(usual).unwrap_or(&short);
-        let of = |e: usize, part: &str| self.layout().full(&format!("{module}{e}.{part}"));
-        // A bundle's experts have the usual names.
-        let has_usual = self.tensors.checkpoint().tensor(&format!("{}.weight", of(0, usual))).is_some();
-        of(expert, if has_usual { usual } else { self.description.own_projection(usual) })
-    }
-
-    /// What is added to the projections of a layer's experts, stored as their matrices are.
-    fn expert_biases(
-        &mut self,
-        [gate, up, down]: [WeightDescription; 3],
-        storage: &ExpertStorage,
-        moe: &MoeDescription,
-    ) -> Result<ExpertBiases> {
-        let count = gate.count;
-        let of_stack = |matrix: &str| match matrix.strip_suffix(".weight") {
-            Some(module) => format!("{module}.bias"),
-            None => format!("{matrix}_bias"),
-        };
-        let stacked = |w: &WeightDescription| {
-            let module = self.layout().stacked_experts(&self.description.stored_name(w));
-            format!("{module}.bias")
-        };
-        // In bundles experts are single, and vectors are not.
-        let are_stacked = self.tensors.checkpoint().tensor(&stacked(&gate)).is_some();
-        let values = match storage {
-            ExpertStorage::FusedGateUp { gate_up, down: of_down } => {
-                let (both, _) = self.values(&of_stack(gate_up), &[count, gate.rows + up.rows])?;
-                let rows = both.chunks_exact(gate.rows + up.rows);
-                let pick = |second: bool| -> Vec<f32> {
-                    let of_row = |row: &[f32]| -> Vec<f32> {
-                        match (self.takes_turns(moe), second) {
-                            (true, _) => row.iter().skip(usize::from(second)).step_by(2).copied().collect(),
-                            (false, false) => row[..gate.rows].to_vec(),
-                            (false, true) => row[gate.rows..].to_vec(),
-                        }
-                    };
-                    rows.clone().flat_map(of_row).collect()
-                };
-                [pick(false), pick(true), self.values(&of_stack(of_down), &[count, down.rows])?.0]
-            }
-            ExpertStorage::Single if !are_stacked => {
-                let of = |w: &WeightDescription| -> Result<Vec<f32>> {
-                    let mut all = Vec::with_capacity(count * w.rows);
-                    for expert in 0..count {
-                        all.extend(self.values(&format!("{}.bias", self.single_expert(w, expert)), &[w.rows])?.0);
-                    }
-                    Ok(all)
-                };
-                [of(&gate)?, of(&up)?, of(&down)?]
-            }
-            ExpertStorage::Stacked | ExpertStorage::Single => {
-                let of = |w: &WeightDescription| self.values(&stacked(w), &[count, w.rows]).map(|(values, _)| values);
-                [of(&gate)?, of(&up)?, of(&down)?]
-            }
-        };
-        let [of_gate, of_up, of_down] = values;
-        Ok(ExpertBiases {
-            gate: self.upload(&of_gate, count, gate.rows)?,
-            up: self.upload(&of_up, count, up.rows)?,
-            down: self.upload(&of_down, count, down.rows)?,
-        })
     }
 }

@@ -1,7 +1,7 @@
 //! Matrices of quantised safetensors in shapes that the golden checkpoints do not have: stacks, wide groups, odd widths, gpt-oss.
 
 use sluice_backend::{E2m1, Float, Fp8, Fp8Scale, MatrixSource, WeightFormat};
-use sluice_model::source::MatrixShape;
+use sluice_model::source::{Assembled, MatrixShape};
 use sluice_model::{Config, ModelTensors};
 use sluice_store::{Checkpoint, Dtype, TensorPlan, Writer};
 use tempfile::TempDir;
@@ -132,6 +132,135 @@ fn matrices_by_columns_are_copied_by_rows() {
                 assert_eq!(byte & mask, (word >> (place * bits)) as u8 & mask, "{method} {bits}: {r}, {c}");
             }
         }
+    }
+}
+
+/// `bits` bits from bit `at` on.
+fn field(bytes: &[u8], at: usize, bits: usize) -> f32 {
+    let two = u16::from_le_bytes([bytes[at / 8], bytes.get(at / 8 + 1).copied().unwrap_or(0)]);
+    f32::from(two >> (at % 8) & ((1 << bits) - 1))
+}
+
+/// A checkpoint of a matrix whose columns are grouped in the order of activations: `[rows, cols]`, the integers of its rows, and the group of each column.
+struct Ordered {
+    tensors: ModelTensors,
+    _folder: TempDir,
+    groups: Vec<i32>,
+}
+
+impl Ordered {
+    /// In the order `c * 7 % cols` by groups of 32.
+    fn new(method: &str, tensors: &[(&str, Dtype, &[usize])], list: &str, cols: usize) -> Ordered {
+        let groups: Vec<i32> = (0..cols).map(|c| (c * 7 % cols / 32) as i32).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let of_list = [cols];
+        let all = [tensors, &[(list, Dtype::I32, &of_list)]].concat();
+        let plan = |(name, dtype, shape): &(&str, Dtype, &[usize])| TensorPlan {
+            name: (*name).to_owned(),
+            dtype: *dtype,
+            shape: shape.to_vec(),
+        };
+        let plans: Vec<TensorPlan> = all.iter().map(plan).collect();
+        let mut writer = Writer::create(&folder.path().join("model.safetensors"), &plans, &Default::default()).unwrap();
+        for plan in &plans {
+            let bytes: Vec<u8> = match plan.name == list {
+                true => groups.iter().flat_map(|group| group.to_le_bytes()).collect(),
+                // Scales are small numbers of f32.
+                false if plan.dtype == Dtype::F32 => {
+                    (0..plan.size().unwrap() / 4).flat_map(|i| (0.5 + (i % 29) as f32).to_le_bytes()).collect()
+                }
+                false => (0..plan.size().unwrap()).map(|i| (i * 37 % 251) as u8).collect(),
+            };
+            writer.append(&plan.name, &bytes).unwrap();
+        }
+        writer.finish().unwrap();
+        let config = format!(r#"{{"model_type": "llama", "quantization_config": {method}}}"#);
+        let config = Config::parse("config.json".into(), config.as_bytes()).unwrap();
+        let tensors = ModelTensors::of_safetensors(Checkpoint::open(folder.path()).unwrap(), config);
+        Ordered { tensors, _folder: folder, groups }
+    }
+
+    /// Every element is `(q - zero) * scale` of its column's group. `integer(row, column)` and `scale_and_zero(row, group)` are those of the file.
+    fn check(
+        &self,
+        name: &str,
+        (rows, cols, bits): (usize, usize, usize),
+        integer: impl Fn(usize, usize) -> f32,
+        scale_and_zero: impl Fn(usize, usize) -> (f32, f32),
+    ) {
+        let shape = MatrixShape { leading: &[], rows, cols };
+        let why = matrix(&self.tensors, name, shape).unwrap_err();
+        assert!(why.contains("desc_act") && why.contains(name), "{why}");
+        let Assembled { matrix, order } = self.tensors.ordered_matrix(name, shape, true).unwrap();
+        let order = order.unwrap();
+        assert_eq!(matrix.format, WeightFormat::Affine { bits: bits as u8, group: 32, scale: Float::F32 });
+        let [scales, biases] = [1, 2].map(|plane| {
+            let plane = matrix.planes[plane].as_chunks::<4>().0.iter();
+            plane.map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
+        });
+        for r in 0..rows {
+            for place in 0..cols {
+                let (column, group) = (order[place] as usize, r * (cols / 32) + place / 32);
+                let q = field(&matrix.planes[0], (r * cols + place) * bits, bits);
+                let found = q.mul_add(scales[group], biases[group]);
+                let (s, zero) = scale_and_zero(r, self.groups[column] as usize);
+                let wanted = (integer(r, column) - zero) * s;
+                assert_eq!(found, wanted, "{bits} bits: row {r}, column {column}");
+                assert_eq!(place / 32, self.groups[column] as usize, "columns beside those of their group");
+            }
+        }
+        let mut all = order.clone();
+        all.sort_unstable();
+        assert!(all.iter().enumerate().all(|(i, column)| i == *column as usize), "each column once");
+    }
+}
+
+#[test]
+fn columns_in_the_order_of_activations_move_to_their_groups() {
+    let module = "model.layers.0.mlp.up_proj";
+    let named = |leaf: &str| format!("{module}.{leaf}");
+    let (rows, cols) = (272, 96);
+    // 1. GPTQ: words of several columns of a row
+    for bits in [2, 4, 8] {
+        let [q, zeros, scales, list] = ["qweight", "qzeros", "scales", "g_idx"].map(named);
+        let made = Ordered::new(
+            &format!(r#"{{"quant_method": "gptq", "bits": {bits}, "desc_act": true}}"#),
+            &[
+                (&q, Dtype::I32, &[cols * bits / 32, rows]),
+                (&zeros, Dtype::I32, &[3, rows * bits / 32]),
+                (&scales, Dtype::F32, &[3, rows]),
+            ],
+            &list,
+            cols,
+        );
+        let of = |name: &str| made.tensors.checkpoint().tensor(name).unwrap().bytes.to_vec();
+        let (q, zeros, scales) = (of(&q), of(&zeros), of(&scales));
+        let integer = |r: usize, c: usize| {
+            let at = (c * bits / 32 * rows + r) * 32 + c * bits % 32;
+            field(&q, at, bits)
+        };
+        let scale_and_zero = |r: usize, g: usize| {
+            let zero = field(&zeros, g * rows * bits + r * bits, bits) + 1.0;
+            (f32::from_le_bytes(scales.as_chunks::<4>().0[g * rows + r]), zero)
+        };
+        made.check(&named("weight"), (rows, cols, bits), integer, scale_and_zero);
+    }
+    // 2. compressed-tensors: each row one stream of bits
+    for bits in [3, 4, 5, 8] {
+        let [q, scales, list] = ["weight_packed", "weight_scale", "weight_g_idx"].map(named);
+        let made = Ordered::new(
+            r#"{"quant_method": "compressed-tensors", "format": "pack-quantized"}"#,
+            &[(&q, Dtype::I32, &[rows, cols * bits / 32]), (&scales, Dtype::F32, &[rows, 3])],
+            &list,
+            cols,
+        );
+        let of = |name: &str| made.tensors.checkpoint().tensor(name).unwrap().bytes.to_vec();
+        let (q, scales) = (of(&q), of(&scales));
+        let integer = |r: usize, c: usize| field(&q, r * cols * bits + c * bits, bits);
+        let scale_and_zero = |r: usize, g: usize| {
+            (f32::from_le_bytes(scales.as_chunks::<4>().0[r * 3 + g]), (1u32 << (bits - 1)) as f32)
+        };
+        made.check(&named("weight"), (rows, cols, bits), integer, scale_and_zero);
     }
 }
 

@@ -147,6 +147,10 @@ impl Names {
             let width = experts.intermediate();
             ExpertBiases { gate: of(all.gate, width), up: of(all.up, width), down: of(all.down, hidden) }
         });
+        let order = experts.order.map(|t| {
+            assert_eq!((t.rows, t.cols), (count, hidden), "an order for each expert");
+            self.tensor(t)
+        });
         let shared = shared.as_ref().map(|s| SharedExpert {
             mlp: self.mlp(&s.mlp, hidden),
             gate: s.gate.as_ref().map(|g| self.linear_of(g, 1, hidden)),
@@ -156,7 +160,7 @@ impl Names {
             router_norm: router_norm.map(|norm| self.norm(norm)),
             router: self.linear_of(router, count, hidden),
             scoring: scoring.clone(),
-            experts: Experts { count, kind: experts.kind, parts, biases },
+            experts: Experts { count, kind: experts.kind, parts, biases, order },
             shared,
         }
     }
@@ -216,6 +220,9 @@ impl Names {
             Elementwise::ScaleRows { x, factors } => {
                 let factors = RowFactors { table: self.tensor(factors.table), ..factors };
                 Elementwise::ScaleRows { x: self.tensor(x), factors }
+            }
+            Elementwise::Gather { x, order, out } => {
+                Elementwise::Gather { x: self.tensor(x), order: self.tensor(order), out: self.tensor(out) }
             }
             Elementwise::SplitPairs { x, head } => Elementwise::SplitPairs { x: self.tensor(x), head },
         }

@@ -198,6 +198,11 @@ impl Operations for CheckedStep<'_> {
             Elementwise::AddNormed { x, norm, residual } => {
                 assert!(fits(x, residual) && x.cols.is_multiple_of(norm.weight.cols), "shapes alike");
             }
+            Elementwise::Gather { x, order, out } => {
+                assert!(x.rows >= tokens && out.rows >= tokens, "a row for each token");
+                assert!(order.rows == 1 && order.cols == out.cols, "a number for each column");
+                assert!(x.buffer != out.buffer, "what is gathered is read elsewhere");
+            }
             Elementwise::SplitPairs { x, head } => {
                 assert!(x.rows >= tokens && head > 0 && head.is_multiple_of(2), "heads of pairs");
                 assert!(x.cols.is_multiple_of(head), "{} columns in heads of {head}", x.cols);

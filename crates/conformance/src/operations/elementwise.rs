@@ -26,6 +26,12 @@ pub fn elementwise(c: &mut Case) {
     c.see("normed", out.whole);
     c.step(tokens, |backend| backend.elementwise(&Elementwise::Zero { out: out.tensor }));
     c.see("zeros", out.whole);
+    // Columns in any order, of a part of them or with some more than once.
+    let gathered = c.random.usize(1..=2 * cols);
+    let numbers: Vec<f32> = (0..gathered).map(|_| c.random.usize(0..=cols - 1) as f32).collect();
+    let (order, to) = (c.vector(&numbers), c.tensor(tokens, gathered));
+    c.step(tokens, |backend| backend.elementwise(&Elementwise::Gather { x: b, order, out: to.tensor }));
+    c.see("gathered", to.whole);
     let (steps, period) = (c.random.usize(1..=5), c.random.usize(1..=9));
     let table = c.tensor(1, steps).tensor;
     c.step(tokens, |backend| {

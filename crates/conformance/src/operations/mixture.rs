@@ -92,7 +92,7 @@ impl Case {
         }
         let forms: Vec<_> = matrices.iter().map(|m| m.form).collect();
         self.shape(format!("{count} experts {hidden} -> {intermediate}, stacked {stacked}, fused {fused}, {forms:?}"));
-        Drawn { matrices, experts: Experts { count, kind: ExpertKind::SwiGlu, parts, biases: None } }
+        Drawn { matrices, experts: Experts { count, kind: ExpertKind::SwiGlu, parts, biases: None, order: None } }
     }
 
     /// Makes experts as gpt-oss has them: a clamped SwiGLU, biases, rows of gate and up that take turns, or some of these.
@@ -251,7 +251,7 @@ pub fn clamped(c: &mut Case) {
     }
 }
 
-/// As Gemma 4 has them: experts with GELU, a router that norms its input by itself, a factor for each expert, or some of these.
+/// As Gemma 4 has them: experts with GELU, a router that norms its input by itself, a factor for each expert, or some of these; and experts with columns in orders of their own.
 pub fn with_routers_of_their_own(c: &mut Case) {
     let hidden = c.cols().min(256);
     let (mut moes, mut before) = (Vec::new(), None);
@@ -261,6 +261,12 @@ pub fn with_routers_of_their_own(c: &mut Case) {
         if !c.once_in(4) {
             drawn.experts.kind = ExpertKind::GeGlu;
         }
+        if c.once_in(3) {
+            let numbers: Vec<f32> = (0..count * hidden).map(|_| c.random.usize(..hidden) as f32).collect();
+            let order = c.backend.alloc(MemoryClass::WeightsCopied, count, hidden).expect("memory for orders");
+            c.backend.upload(&numbers, order);
+            drawn.experts.order = Some(order);
+        }
         let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();
         let mut moe = c.mixture(drawn.known(&ids));
         moe.router_norm = (!c.once_in(4)).then(|| c.norm(hidden));
@@ -269,7 +275,13 @@ pub fn with_routers_of_their_own(c: &mut Case) {
         {
             *scales = c.small(count, 2.0);
         }
-        c.shape(format!("{:?}, its own norm {}, {:?}", moe.experts.kind, moe.router_norm.is_some(), moe.scoring));
+        c.shape(format!(
+            "{:?}, its own norm {}, orders {}, {:?}",
+            moe.experts.kind,
+            moe.router_norm.is_some(),
+            moe.experts.order.is_some(),
+            moe.scoring
+        ));
         match c.backend.moe(moe, before) {
             Ok(made) => before = Some(made),
             Err(why) => return c.refuse(format!("{why:#}")),

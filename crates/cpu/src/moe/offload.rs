@@ -76,7 +76,7 @@ impl HostExperts {
         array: impl Fn(usize, usize) -> &'a [u8],
         out: &mut [f32],
     ) {
-        assert!(of.biases.is_none(), "no device that asks for experts takes biases");
+        assert!(of.biases.is_none() && of.order.is_none(), "no device that asks for experts takes biases or orders");
         let from = self.identity_rows.len() as u32;
         self.identity_rows.extend(from..rows.len() as u32);
         self.units.clear();

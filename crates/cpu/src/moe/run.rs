@@ -25,6 +25,8 @@ pub struct HostMixture {
     /// The normed input `[tokens, hidden]`, and its encodings.
     normed: Vec<f32>,
     encoded: Encoded,
+    /// The inputs of all (expert, token) pairs, `[pairs, hidden]`, where experts take them in orders of their own.
+    gathered: Encoded,
     /// Hidden activations of routed experts, and of the shared one.
     hidden: Encoded,
     shared_hidden: Encoded,
@@ -107,7 +109,7 @@ impl HostMixture {
     }
 
     pub fn scratch_bytes(&self) -> usize {
-        let encoded = self.encoded.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
+        let encoded = self.encoded.bytes() + self.gathered.bytes() + self.hidden.bytes() + self.shared_hidden.bytes();
         let routing = |r: &Routing| r.experts.len() + r.weights.len();
         let lists = self.normed.len() + self.logits.len() + self.gates.len() + self.identity_rows.len();
         let words = lists + routing(&self.routing) + routing(&self.guess.routing);
@@ -242,6 +244,10 @@ impl HostMixture {
             }
         }
         self.extend_identity_rows(tokens.max(pairs));
+        if let Some(order) = moe.experts.order {
+            let (order, x) = (context.place(order), self.normed(moe, tokens));
+            experts::gather(context.reborrow(), &grouping, (x, order), needs, &mut self.gathered);
+        }
         // 2. hidden activations: shared expert, routed experts
         let gate = shared.and_then(|s| self.shared_gate_up(context.reborrow(), s, tokens));
         let needs = experts::hidden_needs(&context, &grouping.units);
@@ -274,14 +280,11 @@ impl HostMixture {
         };
         // 3. down projections, summed
         if there {
-            experts::gate_up(
-                context.reborrow(),
-                &mut grouping.units,
-                &grouping.order,
-                &self.encoded,
-                needs,
-                &mut self.hidden,
-            );
+            let (rows, x) = match moe.experts.order {
+                Some(_) => (&self.identity_rows[..pairs], &self.gathered),
+                None => (&grouping.order[..], &self.encoded),
+            };
+            experts::gate_up(context.reborrow(), &mut grouping.units, rows, x, needs, &mut self.hidden);
             let identity_rows = &self.identity_rows;
             let hidden = &self.shared_hidden;
             let shared = shared_down.map(|down| SharedDown { down, hidden, gate, tokens: &identity_rows[..tokens] });

@@ -1,4 +1,4 @@
-// Work on each element or head between the fused operations: scales, soft caps, SwiGLU, GELU, norms of rows, heads and outputs, pairs that are beside each other.
+// Work on each element or head between the fused operations: scales, soft caps, orders of columns, SwiGLU, GELU, norms of rows, heads and outputs, pairs that are beside each other.
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
 #include "prim/reduce.cuh"
@@ -59,6 +59,16 @@ extern "C" __global__ void between_scale_rows(const Between p) {
         float* x = p.x.row(r);
         const float by = p.other.row(0)[min(p.positions[r] / p.head, p.steps - 1)];
         for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) x[c] = mul(x[c], by);
+    }
+}
+
+// The numbers of columns are where a norm has its weights.
+extern "C" __global__ void between_gather(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float* x = p.x.row(r);
+        float* out = p.other.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) out[c] = x[(u32)p.norm.weight[c]];
     }
 }
 

@@ -77,6 +77,7 @@ kernels! {
         BETWEEN_NORM "between_norm" in "elementwise/between" takes Between;
         BETWEEN_SCALE_ROWS "between_scale_rows" in "elementwise/between" takes Between;
         BETWEEN_ADD_NORMED "between_add_normed" in "elementwise/between" takes Between;
+        BETWEEN_GATHER "between_gather" in "elementwise/between" takes Between;
         BETWEEN_SPLIT_PAIRS "between_split_pairs" in "elementwise/between" takes Between;
         GEMV_FUSED_BF16 "gemv_fused_bf16_bf16" in "gemv/fused_bf16" takes GemvFused;
         ATTENTION_STORE_KV "attention_store_kv" in "attention/paged" takes Attention;

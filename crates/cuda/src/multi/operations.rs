@@ -345,6 +345,7 @@ impl Operations for Pipeline {
             Elementwise::Norm { x, norm, out } => (vec![x, norm.weight, out], out),
             Elementwise::ScaleRows { x, factors } => (vec![x, factors.table], x),
             Elementwise::GeGlu { gate, up } | Elementwise::SwiGlu { gate, up } => (vec![gate, up], gate),
+            Elementwise::Gather { x, order, out } => (vec![x, order, out], out),
             Elementwise::AddNormed { x, norm, residual } => (vec![x, norm.weight, residual], residual),
         };
         let first = |t: Tensor| if t.rows >= tokens { t.first_rows(tokens) } else { t };

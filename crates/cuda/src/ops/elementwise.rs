@@ -88,6 +88,13 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
             let (other, norm) = (context.place(residual), context.norm(&norm));
             (Kernel::BETWEEN_ADD_NORMED, grid, THREADS, p::Between { other, norm, head, ..of(x) })
         }
+        Elementwise::Gather { x, order, out } => {
+            assert!(x.rows >= rows && out.rows >= rows && order.cols == out.cols, "{rows} tokens of {x:?} in {out:?}");
+            // The kernel has the numbers where norms have their weights.
+            let norm = context.norm(&Norm { weight: order, eps: 0.0 });
+            let parameters = p::Between { other: context.place(out), norm, cols: number(out.cols), ..of(x) };
+            (Kernel::BETWEEN_GATHER, parts(out), THREADS, parameters)
+        }
         Elementwise::SplitPairs { x, head } => {
             check(&[x]);
             assert!(

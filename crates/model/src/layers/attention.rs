@@ -1,8 +1,9 @@
 //! Softmax attention with grouped queries, and the variants that a description may add: norms on q and k, a gate, queries that grow, a window, a soft cap, sinks.
 
 use anyhow::{Result, ensure};
-use sluice_backend::{AttentionLayer, Elementwise, Linear, Norm, Operations, Projection, RotaryId, RowFactors, Tensor};
+use sluice_backend::{AttentionLayer, Elementwise, Norm, Operations, Projection, RotaryId, RowFactors, Tensor};
 
+use super::ordered::{Inputs, Output};
 use crate::description::{AttentionDescription, AttentionVariant, Description, ValueSource};
 use crate::weights::{Weights, rows_of};
 
@@ -44,9 +45,7 @@ impl AttentionScratch {
 
 /// One attention layer.
 pub struct Attention {
-    /// Of its input, if that is normed.
-    norm: Option<Norm>,
-    qkv: Vec<Projection>,
+    qkv: Inputs,
     /// What values are made of, and the norm that each of their heads goes through.
     values: Option<(Tensor, Norm)>,
     /// Norms of q and k, each as one vector.
@@ -56,9 +55,7 @@ pub struct Attention {
     /// What queries are multiplied by.
     growth: Option<RowFactors>,
     inner: AttentionLayer,
-    out: Linear,
-    /// What it puts out, `[max_tokens, hidden]`, and the norm that this goes through.
-    branch: Option<(Tensor, Norm)>,
+    out: Output,
 }
 
 impl Attention {
@@ -73,7 +70,7 @@ impl Attention {
     ) -> Result<Attention> {
         let s = s.sized_for(d);
         let qkv = if d.joined {
-            let all = w.linear(at, "self_attn.qkv_proj")?;
+            let all = w.ordered_linear(at, "self_attn.qkv_proj")?;
             let mut from = 0;
             let mut next = |out: Tensor| {
                 from += out.cols;
@@ -82,7 +79,7 @@ impl Attention {
             vec![next(s.q), next(s.k), next(s.v)]
         } else {
             let mut projection =
-                |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
+                |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.ordered_linear(at, part)?, out }) };
             let mut all = vec![projection("self_attn.q_proj", s.q)?];
             if !d.shared {
                 all.push(projection("self_attn.k_proj", s.k)?);
@@ -97,6 +94,7 @@ impl Attention {
             false => None,
         };
         let norm = if input_norm { Some(w.norm(at, "input_layernorm")?) } else { None };
+        let qkv = Inputs::new(w, norm, qkv)?;
         let mut norm_of = |part: &str, is_there: bool| is_there.then(|| w.norm(at, part)).transpose();
         let norms = [norm_of("self_attn.q_norm", d.normed)?, norm_of("self_attn.k_norm", d.normed && !d.shared)?];
         let whole_norms = if let ([Some(q), Some(k)], true) = (norms, d.whole_norms) { Some([q, k]) } else { None };
@@ -120,11 +118,12 @@ impl Attention {
             softcap: d.softcap,
             sinks,
         };
-        let out = w.linear(at, "self_attn.o_proj")?;
+        let out = w.ordered_linear(at, "self_attn.o_proj")?;
         let branch = match branch {
             Some(to) => Some((to, w.norm(at, "post_attention_layernorm")?)),
             None => None,
         };
+        let out = Output::new(w, out, branch)?;
         // Also where nothing is rotated: scores are sums in this order.
         let of_file = w.layout().has_adjacent_pairs().then_some(d.head_dim);
         let pairs = of_file.or(d.adjacent_pairs.then_some(rotary_dim));
@@ -134,13 +133,13 @@ impl Attention {
             Some(growth) => Some(w.row_factors(&growth)?),
             None => None,
         };
-        Ok(Attention { norm, qkv, values, whole_norms, pairs, growth, inner, out, branch })
+        Ok(Attention { qkv, values, whole_norms, pairs, growth, inner, out })
     }
 
     /// `x += attention(norm(x))`
     pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         // 1. q (and gate), k, v
-        backend.project(x, self.norm, &self.qkv);
+        self.qkv.forward(backend, x);
         if let Some((x, norm)) = self.values.map(|(t, norm)| (t.first_rows(x.rows), norm)) {
             backend.elementwise(&Elementwise::Norm { x, norm, out: self.inner.v.first_rows(x.rows) });
         }
@@ -161,20 +160,6 @@ impl Attention {
         // 2. norms, rotation, cache, softmax(q k) v, gate
         backend.attention(&self.inner);
         // 3. back to the residual stream
-        add_branch(backend, self.inner.out.first_rows(x.rows), &self.out, self.branch, x);
+        self.out.add(backend, self.inner.out.first_rows(x.rows), x);
     }
-}
-
-/// `residual += linear(x)`, through the norm of a branch if there is one.
-pub fn add_branch(
-    backend: &mut dyn Operations,
-    x: Tensor,
-    linear: &Linear,
-    branch: Option<(Tensor, Norm)>,
-    residual: Tensor,
-) {
-    let Some((to, norm)) = branch else { return backend.project_add(x, linear, residual) };
-    let to = to.first_rows(x.rows);
-    backend.project(x, None, &[Projection { linear: linear.clone(), out: to }]);
-    backend.elementwise(&Elementwise::AddNormed { x: to, norm, residual });
 }

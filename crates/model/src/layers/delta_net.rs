@@ -1,8 +1,9 @@
 //! GatedDeltaNet, a linear attention with a recurrent state (Yang, Kautz, Hatamizadeh 2024), as Qwen3-Next and Qwen3.5 have it.
 
 use anyhow::Result;
-use sluice_backend::{DeltaLayer, DeltaShape, Linear, Norm, Operations, Projection, Tensor};
+use sluice_backend::{DeltaLayer, DeltaShape, Linear, Operations, Projection, Tensor};
 
+use super::ordered::{Inputs, Output};
 use crate::description::{DeltaDescription, ProjectionLayout};
 use crate::weights::Weights;
 
@@ -32,10 +33,9 @@ impl DeltaScratch {
 
 /// One GatedDeltaNet layer.
 pub struct DeltaNet {
-    norm: Norm,
-    inputs: Vec<Projection>,
+    inputs: Inputs,
     inner: DeltaLayer,
-    out: Linear,
+    out: Output,
 }
 
 impl DeltaNet {
@@ -44,7 +44,7 @@ impl DeltaNet {
         let shape = DeltaShape { tiled: w.layout().has_tiled_value_heads(), ..d.shape };
         let keys = shape.key_heads * shape.key_dim;
         let mut projection =
-            |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
+            |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.ordered_linear(at, part)?, out }) };
         let inputs = match d.layout {
             ProjectionLayout::Separate => vec![
                 projection("linear_attn.in_proj_qkv", s.qkv)?,
@@ -55,7 +55,7 @@ impl DeltaNet {
             ProjectionLayout::PairsByKeyHead => {
                 let mut all =
                     vec![projection("linear_attn.in_proj_qkv", s.qkv)?, projection("linear_attn.in_proj_z", s.z)?];
-                let ba = w.linear(at, "linear_attn.in_proj_ba")?;
+                let ba = w.ordered_linear(at, "linear_attn.in_proj_ba")?;
                 let ratio = shape.value_heads / shape.key_heads;
                 for run in 0..2 * shape.key_heads {
                     let (head, to) = (run / 2, if run % 2 == 0 { s.b } else { s.a });
@@ -65,8 +65,8 @@ impl DeltaNet {
                 all
             }
             ProjectionLayout::ByKeyHead => {
-                let qkvz = w.linear(at, "linear_attn.in_proj_qkvz")?;
-                let ba = w.linear(at, "linear_attn.in_proj_ba")?;
+                let qkvz = w.ordered_linear(at, "linear_attn.in_proj_qkvz")?;
+                let ba = w.ordered_linear(at, "linear_attn.in_proj_ba")?;
                 // Each run of rows writes to its place in the separate layout, so that nothing is reordered later.
                 let ratio = shape.value_heads / shape.key_heads;
                 let mut all = Vec::new();
@@ -89,6 +89,7 @@ impl DeltaNet {
             }
         };
         let norm = w.norm(at, "input_layernorm")?;
+        let inputs = Inputs::new(w, Some(norm), inputs)?;
         let inner = DeltaLayer {
             shape,
             qkv: s.qkv,
@@ -102,16 +103,17 @@ impl DeltaNet {
             norm: w.norm(at, "linear_attn.norm")?,
             layer,
         };
-        Ok(DeltaNet { norm, inputs, inner, out: w.linear(at, "linear_attn.out_proj")? })
+        let out = w.ordered_linear(at, "linear_attn.out_proj")?;
+        Ok(DeltaNet { inputs, inner, out: Output::new(w, out, None)? })
     }
 
     /// `x += delta_net(norm(x))`
     pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         // 1. q, k, v, output gate z, write strength b, decay a
-        backend.project(x, Some(self.norm), &self.inputs);
+        self.inputs.forward(backend, x);
         // 2. convolution, gates, recurrence, gated norm
         backend.delta_net(&self.inner);
         // 3. back to the residual stream
-        backend.project_add(self.inner.out.first_rows(x.rows), &self.out, x);
+        self.out.add(backend, self.inner.out.first_rows(x.rows), x);
     }
 }

@@ -1,11 +1,9 @@
 //! Feed-forward layers: a dense gated one, or a mixture of experts.
 
 use anyhow::{Result, anyhow, bail};
-use sluice_backend::{
-    Elementwise, Linear, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, SharedExpert, Tensor,
-};
+use sluice_backend::{Elementwise, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, SharedExpert, Tensor};
 
-use super::attention::add_branch;
+use super::ordered::{Inputs, Output};
 use crate::description::{
     BESIDE_NORMS, CORRECTION_BIAS, DenseActivation, Description, EXPERT_SCALES, FeedForwardDescription, MoeDescription,
     ROUTER_SCALE,
@@ -44,14 +42,13 @@ fn is_plain(d: &Description, activation: DenseActivation) -> bool {
     activation == DenseActivation::Gelu || d.output_norms
 }
 
-/// A dense layer with GELU, or with a norm on what it puts out.
+/// A dense layer with GELU, with a norm on what it puts out, or with columns in an order of their own.
 pub struct PlainDense {
-    /// Of its input, if that is normed.
-    norm: Option<Norm>,
     activation: DenseActivation,
-    inputs: [Projection; 2],
-    down: Linear,
-    branch: Option<(Tensor, Norm)>,
+    inputs: Inputs,
+    gate: Tensor,
+    up: Tensor,
+    down: Output,
 }
 
 impl PlainDense {
@@ -62,16 +59,29 @@ impl PlainDense {
         (scratch, intermediate, activation): (FeedForwardScratch, usize, DenseActivation),
         branch: Option<(Tensor, Norm)>,
     ) -> Result<PlainDense> {
-        let Mlp { gate, up, down } = w.mlp(at, "mlp")?;
-        let [to_gate, to_up] = [scratch.gate, scratch.up].map(|t| t.columns(0..intermediate));
-        let inputs = [Projection { linear: gate, out: to_gate }, Projection { linear: up, out: to_up }];
-        Ok(PlainDense { norm, activation, inputs, down, branch })
+        let mlp = w.ordered_mlp(at, "mlp")?;
+        let inner = [scratch.gate, scratch.up].map(|t| t.columns(0..intermediate));
+        PlainDense::new(w, mlp, norm, (inner, activation), branch)
+    }
+
+    /// `inner`: where gate and up go.
+    fn new(
+        w: &mut Weights,
+        mlp: Mlp,
+        norm: Option<Norm>,
+        (inner, activation): ([Tensor; 2], DenseActivation),
+        branch: Option<(Tensor, Norm)>,
+    ) -> Result<PlainDense> {
+        let [gate, up] = inner;
+        let projections = vec![Projection { linear: mlp.gate, out: gate }, Projection { linear: mlp.up, out: up }];
+        let (inputs, down) = (Inputs::new(w, norm, projections)?, Output::new(w, mlp.down, branch)?);
+        Ok(PlainDense { activation, inputs, gate, up, down })
     }
 
     /// What goes into the last projection.
     fn hidden(&self, backend: &mut dyn Operations, x: Tensor) -> Tensor {
-        backend.project(x, self.norm, &self.inputs);
-        let [gate, up] = [0, 1].map(|i| self.inputs[i].out.first_rows(x.rows));
+        self.inputs.forward(backend, x);
+        let [gate, up] = [self.gate, self.up].map(|t| t.first_rows(x.rows));
         backend.elementwise(&match self.activation {
             DenseActivation::Gelu => Elementwise::GeGlu { gate, up },
             DenseActivation::Silu => Elementwise::SwiGlu { gate, up },
@@ -98,7 +108,7 @@ impl Beside {
         let [sum, mixed] = [self.sum, self.mixed.0].map(|t| t.first_rows(x.rows));
         // 1. the dense part
         let hidden = self.dense.hidden(backend, x);
-        backend.project(hidden, None, &[Projection { linear: self.dense.down.clone(), out: sum }]);
+        self.dense.down.put(backend, hidden, sum);
         backend.elementwise(&Elementwise::Norm { x: sum, norm: self.dense_norm, out: sum });
         // 2. the mixture
         backend.elementwise(&Elementwise::Zero { out: mixed });
@@ -156,7 +166,14 @@ impl FeedForward {
                 bail!("layer {at}: a norm of what this feed-forward part puts out is not supported")
             }
             FeedForwardDescription::Dense { .. } => {
-                Ok(FeedForward::Dense { norm: norm_of_input()?, mlp: Box::new(w.mlp(at, "mlp")?) })
+                let (norm, mlp) = (norm_of_input()?, w.ordered_mlp(at, "mlp")?);
+                // No fused operation gathers what goes into its products.
+                if [&mlp.gate, &mlp.up, &mlp.down].into_iter().any(|linear| w.order_of(linear).is_some()) {
+                    let inner = w.gate_and_up(mlp.gate.rows.len())?;
+                    let dense = PlainDense::new(w, mlp, Some(norm), (inner, DenseActivation::Silu), None)?;
+                    return Ok(FeedForward::Plain(Box::new(dense)));
+                }
+                Ok(FeedForward::Dense { norm, mlp: Box::new(mlp) })
             }
             FeedForwardDescription::Moe(d) => {
                 let norm = norm_of_input()?;
@@ -180,7 +197,7 @@ impl FeedForward {
             FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, x),
             FeedForward::Plain(dense) => {
                 let hidden = dense.hidden(backend, x);
-                add_branch(backend, hidden, &dense.down, dense.branch, x);
+                dense.down.add(backend, hidden, x);
             }
             FeedForward::Moe(moe) => backend.mixture(x, *moe, x),
             FeedForward::Beside(both) => both.forward(backend, x),

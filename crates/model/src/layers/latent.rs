@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use sluice_backend::{
-    Elementwise, HeadRows, LatentKeys, LatentLayer, Linear, Norm, Operations, Projection, RotaryId, RowFactors, Tensor,
+    Elementwise, HeadRows, LatentKeys, LatentLayer, Norm, Operations, Projection, RotaryId, RowFactors, Tensor,
 };
 
-use super::attention::add_branch;
+use super::ordered::{Inputs, Output};
 use crate::description::{AttentionDescription, Description, LatentDescription};
 use crate::weights::Weights;
 
@@ -42,16 +42,14 @@ impl LatentScratch {
 
 /// One layer of latent attention.
 pub struct LatentAttention {
-    /// Of its input.
-    norm: Norm,
     /// Of the input: the vector of keys and values, and queries or what they are projections of.
-    down: Vec<Projection>,
-    /// Queries, where they are projections of a small vector: that and its norm.
-    up: Option<(Tensor, Norm, Projection)>,
+    down: Inputs,
+    /// Queries, where they are projections of a small vector: that and what is made of it.
+    up: Option<(Tensor, Inputs)>,
     /// What queries are multiplied by.
     growth: Option<RowFactors>,
     inner: LatentLayer,
-    out: Linear,
+    out: Output,
 }
 
 impl LatentAttention {
@@ -67,7 +65,8 @@ impl LatentAttention {
         let LatentDescription { q_rank, kv_rank, rotary_dim, norm_eps, split } = latent;
         let (q, kv) = (s.q.columns(0..d.q_cols()), s.kv.columns(0..kv_rank + rotary_dim));
         let norm = w.norm(at, "input_layernorm")?;
-        let mut of = |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
+        let mut of =
+            |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.ordered_linear(at, part)?, out }) };
         // 1. down to the vectors
         let small = q_rank.zip(s.q_a).map(|(rank, all)| all.columns(0..rank));
         let queries = match small {
@@ -75,12 +74,14 @@ impl LatentAttention {
             None => of("self_attn.q_proj", q)?,
         };
         let down = vec![queries, of("self_attn.kv_a_proj_with_mqa", kv)?];
+        let down = Inputs::new(w, Some(norm), down)?;
         // 2. up again
         let up = match small {
             None => None,
             Some(q_a) => {
                 let norm = Norm { eps: norm_eps as f32, ..w.norm(at, "self_attn.q_a_layernorm")? };
-                Some((q_a, norm, Projection { linear: w.linear(at, "self_attn.q_b_proj")?, out: q }))
+                let up = Projection { linear: w.ordered_linear(at, "self_attn.q_b_proj")?, out: q };
+                Some((q_a, Inputs::new(w, Some(norm), vec![up])?))
             }
         };
         let (heads, plain, v_dim) = (d.heads, d.head_dim - rotary_dim, d.v_dim);
@@ -114,15 +115,16 @@ impl LatentAttention {
             Some(growth) => Some(w.row_factors(&growth)?),
             None => None,
         };
-        Ok(LatentAttention { norm, down, up, growth, inner, out: w.linear(at, "self_attn.o_proj")? })
+        let out = w.ordered_linear(at, "self_attn.o_proj")?;
+        Ok(LatentAttention { down, up, growth, inner, out: Output::new(w, out, None)? })
     }
 
     /// `x += attention(norm(x))`
     pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
         // 1. queries, and what will be cached
-        backend.project(x, Some(self.norm), &self.down);
-        if let Some((q_a, norm, projection)) = &self.up {
-            backend.project(q_a.first_rows(x.rows), Some(*norm), std::slice::from_ref(projection));
+        self.down.forward(backend, x);
+        if let Some((q_a, up)) = &self.up {
+            up.forward(backend, q_a.first_rows(x.rows));
         }
         if let Some(factors) = self.growth {
             backend.elementwise(&Elementwise::ScaleRows { x: self.inner.q.first_rows(x.rows), factors });
@@ -130,6 +132,6 @@ impl LatentAttention {
         // 2. norm, rotation, cache, softmax(q k) v in the space of what is cached, values of each head
         backend.latent_attention(&self.inner);
         // 3. back to the residual stream
-        add_branch(backend, self.inner.out.first_rows(x.rows), &self.out, None, x);
+        self.out.add(backend, self.inner.out.first_rows(x.rows), x);
     }
 }

@@ -4,6 +4,7 @@ mod attention;
 mod delta_net;
 mod feed_forward;
 mod latent;
+mod ordered;
 mod per_layer;
 
 pub use attention::{Attention, AttentionScratch};

@@ -1,9 +1,9 @@
 //! Embeddings for each layer (Gemma 3n, Gemma 4). They are the sum of a token's row in a large table, and of a projection of the token's embedding.
 
 use anyhow::Result;
-use sluice_backend::{Elementwise, Linear, MatrixId, Norm, Operations, Projection, Tensor};
+use sluice_backend::{Elementwise, MatrixId, Norm, Operations, Projection, Tensor};
 
-use super::attention::add_branch;
+use super::ordered::Output;
 use crate::description::{Description, PER_LAYER_TABLE, PerLayerDescription};
 use crate::weights::Weights;
 
@@ -55,11 +55,12 @@ impl PerLayer {
 
     /// What layer `at` does with its part.
     pub fn layer(&self, w: &mut Weights, at: usize, branch: Tensor) -> Result<PerLayerBlock> {
+        let out = w.ordered_linear(at, "per_layer_projection")?;
+        let branch = (branch, w.norm(at, "post_per_layer_input_norm")?);
         Ok(PerLayerBlock {
             gate: Projection { linear: w.linear(at, "per_layer_input_gate")?, out: self.gated },
             rows: self.rows.columns(at * self.width..(at + 1) * self.width),
-            out: w.linear(at, "per_layer_projection")?,
-            branch: (branch, w.norm(at, "post_per_layer_input_norm")?),
+            out: Output::new(w, out, Some(branch))?,
         })
     }
 }
@@ -69,8 +70,7 @@ pub struct PerLayerBlock {
     gate: Projection,
     /// `[tokens, width]`
     rows: Tensor,
-    out: Linear,
-    branch: (Tensor, Norm),
+    out: Output,
 }
 
 impl PerLayerBlock {
@@ -79,6 +79,6 @@ impl PerLayerBlock {
         backend.project(x, None, std::slice::from_ref(&self.gate));
         let [gate, up] = [self.gate.out, self.rows].map(|t| t.first_rows(x.rows));
         backend.elementwise(&Elementwise::GeGlu { gate, up });
-        add_branch(backend, gate, &self.out, Some(self.branch), x);
+        self.out.add(backend, gate, x);
     }
 }

@@ -46,6 +46,35 @@ impl MatrixShape<'_> {
     }
 }
 
+/// A matrix as kernels take it.
+#[derive(Clone, Debug)]
+pub struct Assembled {
+    /// The matrix.
+    pub matrix: MatrixSource,
+    /// The input that each of its columns is multiplied with, `[cols]`; `None`: the one of the column's own number.
+    pub order: Option<Vec<u32>>,
+}
+
+impl From<MatrixSource> for Assembled {
+    fn from(matrix: MatrixSource) -> Assembled {
+        Assembled { matrix, order: None }
+    }
+}
+
+impl Assembled {
+    /// The matrix by itself, for users that take inputs as they are. `name`: of the tensor of its values.
+    ///
+    /// # Errors
+    /// Columns in another order.
+    pub fn in_order(self, name: &str) -> Result<MatrixSource> {
+        ensure!(
+            self.order.is_none(),
+            "tensor {name:?}: columns in the order of activations (`desc_act`, `actorder`) are not supported here"
+        );
+        Ok(self.matrix)
+    }
+}
+
 /// How the tensors of a checkpoint hold the weights of a model. The model's own names are those of a Hugging Face text model, such as
 /// `layers.0.mlp.gate.weight`; the checkpoint's may differ.
 ///
@@ -96,7 +125,7 @@ pub trait TensorLayout: Debug + Send + Sync {
         _name: &str,
         _shape: MatrixShape,
         _reads: bool,
-    ) -> Result<Option<MatrixSource>> {
+    ) -> Result<Option<Assembled>> {
         Ok(None)
     }
 

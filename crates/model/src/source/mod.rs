@@ -24,7 +24,7 @@ pub use detect::{gguf_files, gguf_name, is_gguf, is_model, open, open_with_tenso
 pub use folder::SafetensorsFolder;
 pub use gguf::GgufModel;
 pub(crate) use layout::float_type;
-pub use layout::{ExpertStorage, MatrixShape, TensorLayout};
+pub use layout::{Assembled, ExpertStorage, MatrixShape, TensorLayout};
 pub use model_source::ModelSource;
 pub use tensors::{Belongs, ModelTensors, OnDisk};
 pub use text_files::{TextFile, TextFiles, is_missing};

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{Float, MatrixSource, WeightFormat};
 use sluice_store::{Checkpoint, Tensor};
 
-use super::layout::{MatrixShape, TensorLayout, float_type};
+use super::layout::{Assembled, MatrixShape, TensorLayout, float_type};
 use super::safetensors::layout_of;
 use crate::config::Config;
 use crate::description::{Description, Leaf, Meaning, WeightClass};
@@ -107,8 +107,16 @@ impl ModelTensors {
     /// The matrix whose values are in the tensor `name`, with the experts of a stack in front. Unless it `reads`, planes that are made of others are zeros.
     ///
     /// # Errors
-    /// A tensor that is missing, has another shape, or is of a format that is not supported.
+    /// A tensor that is missing, has another shape, or is of a format that is not supported; columns in an order of their own.
     pub fn matrix(&self, name: &str, shape: MatrixShape, reads: bool) -> Result<MatrixSource> {
+        self.ordered_matrix(name, shape, reads)?.in_order(name)
+    }
+
+    /// The same with the order of its columns, which is read in any case.
+    ///
+    /// # Errors
+    /// As for [`ModelTensors::matrix`], but for the order of columns.
+    pub fn ordered_matrix(&self, name: &str, shape: MatrixShape, reads: bool) -> Result<Assembled> {
         let checkpoint = &self.checkpoint;
         if let Some(made) = self.layout.assembled(checkpoint, name, shape, reads)? {
             return Ok(made);
@@ -130,7 +138,7 @@ impl ModelTensors {
             shape.check(&t, plane.row_bytes / t.dtype.size())?;
             parts.push(t.bytes.clone());
         }
-        Ok(MatrixSource { format: form, rows: shape.all_rows(), cols, planes: parts })
+        Ok(MatrixSource { format: form, rows: shape.all_rows(), cols, planes: parts }.into())
     }
 
     /// What the tensor `name` is to the model that `description` describes.

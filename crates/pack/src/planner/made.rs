@@ -24,7 +24,8 @@ impl Planner<'_> {
         let leading = if name.ends_with(".weight") { &[][..] } else { &stack };
         let rows = weight.rows + with.map_or(0, |with| with.rows);
         let shape = MatrixShape { leading, rows, cols: weight.cols };
-        self.tensors.layout().assembled(self.checkpoint, &name, shape, true)
+        let made = self.tensors.layout().assembled(self.checkpoint, &name, shape, true)?;
+        made.map(|made| made.in_order(&t.name)).transpose()
     }
 
     /// Plans matrices, of one weight, that are not in files as they are. `leading`: the shape of all without columns.

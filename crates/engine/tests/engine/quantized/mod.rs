@@ -84,7 +84,8 @@ fn logits_are_those_of_transformers_on_the_dequantised_weights() {
 #[test]
 fn the_values_that_a_file_defines_are_computed_with() {
     let (tokens, cases) = cases();
-    for Case { name, folder, .. } in cases {
+    // Columns in another order are other sums of the same values, which `model/tests/quantized.rs` compares.
+    for Case { name, folder, .. } in cases.into_iter().filter(|case| !case.name.contains("act_order")) {
         let plain = values::dequantised(&folder);
         let wanted = bits(plain.path(), options(Activations::F32), &tokens, &[16]);
         let found = bits(&folder, options(Activations::F32), &tokens, &[16]);
@@ -125,7 +126,7 @@ fn readers_and_places_of_experts_give_the_same_bits() {
         }
         for experts in [Placement::Slots, Placement::PageCache].into_iter().filter(|_| name.ends_with("experts")) {
             let options = Options { experts, ..options(Activations::F32) };
-            if name.starts_with("gptq") {
+            if name.starts_with("gptq") || name.contains("act_order") {
                 let why = refusal(&folder, options);
                 assert!(why.contains("model.layers.0.mlp.experts.0.gate_proj.weight: experts"), "{why}");
                 assert!(why.contains("cannot stay on disk"), "{why}");
@@ -150,10 +151,11 @@ fn tensors_that_do_not_fit_are_refused_by_their_names() {
     const GATE: &str = "model.layers.0.mlp.gate_proj";
     type Change = fn(&mut TensorPlan, &mut Vec<u8>);
     let flat: Change = |plan, _| plan.shape = vec![plan.shape.iter().product()];
-    let swapped: Change = |_, bytes| bytes.as_chunks_mut::<4>().0.swap(0, 40);
+    let beyond: Change = |_, bytes| bytes[0] = 3;
+    let moved: Change = |_, bytes| bytes[0] = 1;
     let infinite: Change = |_, bytes| bytes[..2].copy_from_slice(&[0x80, 0x7f]);
     // Case, the tensor after its module's name, what becomes of it (`None`: it is gone), and words of the error.
-    let all: [(&str, &str, Option<Change>, &str); 17] = [
+    let all: [(&str, &str, Option<Change>, &str); 18] = [
         ("fp8_blocks", "weight_scale_inv", None, "F8_E4M3 without scales"),
         ("fp8_blocks", "weight_scale_inv", Some(flat), "no scales of [160, 160] in blocks of 128 x 128"),
         ("fp8_blocks", "weight", Some(flat), "[25600], the config asks for [160, 160]"),
@@ -167,7 +169,8 @@ fn tensors_that_do_not_fit_are_refused_by_their_names() {
         ("awq", "qzeros", None, "no tensor"),
         ("awq", "scales", Some(flat), "does not fit 160 x 96"),
         ("gptq", "qweight", Some(flat), "does not fit 160 x 96"),
-        ("gptq", "g_idx", Some(swapped), "desc_act"),
+        ("gptq", "g_idx", Some(beyond), "column 0 is of group 3 of 3"),
+        ("gptq", "g_idx", Some(moved), "groups of different sizes"),
         ("nvfp4", "weight_global_scale", None, "without one of the whole matrix"),
         ("nvfp4", "weight_scale", Some(flat), "the config asks for [160, 6]"),
         ("mlx_mxfp8", "scales", Some(flat), "the config asks for [160, 3]"),

@@ -5,6 +5,7 @@ use sluice_backend::{Float, WeightFormat};
 use sluice_store::{Buffer, Bytes, Dtype, Tensor};
 
 use super::module::{check_columns, read};
+use super::transposed::copy_by_rows;
 use crate::source::layout::{MatrixShape, float_type};
 
 /// Columns of groups that kernels have.
@@ -81,34 +82,12 @@ pub(super) fn buffers(name: &str, rows: usize, groups: Groups, float: Float) -> 
     Ok([buffer()?, buffer()?])
 }
 
-/// Refuses a list of each column's group that is not in order. Lists of -1 stand for none.
-///
-/// # Errors
-/// Columns in another order.
-pub(super) fn check_order(list: Option<&Tensor>, cols: usize, stored: usize, reads: bool) -> Result<()> {
-    let Some(list) = list else { return Ok(()) };
-    let name = &list.name;
-    let is_list = list.dtype == Dtype::I32 && list.shape == [cols];
-    ensure!(is_list, "tensor {name:?}: {} {:?}, expected a group for each of {cols} columns", list.dtype, list.shape);
-    if !reads {
-        return Ok(());
-    }
-    let (per_group, values) = (cols / stored, read(list)?);
-    let all = || values.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
-    let in_order = all().enumerate().all(|(column, group)| usize::try_from(group).ok() == Some(column / per_group));
-    ensure!(
-        in_order || all().all(|group| group == -1),
-        "tensor {name:?}: columns in the order of activations (`desc_act`, `actorder`) are not supported"
-    );
-    Ok(())
-}
-
-/// The format and the planes of a matrix.
+/// The format and the planes of a matrix. `order`: the column of the file that belongs at each place, if not its own.
 pub(super) fn assemble(
     packed: &Tensor,
     scales: &Tensor,
     zeros: Option<&Tensor>,
-    groups: Option<&Tensor>,
+    order: Option<&[u32]>,
     shape: MatrixShape,
     reads: bool,
 ) -> Result<(WeightFormat, Vec<Bytes>)> {
@@ -134,7 +113,6 @@ pub(super) fn assemble(
         _ => bail!("tensor {:?} has shape {:?}, expected scales of {rows} rows", scales.name, scales.shape),
     };
     let of_columns = Groups::new(&scales.name, cols, stored)?;
-    check_order(groups, cols, stored, reads)?;
     let float = float_type(&scales.name, scales.dtype)?;
     // 3. zero points, and with them biases. Where all are half of the range, biases are as short as scales.
     let values = if reads { read(scales)? } else { Vec::new() };
@@ -161,7 +139,39 @@ pub(super) fn assemble(
     let scale_plane = if is_stored { scales.bytes.clone() } else { made_scales.into() };
     let format = WeightFormat::Affine { bits, group: of_columns.columns as u16, scale: made };
     check_columns(format, shape, &packed.name)?;
-    Ok((format, vec![packed.bytes.clone(), scale_plane, biases.into()]))
+    let values = match order {
+        Some(order) => in_order(packed, bits, order, reads)?,
+        None => packed.bytes.clone(),
+    };
+    Ok((format, vec![values, scale_plane, biases.into()]))
+}
+
+/// A copy of the integers whose columns are in this order: each row one stream of bits, as before.
+fn in_order(packed: &Tensor, bits: u8, order: &[u32], reads: bool) -> Result<Bytes> {
+    let (len, bits) = (packed.bytes.len(), usize::from(bits));
+    // Of whole pages.
+    let mut moved = Buffer::large(len).with_context(|| format!("tensor {:?}: no memory", packed.name))?;
+    if reads {
+        let (stored, row_bytes) = (read(packed)?, order.len() * bits / 8);
+        let copy = |first: usize, to: &mut [u8]| {
+            for (row, to) in to.chunks_exact_mut(row_bytes).enumerate() {
+                let from = &stored[(first + row) * row_bytes..][..row_bytes];
+                for (place, column) in order.iter().enumerate() {
+                    let at = *column as usize * bits;
+                    // An integer of at most eight bits lies in two bytes.
+                    let next = from.get(at / 8 + 1).copied().unwrap_or(0);
+                    let q = u16::from_le_bytes([from[at / 8], next]) >> (at % 8) & ((1 << bits) - 1);
+                    let [low, high] = (q << (place * bits % 8)).to_le_bytes();
+                    to[place * bits / 8] |= low;
+                    if let Some(to) = to.get_mut(place * bits / 8 + 1) {
+                        *to |= high;
+                    }
+                }
+            }
+        };
+        copy_by_rows(&mut moved[..len], packed.shape[0], copy);
+    }
+    Ok(Bytes::from(moved).slice(..len))
 }
 
 /// The zero point of a row's group, counted as integers are: from 0.

@@ -3,8 +3,9 @@
 //!
 //! Kernels compute with the tensors where they are mapped. Loading makes what a file lacks: scales that are stored once for several rows are repeated for each
 //! (`scales.rs`), and the biases of integers follow from their zero points (`integers.rs`). AWQ and GPTQ store matrices by columns; loading copies them by rows
-//! (`transposed.rs`).
+//! (`transposed.rs`). Columns that are grouped in the order of activations are put beside their groups (`column_order.rs`), and inputs follow them.
 
+mod column_order;
 mod integers;
 mod module;
 mod scales;
@@ -17,9 +18,10 @@ use anyhow::{Result, anyhow, bail, ensure};
 use sluice_backend::{E2m1, Fp8, MatrixSource, WeightFormat};
 use sluice_store::{Bytes, Checkpoint, Dtype, Tensor};
 
+use self::column_order::column_order;
 use self::module::{Global, Stored, check_columns};
 use super::hugging_face::HuggingFaceLayout;
-use super::layout::{ExpertStorage, MatrixShape, TensorLayout};
+use super::layout::{Assembled, ExpertStorage, MatrixShape, TensorLayout};
 use crate::config::Config;
 use crate::method::Method;
 
@@ -111,18 +113,23 @@ impl QuantizedLayout {
     }
 
     /// The matrix of a quantised module.
-    fn assemble(&self, stored: &Stored, shape: MatrixShape, reads: bool) -> Result<MatrixSource> {
+    fn assemble(&self, stored: &Stored, shape: MatrixShape, reads: bool) -> Result<Assembled> {
+        let mut order = None;
         let (format, planes) = match stored {
             Stored::Fp8 { values, scales } => self.fp8(values, scales, shape, reads)?,
             Stored::Fp4 { values, scales, global } => fp4(values, scales, global.as_ref(), shape)?,
             Stored::Integers { packed, scales, zeros, groups } => {
-                integers::assemble(packed, scales, zeros.as_ref(), groups.as_ref(), shape, reads)?
+                let per_row = if let [_, per_row] = scales.shape[..] { per_row } else { 1 };
+                order = column_order(groups.as_ref(), per_row, shape.cols)?;
+                integers::assemble(packed, scales, zeros.as_ref(), order.as_deref(), shape, reads)?
             }
-            Stored::Transposed { packed, scales, zeros, groups, order } => {
-                transposed::assemble([packed, scales, zeros], groups.as_ref(), *order, shape, reads)?
+            Stored::Transposed { packed, scales, zeros, groups, words } => {
+                let per_row = scales.shape.first().copied().unwrap_or(1);
+                order = column_order(groups.as_ref(), per_row, shape.cols)?;
+                transposed::assemble([packed, scales, zeros], order.as_deref(), *words, shape, reads)?
             }
         };
-        Ok(MatrixSource { format, rows: shape.all_rows(), cols: shape.cols, planes })
+        Ok(Assembled { matrix: MatrixSource { format, rows: shape.all_rows(), cols: shape.cols, planes }, order })
     }
 
     fn fp8(
@@ -224,7 +231,7 @@ impl TensorLayout for QuantizedLayout {
         let shape = shape.ok_or_else(|| anyhow!("tensor {:?}: {:?} is no matrix", tensor.name, tensor.shape))?;
         let (leading, last) = shape.split_at(shape.len() - 2);
         let shape = MatrixShape { leading, rows: last[0], cols: last[1] };
-        Ok(self.assemble(&stored, shape, false)?.format)
+        Ok(self.assemble(&stored, shape, false)?.matrix.format)
     }
 
     fn plane(&self, checkpoint: &Checkpoint, name: &str, plane: &str) -> Option<Tensor> {
@@ -237,7 +244,7 @@ impl TensorLayout for QuantizedLayout {
         name: &str,
         shape: MatrixShape,
         reads: bool,
-    ) -> Result<Option<MatrixSource>> {
+    ) -> Result<Option<Assembled>> {
         let stored = module::find(checkpoint, self.method(), name)?;
         stored.map(|stored| self.assemble(&stored, shape, reads)).transpose()
     }

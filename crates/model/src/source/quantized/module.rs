@@ -17,7 +17,7 @@ pub(super) enum Stored {
     /// Integers by rows, each row one stream of bits (compressed-tensors). `groups`: the group of each column.
     Integers { packed: Tensor, scales: Tensor, zeros: Option<Tensor>, groups: Option<Tensor> },
     /// Integers by columns (AWQ, GPTQ).
-    Transposed { packed: Tensor, scales: Tensor, zeros: Tensor, groups: Option<Tensor>, order: WordOrder },
+    Transposed { packed: Tensor, scales: Tensor, zeros: Tensor, groups: Option<Tensor>, words: WordOrder },
 }
 
 /// The scale of a whole NVFP4 matrix.
@@ -50,13 +50,13 @@ pub(super) fn find(checkpoint: &Checkpoint, method: Option<Method>, name: &str) 
     }
     // 1. integers by columns
     if let Some(packed) = of_module(".qweight") {
-        let order = match method {
+        let words = match method {
             Some(Method::Awq) => WordOrder::Awq,
             Some(Method::Gptq { zero_offset, .. }) => WordOrder::Gptq { zero_offset },
             _ => bail!("tensor {:?}: the config's `quantization_config` is neither of AWQ nor of GPTQ", packed.name),
         };
         let (zeros, scales) = (needed(".qzeros")?, needed(".scales")?);
-        return Ok(Some(Stored::Transposed { packed, scales, zeros, groups: of_module(".g_idx"), order }));
+        return Ok(Some(Stored::Transposed { packed, scales, zeros, groups: of_module(".g_idx"), words }));
     }
     // 2. compressed-tensors
     if let Some(packed) = of_module(".weight_packed") {
@@ -139,7 +139,7 @@ impl Stored {
                 let last = packed.shape.last()?.checked_mul(32)?.checked_div(usize::from(bits));
                 with_last(&packed.shape, last)
             }
-            Stored::Transposed { packed, scales, zeros, order, .. } => {
+            Stored::Transposed { packed, scales, zeros, words: order, .. } => {
                 let (&rows, &first, &words) = (scales.shape.get(1)?, packed.shape.first()?, zeros.shape.get(1)?);
                 let cols = match order {
                     WordOrder::Awq => first,

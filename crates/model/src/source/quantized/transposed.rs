@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{Float, WeightFormat};
 use sluice_store::{Buffer, Bytes, Dtype, Tensor};
 
-use super::integers::{Groups, buffers, check_order, make};
+use super::integers::{Groups, buffers, make};
 use super::module::{WordOrder, check_columns, read};
 use crate::source::layout::{MatrixShape, float_type};
 
@@ -22,10 +22,10 @@ const TILE: usize = 16;
 /// Threads that copy, at most.
 const MAX_THREADS: usize = 16;
 
-/// The format and the planes of a matrix.
+/// The format and the planes of a matrix. `columns`: the column of the file that belongs at each place, if not its own.
 pub(super) fn assemble(
     [packed, scales, zeros]: [&Tensor; 3],
-    groups: Option<&Tensor>,
+    columns: Option<&[u32]>,
     order: WordOrder,
     shape: MatrixShape,
     reads: bool,
@@ -51,7 +51,10 @@ pub(super) fn assemble(
     ensure!([2, 4, 8].contains(&bits), "tensor {name:?}: integers of {bits} bits are not supported (2, 4 and 8 are)");
     ensure!((rows * bits).is_multiple_of(32) && zeros.shape == [stored, rows * bits / 32], unlike(zeros));
     let of_columns = Groups::new(&scales.name, cols, stored)?;
-    check_order(groups, cols, stored, reads)?;
+    ensure!(
+        columns.is_none() || order != WordOrder::Awq,
+        "tensor {name:?}: AWQ with columns in the order of activations is not supported"
+    );
     let float = float_type(&scales.name, scales.dtype)?;
     let format = WeightFormat::Affine { bits: bits as u8, group: of_columns.columns as u16, scale: Float::F32 };
     check_columns(format, shape, name)?;
@@ -66,7 +69,10 @@ pub(super) fn assemble(
     }
     let (integers, zeros, scale_values) = (read(packed)?, read(zeros)?, read(scales)?);
     let words = integers.as_chunks::<4>().0;
-    copy_by_rows(&mut by_rows[..len], rows, |first, to| copy_rows(order, words, rows, first, to));
+    copy_by_rows(&mut by_rows[..len], rows, |first, to| match columns {
+        Some(columns) => copy_columns(columns, bits, words, rows, first, to),
+        None => copy_rows(order, words, rows, first, to),
+    });
 
     // 3. scales and biases
     let zeros = zeros.as_chunks::<4>().0;
@@ -84,7 +90,7 @@ pub(super) fn assemble(
 }
 
 /// Calls `copy(first row, bytes of these rows)` for all rows of `to`, on several threads.
-fn copy_by_rows(to: &mut [u8], rows: usize, copy: impl Fn(usize, &mut [u8]) + Sync) {
+pub(super) fn copy_by_rows(to: &mut [u8], rows: usize, copy: impl Fn(usize, &mut [u8]) + Sync) {
     let row = to.len() / rows.max(1);
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
     let per_thread = rows.div_ceil(threads).next_multiple_of(TOGETHER);
@@ -126,6 +132,25 @@ fn copy_rows(order: WordOrder, words: &[[u8; 4]], rows: usize, first: usize, to:
         }
         for (to, from) in to.chunks_exact_mut(4 * row).zip(&tile) {
             to[4 * start..][..4 * width].copy_from_slice(from[..width].as_flattened());
+        }
+    }
+}
+
+/// Rows from `first` on of a matrix of `rows` whose words are of several columns of a row, with columns in another order: `columns[place]` of the file belongs at `place`.
+fn copy_columns(columns: &[u32], bits: usize, words: &[[u8; 4]], rows: usize, first: usize, to: &mut [u8]) {
+    let (per_word, mask) = (32 / bits, (1u32 << bits) - 1);
+    let row = words.len() / rows;
+    let count = to.len() / (4 * row);
+    for (k, columns) in columns.chunks_exact(per_word).enumerate() {
+        let mut made = [0u32; TOGETHER];
+        for (j, column) in columns.iter().map(|column| *column as usize).enumerate() {
+            let across = &words[column / per_word * rows + first..][..count];
+            for (word, made) in across.iter().zip(&mut made) {
+                *made |= (u32::from_le_bytes(*word) >> (column % per_word * bits) & mask) << (j * bits);
+            }
+        }
+        for (to, made) in to.chunks_exact_mut(4 * row).zip(made) {
+            to[4 * k..][..4].copy_from_slice(&made.to_le_bytes());
         }
     }
 }
