@@ -46,6 +46,7 @@ impl Mixtures {
         let more = [
             (moe.router_norm.is_some(), "routers that norm their input by themselves"),
             (moe.experts.kind == ExpertKind::GeGlu, "experts with GELU"),
+            (moe.experts.kind == ExpertKind::SquaredRelu, "experts without gates"),
             (
                 matches!(&moe.scoring, Scoring::SoftmaxTopK { scales, .. } if !scales.is_empty()),
                 "a factor for each expert",

@@ -29,7 +29,8 @@ impl FeedForwardScratch {
                 Some(*intermediate)
             }
             FeedForwardDescription::Beside { intermediate, .. } => Some(*intermediate),
-            FeedForwardDescription::Dense { .. } | FeedForwardDescription::Moe(_) => None,
+            FeedForwardDescription::Moe(moe) if !moe.activation.is_gated() => moe.shared.map(|s| s.intermediate),
+            _ => None,
         };
         let beside = |layer: &FeedForwardDescription| matches!(layer, FeedForwardDescription::Beside { .. });
         let has_beside = d.layers.iter().any(|layer| beside(&layer.feed_forward));
@@ -39,17 +40,18 @@ impl FeedForwardScratch {
     }
 }
 
-/// Whether dense layers are several operations: no fused one has GELU, or norms what is put out.
+/// Whether dense layers are several operations: no fused one has another activation than SiLU, or norms what is put out.
 fn is_plain(d: &Description, activation: DenseActivation) -> bool {
-    activation == DenseActivation::Gelu || d.output_norms
+    activation != DenseActivation::Silu || d.output_norms
 }
 
-/// A dense layer with GELU, or with a norm on what it puts out.
+/// A dense part with another activation than SiLU, or with a norm on what it puts out.
 pub struct PlainDense {
     /// Of its input, if that is normed.
     norm: Option<Norm>,
     activation: DenseActivation,
-    inputs: [Projection; 2],
+    /// Of gate and up, or of up alone.
+    inputs: Vec<Projection>,
     down: Linear,
     branch: Option<(Tensor, Norm)>,
 }
@@ -57,26 +59,32 @@ pub struct PlainDense {
 impl PlainDense {
     fn load(
         w: &mut Weights,
-        at: usize,
+        (at, part): (usize, &str),
         norm: Option<Norm>,
         (scratch, intermediate, activation): (FeedForwardScratch, usize, DenseActivation),
         branch: Option<(Tensor, Norm)>,
     ) -> Result<PlainDense> {
-        let Mlp { gate, up, down } = w.mlp(at, "mlp")?;
         let [to_gate, to_up] = [scratch.gate, scratch.up].map(|t| t.columns(0..intermediate));
-        let inputs = [Projection { linear: gate, out: to_gate }, Projection { linear: up, out: to_up }];
+        if activation == DenseActivation::SquaredRelu {
+            let [up, down] = ["up_proj", "down_proj"].map(|name| w.linear(at, &format!("{part}.{name}")));
+            let inputs = vec![Projection { linear: up?, out: to_gate }];
+            return Ok(PlainDense { norm, activation, inputs, down: down?, branch });
+        }
+        let Mlp { gate, up, down } = w.mlp(at, part)?;
+        let inputs = vec![Projection { linear: gate, out: to_gate }, Projection { linear: up, out: to_up }];
         Ok(PlainDense { norm, activation, inputs, down, branch })
     }
 
     /// What goes into the last projection.
     fn hidden(&self, backend: &mut dyn Operations, x: Tensor) -> Tensor {
         backend.project(x, self.norm, &self.inputs);
-        let [gate, up] = [0, 1].map(|i| self.inputs[i].out.first_rows(x.rows));
+        let out = |i: usize| self.inputs[i].out.first_rows(x.rows);
         backend.elementwise(&match self.activation {
-            DenseActivation::Gelu => Elementwise::GeGlu { gate, up },
-            DenseActivation::Silu => Elementwise::SwiGlu { gate, up },
+            DenseActivation::Gelu => Elementwise::GeGlu { gate: out(0), up: out(1) },
+            DenseActivation::Silu => Elementwise::SwiGlu { gate: out(0), up: out(1) },
+            DenseActivation::SquaredRelu => Elementwise::SquaredRelu { x: out(0) },
         });
-        gate
+        out(0)
     }
 }
 
@@ -111,10 +119,17 @@ impl Beside {
 
 /// The second half of a layer.
 pub enum FeedForward {
-    Dense { norm: Norm, mlp: Box<Mlp> },
+    Dense {
+        norm: Norm,
+        mlp: Box<Mlp>,
+    },
     Plain(Box<PlainDense>),
     Moe(MoeId),
     Beside(Box<Beside>),
+    /// A mixture, and a shared expert that no fused operation has.
+    Shared(Box<(MoeId, PlainDense)>),
+    /// The layer has none.
+    None,
 }
 
 impl FeedForward {
@@ -126,26 +141,31 @@ impl FeedForward {
         at: usize,
         before: Option<MoeId>,
     ) -> Result<FeedForward> {
-        let d = &model.layer(at).expect("a layer of this model").feed_forward;
+        let layer = model.layer(at).expect("a layer of this model");
+        let (d, is_one_block) = (&layer.feed_forward, layer.is_one_block());
+        if matches!(d, FeedForwardDescription::None) {
+            return Ok(FeedForward::None);
+        }
         let (norm, branch) = match branch {
             Some(to) => {
                 let norm = if model.input_norms { Some(w.norm(at, "pre_feedforward_layernorm")?) } else { None };
                 (norm, Some((to, w.norm(at, "post_feedforward_layernorm")?)))
             }
+            None if is_one_block => (Some(w.norm(at, "input_layernorm")?), None),
             None => (Some(w.norm(at, "post_attention_layernorm")?), None),
         };
         let norm_of_input = || norm.ok_or_else(|| anyhow!("layer {at}: its input has no norm"));
         match d {
             FeedForwardDescription::Dense { intermediate, activation, .. } if is_plain(model, *activation) => {
                 let scratch = scratch.expect("scratch of such layers");
-                let dense = PlainDense::load(w, at, norm, (scratch, *intermediate, *activation), branch)?;
+                let dense = PlainDense::load(w, (at, "mlp"), norm, (scratch, *intermediate, *activation), branch)?;
                 Ok(FeedForward::Plain(Box::new(dense)))
             }
             FeedForwardDescription::Beside { intermediate, activation, moe } => {
                 let scratch = scratch.expect("scratch of such layers");
                 let (sum, sum_norm) = branch.ok_or_else(|| anyhow!("layer {at}: what it puts out has no norm"))?;
                 let to_mixed = scratch.mixed.expect("of such layers");
-                let dense = PlainDense::load(w, at, norm, (scratch, *intermediate, *activation), None)?;
+                let dense = PlainDense::load(w, (at, "mlp"), norm, (scratch, *intermediate, *activation), None)?;
                 let [dense_norm, before_moe, after_moe] = BESIDE_NORMS;
                 let (dense_norm, mixed) = (w.norm(at, dense_norm)?, (to_mixed, w.norm(at, after_moe)?));
                 let norm = w.norm(at, before_moe)?;
@@ -158,6 +178,15 @@ impl FeedForward {
             FeedForwardDescription::Dense { .. } => {
                 Ok(FeedForward::Dense { norm: norm_of_input()?, mlp: Box::new(w.mlp(at, "mlp")?) })
             }
+            FeedForwardDescription::Moe(d) if !d.activation.is_gated() && d.shared.is_some() => {
+                let (norm, scratch) = (norm_of_input()?, scratch.expect("scratch of such layers"));
+                let width = d.shared.map_or(0, |s| s.intermediate);
+                let sizes = (scratch, width, DenseActivation::SquaredRelu);
+                let shared = PlainDense::load(w, (at, "mlp.shared_expert"), Some(norm), sizes, None)?;
+                let routed = MoeDescription { shared: None, ..MoeDescription::clone(d) };
+                Ok(FeedForward::Shared(Box::new((load_mixture(w, at, &routed, norm, before)?, shared))))
+            }
+            FeedForwardDescription::None => Ok(FeedForward::None),
             FeedForwardDescription::Moe(d) => {
                 let norm = norm_of_input()?;
                 Ok(FeedForward::Moe(load_mixture(w, at, d, norm, before)?))
@@ -168,8 +197,9 @@ impl FeedForward {
     /// The mixture, if it is one.
     pub fn moe(&self) -> Option<MoeId> {
         match self {
-            FeedForward::Dense { .. } | FeedForward::Plain(_) => None,
+            FeedForward::Dense { .. } | FeedForward::Plain(_) | FeedForward::None => None,
             FeedForward::Moe(moe) => Some(*moe),
+            FeedForward::Shared(both) => Some(both.0),
             FeedForward::Beside(both) => Some(both.moe),
         }
     }
@@ -184,17 +214,30 @@ impl FeedForward {
             }
             FeedForward::Moe(moe) => backend.mixture(x, *moe, x),
             FeedForward::Beside(both) => both.forward(backend, x),
+            FeedForward::Shared(both) => {
+                // The shared expert's input is that of the routed ones, which they change.
+                let hidden = both.1.hidden(backend, x);
+                backend.mixture(x, both.0, x);
+                backend.project_add(hidden, &both.1.down, x);
+            }
+            FeedForward::None => {}
         }
     }
 
     /// The same without the routed experts, of a layer that has nothing beside its mixture. In a mixture their input goes to `normed`, and the experts that each token would have taken are returned.
     pub fn forward_but_experts(&self, backend: &mut dyn Operations, x: Tensor, normed: Tensor) -> Option<Routing> {
         match self {
-            FeedForward::Dense { .. } | FeedForward::Plain(_) | FeedForward::Beside(_) => {
+            FeedForward::Dense { .. } | FeedForward::Plain(_) | FeedForward::Beside(_) | FeedForward::None => {
                 self.forward(backend, x);
                 None
             }
             FeedForward::Moe(moe) => Some(backend.mixture_but_experts(x, *moe, normed, x)),
+            FeedForward::Shared(both) => {
+                let hidden = both.1.hidden(backend, x);
+                let routing = backend.mixture_but_experts(x, both.0, normed, x);
+                backend.project_add(hidden, &both.1.down, x);
+                Some(routing)
+            }
         }
     }
 }

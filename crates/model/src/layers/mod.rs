@@ -5,9 +5,11 @@ mod delta_net;
 mod feed_forward;
 mod latent;
 mod per_layer;
+mod state_space;
 
 pub use attention::{Attention, AttentionScratch};
 pub use delta_net::{DeltaNet, DeltaScratch};
 pub use feed_forward::{FeedForward, FeedForwardScratch};
 pub use latent::{LatentAttention, LatentScratch};
 pub use per_layer::{PerLayer, PerLayerBlock};
+pub use state_space::{StateSpace, StateSpaceScratch};
