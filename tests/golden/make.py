@@ -43,6 +43,8 @@ def fill(name, shape, family, generator):
         return torch.empty(shape).uniform_(-3.5, 1.1, generator=generator)
     if leaf == "dt_bias":
         return normal(-1.0, 1.0)
+    if leaf == "D":
+        return normal(1.0, 0.5)
     if leaf == "conv1d":
         return normal(0.2, 0.5)
     if name.endswith("linear_attn.norm.weight"):
@@ -53,7 +55,7 @@ def fill(name, shape, family, generator):
         return normal(0.0, 0.3)
     if leaf == "sinks":
         return normal(0.5, 1.0)
-    if leaf in ("embed_tokens", "embed_tokens_per_layer"):
+    if leaf in ("embed_tokens", "embed_tokens_per_layer", "embeddings"):
         return normal(0.0, 0.4)
     if leaf in ("scale", "per_expert_scale"):  # Gemma 4's router
         return normal(1.0, 0.3)
@@ -157,9 +159,10 @@ def margin(router, given, logits):
 def examine(name, model, tokens, reference):
     """How much each kind of layer matters, and how near the routers come to a tie. Complains where a case would test too little."""
     facts = {}
-    for what, pattern in {"attention": "self_attn.o_proj.weight", "linear attention": "linear_attn.out_proj.weight", "mlp": "mlp.down_proj.weight",
+    for what, pattern in {"attention": ("self_attn.o_proj.weight", "mixer.o_proj.weight"), "linear attention": "linear_attn.out_proj.weight",
+                          "state space": ("mamba.out_proj.weight", "mixer.out_proj.weight"), "mlp": ("mlp.down_proj.weight", "mixer.down_proj.weight"),
                           "experts": ("mlp.experts.down_proj", ".experts.down_proj"), "per-layer embeddings": "embed_tokens_per_layer.weight",
-                          "shared expert": ("mlp.shared_expert.down_proj.weight", "mlp.shared_experts.down_proj.weight"),
+                          "shared expert": ("mlp.shared_expert.down_proj.weight", "mlp.shared_experts.down_proj.weight", "mixer.shared_experts.down_proj.weight"),
                           "shared mlp": "shared_mlp.output_linear.weight"}.items():
         hit = [p for n, p in model.named_parameters() if n.endswith(pattern) and "visual" not in n and "vision_tower" not in n]
         if not hit:

@@ -105,6 +105,11 @@ pub enum Elementwise {
         /// `[tokens, cols]`
         up: Tensor,
     },
+    /// `x = max(x, 0)^2` (So et al. 2021). Only devices that pass [`crate::Resources::check_state_spaces`] are given any.
+    SquaredRelu {
+        /// `[tokens, cols]`
+        x: Tensor,
+    },
     /// `out = 0`
     Zero {
         /// `[tokens, cols]`
@@ -277,6 +282,8 @@ pub enum ExpertKind {
         /// The bound of gate and up.
         limit: f32,
     },
+    /// Parts are up and down, without a gate: `down(max(up(x), 0)^2)` (Nemotron-H).
+    SquaredRelu,
 }
 
 /// What is added to the projections of a layer's experts: a row for each expert.

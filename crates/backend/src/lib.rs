@@ -14,6 +14,7 @@ mod operations;
 mod profile;
 mod resources;
 mod sampling;
+mod state_space;
 mod step;
 mod streamed;
 
@@ -32,6 +33,7 @@ pub use sluice_kernels::isa::Isa;
 pub use sluice_kernels::route::Scoring;
 pub use sluice_kernels::sample;
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
+pub use state_space::{StateSpaceLayer, StateSpaceShape};
 pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wanted};
 pub use streamed::{Lookahead, Streamed};
 

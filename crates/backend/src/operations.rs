@@ -2,7 +2,7 @@
 
 use crate::{
     AttentionLayer, DeltaLayer, Elementwise, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing,
-    Tensor,
+    StateSpaceLayer, Tensor,
 };
 
 /// What a step computes, one method per fused operation. Shapes stand at the arguments; `tokens` is the number of rows of the step.
@@ -28,6 +28,10 @@ pub trait Operations {
     }
     /// Short convolution, gates, delta rule and gated norm.
     fn delta_net(&mut self, layer: &DeltaLayer);
+    /// Mamba-2: short convolution, time steps, recurrence and gated norm. Only devices that pass [`crate::Resources::check_state_spaces`] are given any.
+    fn state_space(&mut self, layer: &StateSpaceLayer) {
+        unreachable!("layer {} of a model that was refused", layer.layer)
+    }
     /// `residual += mlp(norm(x))`, both `[tokens, hidden]`.
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor);
     /// `residual += mixture(norm(x))`, both `[tokens, hidden]`: routes tokens, fetches experts, looks ahead, computes and combines.

@@ -13,6 +13,8 @@ pub enum Phase {
     Attention,
     /// Delta rule, without projections.
     DeltaNet,
+    /// Mamba-2, without projections.
+    StateSpace,
     /// Dense feed-forward layers.
     Mlp,
     /// Routers.
@@ -25,11 +27,12 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in the order of a step.
-    pub const ALL: [Phase; 8] = [
+    pub const ALL: [Phase; 9] = [
         Phase::Embed,
         Phase::Project,
         Phase::Attention,
         Phase::DeltaNet,
+        Phase::StateSpace,
         Phase::Mlp,
         Phase::Route,
         Phase::Experts,
@@ -43,6 +46,7 @@ impl Phase {
             Phase::Project => "project",
             Phase::Attention => "attention",
             Phase::DeltaNet => "delta_net",
+            Phase::StateSpace => "state_space",
             Phase::Mlp => "mlp",
             Phase::Route => "route",
             Phase::Experts => "experts",

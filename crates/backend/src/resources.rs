@@ -47,6 +47,14 @@ pub trait Resources {
         bail!("latent attention is not on a GPU yet: such a model runs on the CPU")
     }
 
+    /// Whether this device computes [`Operations::state_space`].
+    ///
+    /// # Errors
+    /// When it does not: the message says so.
+    fn check_state_spaces(&self) -> Result<()> {
+        bail!("Mamba-2 layers are not on a GPU yet: such a model runs on the CPU")
+    }
+
     // 2. Weights that are read, streamed or copied
 
     /// Reads weights to the memory that the device computes in. Returns at once; a step waits for each weight that it needs. `order`: the byte ranges of the

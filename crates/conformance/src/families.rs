@@ -30,6 +30,8 @@ macro_rules! tests {
             latent_attention_agrees_with_the_generic_cpu LATENT_ATTENTION;
             delta_rules_agree_with_the_generic_cpu DELTA_RULES;
             delta_rules_of_one_token_agree_with_the_generic_cpu DELTA_RULES_OF_ONE_TOKEN;
+            state_spaces_agree_with_the_generic_cpu STATE_SPACES;
+            ungated_mixtures_agree_with_the_generic_cpu UNGATED_MIXTURES;
             mixtures_agree_with_the_generic_cpu MIXTURES;
             mixtures_of_one_token_agree_with_the_generic_cpu MIXTURES_OF_ONE_TOKEN;
             mixtures_of_few_tokens_agree_with_the_generic_cpu MIXTURES_OF_FEW_TOKENS;

@@ -15,6 +15,7 @@ use crate::memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use crate::moe::HostMixture;
 use crate::numa::affinity::{CoreBinding, Mask};
 use crate::numa::{Numa, Processors, Replicas};
+use crate::state_space::StateSpaceWork;
 use crate::tables::Tables;
 use crate::threads::{Pool, SHORT, ThreadTuner, Waits};
 
@@ -50,6 +51,7 @@ pub struct Cpu {
     pub(crate) attention: AttentionWork,
     pub(crate) latents: LatentWork,
     pub(crate) delta: DeltaWork,
+    pub(crate) state_spaces: StateSpaceWork,
     pub(crate) mixture: HostMixture,
     /// Tables that stay on disk.
     pub(crate) tables: Tables,
@@ -90,6 +92,7 @@ impl Cpu {
             attention: AttentionWork::default(),
             latents: LatentWork::default(),
             delta: DeltaWork::default(),
+            state_spaces: StateSpaceWork::default(),
             mixture: HostMixture::default(),
             tables: Tables::default(),
             logits: Vec::new(),

@@ -14,6 +14,7 @@ mod numa;
 mod platform;
 mod resources;
 mod scratch;
+mod state_space;
 mod step;
 mod tables;
 mod threads;

@@ -15,7 +15,7 @@ use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
     AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, KvLayout, LatentKeys, LatentLayer, Linear,
-    MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
+    MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer, StepInputs, StepScratch, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -78,6 +78,7 @@ struct Sizes {
     grouping: usize,
     attention: usize,
     delta: usize,
+    state_spaces: usize,
     per_128_positions: usize,
 }
 
@@ -100,7 +101,7 @@ impl Sizes {
         let encoded: usize = encoded.iter().map(|e| e.bytes()).sum();
         let lists = self.identity_rows + self.moe_identity_rows + self.router_logits + self.shared_gates;
         let lists = lists + self.latent_rows + self.kept + self.guess + self.normed + self.logits;
-        encoded + threads * worker + 4 * lists + self.grouping + self.attention + self.delta
+        encoded + threads * worker + 4 * lists + self.grouping + self.attention + self.delta + self.state_spaces
     }
 }
 
@@ -228,9 +229,9 @@ impl ScratchPlanner<'_> {
     fn moe(&mut self, moe: &Moe, next: Option<&Moe>, tokens: usize, width: usize) {
         let k = moe.scoring.k();
         let (pairs, intermediate, hidden) = (tokens * k, moe.experts.intermediate(), moe.experts.hidden());
-        let part = |i: usize| matrices(&moe.experts.parts[i].matrix);
-        let first = || part(0).iter().chain(part(1)).copied();
-        let downs = || part(2).iter().copied();
+        let (last, inputs) = moe.experts.parts.split_last().expect("an expert has projections");
+        let first = || inputs.iter().flat_map(|part| matrices(&part.matrix)).copied();
+        let downs = || matrices(&last.matrix).iter().copied();
         grow(&mut self.sizes.normed, tokens * hidden);
         self.choose(moe, tokens);
         let mut lists = 2 * pairs;
@@ -349,6 +350,11 @@ impl Operations for ScratchPlanner<'_> {
     fn delta_net(&mut self, layer: &DeltaLayer) {
         let shape = layer.shape;
         grow(&mut self.sizes.delta, 4 * self.tokens * (shape.channels() + 2 * shape.value_heads));
+    }
+
+    fn state_space(&mut self, layer: &StateSpaceLayer) {
+        let shape = layer.shape;
+        grow(&mut self.sizes.state_spaces, 4 * self.tokens * (shape.channels() + 2 * shape.heads));
     }
 
     fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, _: Tensor) {

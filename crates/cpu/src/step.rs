@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use sluice_backend::{
     AttentionLayer, Backend, DeltaLayer, Device, Elementwise, LatentLayer, Linear, Logits, MatrixId, MemoryClass,
-    MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, RowStats, StepInputs,
-    Streamed, Tensor,
+    MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, RowStats, StateSpaceLayer,
+    StepInputs, Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
@@ -139,6 +139,13 @@ impl Operations for Cpu {
         self.record(Phase::DeltaNet, t0, std::iter::empty(), 0);
     }
 
+    fn state_space(&mut self, layer: &StateSpaceLayer) {
+        let t0 = Instant::now();
+        let states = self.states.expect("a model with recurrent layers has a pool of states");
+        self.state_spaces.run(context!(self), &self.inputs, states, layer);
+        self.record(Phase::StateSpace, t0, std::iter::empty(), 0);
+    }
+
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         let t0 = Instant::now();
         let (tokens, x, residual) = (x.rows, self.place(x), self.place(residual));
@@ -188,6 +195,12 @@ impl Operations for Cpu {
                     // SAFETY: a task alone uses its rows.
                     unsafe { elementwise::swiglu_in_place(isa, gate.get_mut(t, 0..gate.cols), up.get(t, 0..up.cols)) }
                 });
+                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
+            }
+            Elementwise::SquaredRelu { x } => {
+                let x = self.place(x);
+                // SAFETY: a task alone uses its rows.
+                self.each_row(tokens, &|t, _| elementwise::squared_relu(isa, unsafe { x.get_mut(t, 0..x.cols) }));
                 self.record(Phase::Mlp, t0, std::iter::empty(), 0);
             }
             Elementwise::Zero { out } => {
@@ -386,7 +399,8 @@ impl Backend for Cpu {
         let scratch =
             scratch + self.workers.iter_mut().map(|w| w.bytes()).sum::<usize>() + 4 * self.identity_rows.len();
         let scratch = scratch + self.rotary.iter().map(RotaryTable::bytes).sum::<usize>();
-        let scratch = scratch + self.attention.bytes() + self.latents.bytes() + self.delta.bytes();
+        let scratch =
+            scratch + self.attention.bytes() + self.latents.bytes() + self.delta.bytes() + self.state_spaces.bytes();
         let bytes = |class| match class {
             MemoryClass::WeightsMapped => of(class) + weights(true),
             MemoryClass::WeightsCopied => of(class) + weights(false) + copies + self.tables.bytes(),

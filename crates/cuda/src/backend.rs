@@ -283,7 +283,10 @@ impl Operations for Cuda {
         self.encoded.encoded_from = None;
         let phase = match operation {
             Elementwise::Scale { .. } => Phase::Embed,
-            Elementwise::GeGlu { .. } | Elementwise::SwiGlu { .. } | Elementwise::Zero { .. } => Phase::Mlp,
+            Elementwise::GeGlu { .. }
+            | Elementwise::SwiGlu { .. }
+            | Elementwise::SquaredRelu { .. }
+            | Elementwise::Zero { .. } => Phase::Mlp,
             Elementwise::AddNormed { .. } | Elementwise::Gather { .. } => Phase::Project,
             Elementwise::SplitPairs { .. } | Elementwise::Norm { .. } | Elementwise::ScaleRows { .. } => {
                 Phase::Attention

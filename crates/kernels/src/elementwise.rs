@@ -43,6 +43,19 @@ impl Update for GeGlu {
     }
 }
 
+struct SquaredRelu;
+impl Update for SquaredRelu {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, x: V, _: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            // Zero comes first so that a NaN passes.
+            let x = V::splat(0.0).max(x);
+            x.mul(x)
+        }
+    }
+}
+
 struct ClampedSwiGlu {
     alpha: f32,
     limit: f32,
@@ -137,6 +150,12 @@ unsafe fn geglu_in_place_lanes<V: Lanes>(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
+unsafe fn squared_relu_lanes<V: Lanes>(x: &mut [f32]) {
+    // SAFETY: one slice; the shell has the instruction set.
+    unsafe { update::<V>(SquaredRelu, x.as_ptr(), x.as_ptr(), x.as_mut_ptr(), x.len()) }
+}
+
+#[inline(always)]
 unsafe fn scale_lanes<V: Lanes>(by: f32, x: &mut [f32]) {
     // SAFETY: one slice; the shell has the instruction set.
     unsafe { update::<V>(Scale(by), x.as_ptr(), x.as_ptr(), x.as_mut_ptr(), x.len()) }
@@ -187,6 +206,11 @@ simd! {
 simd! {
     /// `gate = gelu(gate) * up`. Both `[n]`.
     pub fn geglu_in_place(gate: &mut [f32], up: &[f32]) = geglu_in_place_lanes
+}
+
+simd! {
+    /// `x = max(x, 0)^2` (So et al. 2021). `[n]`.
+    pub fn squared_relu(x: &mut [f32]) = squared_relu_lanes
 }
 
 simd! {
@@ -297,6 +321,9 @@ mod tests {
                 let mut out = x.clone();
                 geglu_in_place(isa, &mut out, &y);
                 prop_assert_eq!(bits(&out), expect(&|x, y| gelu1(x) * y));
+                let mut out = x.clone();
+                squared_relu(isa, &mut out);
+                prop_assert_eq!(bits(&out), expect(&|x, _| if x > 0.0 { x * x } else { 0.0 }));
                 let mut out = x.clone();
                 scale(isa, 25.3, &mut out);
                 prop_assert_eq!(bits(&out), expect(&|x, _| x * 25.3));

@@ -62,6 +62,7 @@ pub mod route;
 pub mod rows;
 pub mod sample;
 pub mod scratch;
+pub mod state_space;
 #[cfg(test)]
 mod test_random;
 

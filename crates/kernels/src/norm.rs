@@ -172,6 +172,24 @@ unsafe fn gated_in_place_lanes<V: Lanes>(x: &mut [f32], w: &[f32], gate: &[f32],
     unsafe { gated_raw::<V>(x.as_ptr(), w.as_ptr(), gate.as_ptr(), eps, x.as_mut_ptr(), n) }
 }
 
+#[inline(always)]
+unsafe fn of_gated_in_place_lanes<V: Lanes>(x: &mut [f32], gate: &[f32], w: &[f32], eps: f32) {
+    let n = x.len();
+    assert!(w.len() == n && gate.len() == n, "all have {n} elements");
+    let (p, gate, whole) = (x.as_mut_ptr(), gate.as_ptr(), n / 16 * 16);
+    // SAFETY: all three have `n` elements; the shell has the instruction set.
+    unsafe {
+        for i in (0..whole).step_by(16) {
+            V::load(p.add(i)).mul(silu(V::load(gate.add(i)))).store(p.add(i));
+        }
+        if whole < n {
+            let gate = silu(V::load_first(gate.add(whole), n - whole));
+            V::load_first(p.add(whole), n - whole).mul(gate).store_first(p.add(whole), n - whole);
+        }
+        rms_in_place_lanes::<V>(x, Some(w), eps);
+    }
+}
+
 /// `out` may be `x`.
 #[inline(always)]
 unsafe fn gated_raw<V: Lanes>(x: *const f32, w: *const f32, gate: *const f32, eps: f32, out: *mut f32, n: usize) {
@@ -218,6 +236,11 @@ simd! {
 }
 
 simd! {
+    /// `x = rms_norm(x * silu(gate))`, in place: the output norm of Mamba-2, whose groups callers take one by one. All `[n]`.
+    pub fn rms_norm_of_gated_in_place(x: &mut [f32], gate: &[f32], w: &[f32], eps: f32) = of_gated_in_place_lanes
+}
+
+simd! {
     /// `x = (x * (1 / sqrt(sum of squares + eps))) * scale`, in place: q and k of GatedDeltaNet, whose q is also scaled by
     /// `1 / sqrt(key_dim)` (`l2norm` in transformers' Qwen3-Next). A `scale` of 1 changes nothing.
     pub fn l2_norm(x: &mut [f32], eps: f32, scale: f32) = l2_lanes
@@ -244,6 +267,13 @@ mod tests {
                 rms_norm_gated_in_place(isa, &mut gated_in_place, &w, &gate, 1e-6);
                 assert!(in_place == rms && gated_in_place == gated);
                 l2_norm(isa, &mut l2, 1e-6, 0.25);
+                // Of what is gated: the same as gating and then the norm.
+                let mut of_gated = x.clone();
+                rms_norm_of_gated_in_place(isa, &mut of_gated, &gate, &w, 1e-6);
+                let products: Vec<f32> = x.iter().zip(&gate).map(|(x, g)| x * crate::math::silu1(*g)).collect();
+                let mut gated_first = vec![0.0; n];
+                rms_norm(isa, &products, &w, 1e-6, &mut gated_first);
+                assert!(of_gated == gated_first);
                 // Fused with the sum: the same as the sum and then the norm.
                 let mut residual = gate.clone();
                 add_rms_norm(isa, &x, &mut residual, &w, 1e-6, &mut summed);

@@ -14,7 +14,7 @@ use crate::description::{
 };
 use crate::layers::{
     Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch, LatentAttention,
-    LatentScratch, PerLayer, PerLayerBlock,
+    LatentScratch, PerLayer, PerLayerBlock, StateSpace, StateSpaceScratch,
 };
 use crate::weights::Weights;
 
@@ -23,6 +23,9 @@ enum Mixer {
     Attention(Box<Attention>),
     Latent(Box<LatentAttention>),
     DeltaNet(Box<DeltaNet>),
+    StateSpace(Box<StateSpace>),
+    /// The layer has none.
+    None,
 }
 
 impl Mixer {
@@ -31,6 +34,8 @@ impl Mixer {
             Mixer::Attention(attention) => attention.forward(backend, x),
             Mixer::Latent(latent) => latent.forward(backend, x),
             Mixer::DeltaNet(delta_net) => delta_net.forward(backend, x),
+            Mixer::StateSpace(state_space) => state_space.forward(backend, x),
+            Mixer::None => {}
         }
     }
 }
@@ -147,7 +152,16 @@ impl Decoder {
         let has_attention = d.attention_layers().any(|a| a.variant == AttentionVariant::Grouped);
         let latent = LatentScratch::alloc(w, d)?;
         let attention = has_attention.then(|| AttentionScratch::alloc(w, d)).transpose()?;
-        let delta = d.recurrent_layers().next().map(|delta| DeltaScratch::alloc(w, delta)).transpose()?;
+        let (mut delta, mut state_space) = (None, None);
+        for mixer in d.recurrent_layers() {
+            match mixer {
+                MixerDescription::DeltaNet(of) if delta.is_none() => delta = Some(DeltaScratch::alloc(w, of)?),
+                MixerDescription::StateSpace(of) if state_space.is_none() => {
+                    state_space = Some(StateSpaceScratch::alloc(w, of)?);
+                }
+                _ => {}
+            }
+        }
         let mut of_group = vec![0; d.groups().len()];
         let mut recurrent = 0;
         let mut layers: Vec<Layer> = Vec::with_capacity(d.stored_layers());
@@ -177,9 +191,16 @@ impl Decoder {
                     let scratch = delta.as_ref().expect("of this layer");
                     Mixer::DeltaNet(Box::new(DeltaNet::load(w, delta_net, scratch, i, recurrent - 1)?))
                 }
+                MixerDescription::StateSpace(of) => {
+                    recurrent += 1;
+                    let scratch = state_space.as_ref().expect("of this layer");
+                    Mixer::StateSpace(Box::new(StateSpace::load(w, of, scratch, i, recurrent - 1)?))
+                }
+                MixerDescription::None => Mixer::None,
             };
-            // A step of the head that predicts one token more has no other layer.
-            let before = layers.last().filter(|_| i < d.layers.len()).and_then(|l| l.feed_forward.moe());
+            // A step of the head that predicts one token more has no other layer. Layers of one block may be between two mixtures.
+            let mut behind = layers.iter().rev().filter(|l| !matches!(l.feed_forward, FeedForward::None));
+            let before = behind.next().filter(|_| i < d.layers.len()).and_then(|l| l.feed_forward.moe());
             let feed_forward = FeedForward::load(w, d, (inner, branch), i, before)?;
             let of_layer = per_layer.as_ref().zip(scratch);
             let of_layer = of_layer.map(|(per_layer, scratch)| per_layer.layer(w, i, scratch)).transpose()?;

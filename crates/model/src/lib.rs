@@ -46,6 +46,9 @@ pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Desc
     if let Some(stored) = tensors.layout().delta_projections() {
         description.set_projections(stored);
     }
+    if tensors.layout().divides_joined() {
+        description.divide_joined();
+    }
     let embed_q = |layer: usize| tensors.layout().full(&format!("layers.{layer}.self_attn.embed_q.weight"));
     if (0..description.stored_layers()).any(|layer| tensors.checkpoint().tensor(&embed_q(layer)).is_some()) {
         description.split_latents();

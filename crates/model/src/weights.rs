@@ -268,6 +268,13 @@ impl<'a> Weights<'a> {
         self.upload(&values, 1, w.cols)
     }
 
+    /// The bias of `part`: `[1, rows]`.
+    pub fn bias(&mut self, layer: usize, part: &str) -> Result<Tensor> {
+        let w = self.described(layer, part);
+        let (values, _) = self.values(&format!("{}.bias", self.module(&w)), &[w.rows])?;
+        self.upload(&values, 1, w.rows)
+    }
+
     /// What a recurrent layer's decay is multiplied by: `[1, heads]`.
     pub fn decay(&mut self, layer: usize, part: &str) -> Result<Tensor> {
         let w = self.described(layer, part);

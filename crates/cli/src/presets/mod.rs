@@ -10,7 +10,7 @@ use sluice_store::{MAX_SETTINGS, read_small};
 use crate::hub;
 
 /// Names and texts of configs.
-pub const PRESETS: [(&str, &str); 19] = [
+pub const PRESETS: [(&str, &str); 22] = [
     ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
     ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
     ("qwen3.5-35b-a3b", include_str!("qwen3.5-35b-a3b.json")),
@@ -29,6 +29,9 @@ pub const PRESETS: [(&str, &str); 19] = [
     ("deepseek-v3", include_str!("deepseek-v3.json")),
     ("kimi-k2", include_str!("kimi-k2.json")),
     ("glm-4.7-flash", include_str!("glm-4.7-flash.json")),
+    ("nemotron-3-nano-30b-a3b", include_str!("nemotron-3-nano-30b-a3b.json")),
+    ("granite-4.0-h-small", include_str!("granite-4.0-h-small.json")),
+    ("granite-4.0-h-tiny", include_str!("granite-4.0-h-tiny.json")),
     ("mistral-small-4", include_str!("mistral-small-4.json")),
 ];
 

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
     AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, LatentLayer, Linear,
-    Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StepInputs,
-    Streamed, Tensor,
+    Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StateSpaceLayer,
+    StepInputs, Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
@@ -238,6 +238,10 @@ impl Operations for Checker {
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
         self.checked("delta_net").delta_net(layer);
+    }
+
+    fn state_space(&mut self, layer: &StateSpaceLayer) {
+        self.checked("state_space").state_space(layer);
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {

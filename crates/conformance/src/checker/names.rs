@@ -3,7 +3,7 @@
 use sluice_backend::{
     AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts, HeadRows, KvPool,
     LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Projection, RotaryId, RowFactors, SharedExpert,
-    Tensor,
+    StateSpaceLayer, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -213,6 +213,7 @@ impl Names {
                 Elementwise::AddNormed { x: self.tensor(x), norm: self.norm(norm), residual: self.tensor(residual) }
             }
             Elementwise::SwiGlu { gate, up } => Elementwise::SwiGlu { gate: self.tensor(gate), up: self.tensor(up) },
+            Elementwise::SquaredRelu { x } => Elementwise::SquaredRelu { x: self.tensor(x) },
             Elementwise::Zero { out } => Elementwise::Zero { out: self.tensor(out) },
             Elementwise::Norm { x, norm, out } => {
                 Elementwise::Norm { x: self.tensor(x), norm: self.norm(norm), out: self.tensor(out) }
@@ -232,6 +233,13 @@ impl Names {
         let [qkv, z, b, a, out] = [d.qkv, d.z, d.b, d.a, d.out].map(|t| self.tensor(t));
         let [conv, decay, dt_bias] = [d.conv, d.decay, d.dt_bias].map(|t| self.tensor(t));
         DeltaLayer { qkv, z, b, a, out, conv, decay, dt_bias, norm: self.norm(d.norm), ..d.clone() }
+    }
+
+    pub fn state_space(&self, l: &StateSpaceLayer) -> StateSpaceLayer {
+        let [xbc, z, dt, out] = [l.xbc, l.z, l.dt, l.out].map(|t| self.tensor(t));
+        let [conv, decay, dt_bias, skip] = [l.conv, l.decay, l.dt_bias, l.skip].map(|t| self.tensor(t));
+        let (conv_bias, norm) = (l.conv_bias.map(|t| self.tensor(t)), self.norm(l.norm));
+        StateSpaceLayer { xbc, z, dt, out, conv, conv_bias, decay, dt_bias, skip, norm, ..l.clone() }
     }
 
     pub fn pool(&self, pool: &KvPool) -> &PoolName {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use sluice_backend::{
     AttentionLayer, DeltaLayer, Elementwise, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm,
-    Operations, Projection, RotaryId, Routing, StepInputs, Tensor,
+    Operations, Projection, RotaryId, Routing, StateSpaceLayer, StepInputs, Tensor,
 };
 
 use super::names::Names;
@@ -60,6 +60,17 @@ impl CheckedStep<'_> {
         assert!(inputs.reach() <= positions, "position {} of {positions}", inputs.reach() - 1);
     }
 
+    /// Whether recurrent layer `layer` has its place, of `len` elements, in a state for each sequence.
+    fn check_states(&self, layer: usize, len: usize) {
+        let (rows, all) = self.names.states.expect("a pool of states");
+        assert!((layer + 1) * len <= all, "layer {layer} of states of {all}");
+        let inputs = &self.step.inputs;
+        if !self.step.is_sizing {
+            let states: HashSet<usize> = (0..inputs.sequences()).map(|s| inputs.state(s)).collect();
+            assert!(states.len() == inputs.sequences() && states.iter().all(|s| *s < rows), "a state each");
+        }
+    }
+
     /// Runs the operation on the device inside, and records it.
     fn run(&mut self, operation: Operation) {
         let mut done = operation.clone();
@@ -79,6 +90,7 @@ impl CheckedStep<'_> {
             Operation::Attention(layer) => b.attention(&n.attention(layer)),
             Operation::LatentAttention(layer) => b.latent_attention(&n.latent(layer)),
             Operation::DeltaNet(layer) => b.delta_net(&n.delta(layer)),
+            Operation::StateSpace(layer) => b.state_space(&n.state_space(layer)),
             Operation::Mlp { x, norm, mlp, residual } => {
                 b.mlp(n.tensor(*x), n.norm(*norm), &n.mlp(mlp, x.cols), n.tensor(*residual));
             }
@@ -159,18 +171,27 @@ impl Operations for CheckedStep<'_> {
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
         let tokens = self.tokens();
-        let step = &*self.step;
         let DeltaLayer { shape, qkv, z, b, a, out, .. } = *layer;
         let values = shape.value_heads * shape.value_dim;
         assert!([qkv, z, b, a, out].iter().all(|t| t.rows >= tokens), "a row for each token");
         assert_eq!((qkv.cols, z.cols, out.cols), (shape.channels(), values, values), "columns of a delta rule");
-        let (rows, len) = self.names.states.expect("a pool of states");
-        assert!((layer.layer + 1) * shape.state_len() <= len, "layer {} of states of {len}", layer.layer);
-        if !step.is_sizing {
-            let states: HashSet<usize> = (0..step.inputs.sequences()).map(|s| step.inputs.state(s)).collect();
-            assert!(states.len() == step.inputs.sequences() && states.iter().all(|s| *s < rows), "a state each");
-        }
+        self.check_states(layer.layer, shape.state_len());
         self.run(Operation::DeltaNet(layer.clone()));
+    }
+
+    fn state_space(&mut self, layer: &StateSpaceLayer) {
+        let tokens = self.tokens();
+        let StateSpaceLayer { shape, xbc, z, dt, out, .. } = *layer;
+        assert!([xbc, z, dt, out].iter().all(|t| t.rows >= tokens), "a row for each token");
+        let (inner, heads) = (shape.inner(), shape.heads);
+        assert_eq!(
+            (xbc.cols, z.cols, out.cols, dt.cols),
+            (shape.channels(), inner, inner, heads),
+            "columns of a layer"
+        );
+        assert!(heads.is_multiple_of(shape.groups) && layer.norm.weight.cols == inner, "groups, and a norm over all");
+        self.check_states(layer.layer, shape.state_len());
+        self.run(Operation::StateSpace(layer.clone()));
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
@@ -187,6 +208,7 @@ impl Operations for CheckedStep<'_> {
             Elementwise::GeGlu { gate, up } | Elementwise::SwiGlu { gate, up } => {
                 assert!(fits(gate, up), "shapes alike");
             }
+            Elementwise::SquaredRelu { x } => assert!(x.rows >= tokens, "a row for each token"),
             Elementwise::Zero { out } => assert!(out.rows >= tokens, "a row for each token"),
             Elementwise::Norm { x, norm, out } => {
                 assert!(fits(x, out) && x.cols.is_multiple_of(norm.weight.cols), "shapes alike");

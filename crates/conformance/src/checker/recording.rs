@@ -2,7 +2,7 @@
 
 use sluice_backend::{
     AttentionLayer, DeltaLayer, Elementwise, KvLayout, KvPool, LatentLayer, Linear, MatrixId, MatrixSource,
-    MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StepInputs, Tensor,
+    MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StateSpaceLayer, StepInputs, Tensor,
 };
 
 /// A call before the steps. Handles are the checker's.
@@ -27,6 +27,7 @@ pub enum Operation {
     Attention(AttentionLayer),
     LatentAttention(LatentLayer),
     DeltaNet(DeltaLayer),
+    StateSpace(StateSpaceLayer),
     Mlp { x: Tensor, norm: Norm, mlp: Mlp, residual: Tensor },
     Elementwise(Elementwise),
     Mixture { x: Tensor, moe: MoeId, residual: Tensor },
@@ -42,6 +43,7 @@ impl Operation {
             Operation::Attention(_) => "attention",
             Operation::LatentAttention(_) => "latent_attention",
             Operation::DeltaNet(_) => "delta_net",
+            Operation::StateSpace(_) => "state_space",
             Operation::Mlp { .. } => "mlp",
             Operation::Elementwise(_) => "elementwise",
             Operation::Mixture { .. } => "mixture",

@@ -62,6 +62,7 @@ fn replay_operation(to: &mut dyn Operations, operation: &Operation) {
         Operation::Attention(layer) => to.attention(layer),
         Operation::LatentAttention(layer) => to.latent_attention(layer),
         Operation::DeltaNet(layer) => to.delta_net(layer),
+        Operation::StateSpace(layer) => to.state_space(layer),
         Operation::Mlp { x, norm, mlp, residual } => to.mlp(*x, *norm, mlp, *residual),
         Operation::Elementwise(operation) => to.elementwise(operation),
         Operation::Mixture { x, moe, residual } => to.mixture(*x, *moe, *residual),

@@ -75,6 +75,10 @@ impl Resources for Checker {
         self.inner.check_latent_attention()
     }
 
+    fn check_state_spaces(&self) -> Result<()> {
+        self.inner.check_state_spaces()
+    }
+
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         self.outside("stream_experts");
         self.inner.stream_experts(options, lookahead)

@@ -1,6 +1,6 @@
 //! Gated delta rules over a pool of recurrent states.
 
-use sluice_backend::{DeltaLayer, DeltaShape, SequenceInput, Wanted};
+use sluice_backend::{DeltaLayer, DeltaShape, SequenceInput, StepInputs, Wanted};
 
 use super::attention::inputs_for;
 use crate::case::Case;
@@ -56,6 +56,39 @@ pub fn delta_rules_of_one_token(c: &mut Case) {
     steps(c, shape, &[0, 1, 1, 1]);
 }
 
+impl Case {
+    /// The inputs of a step of at most `most` tokens, which some of `rows` states of `len` elements go on with, each with up to one of `tokens` tokens.
+    pub fn states_going_on(&mut self, (rows, len): (usize, usize), tokens: &[usize], most: usize) -> StepInputs {
+        // 1. States come from somewhere
+        let (from, to) = (self.random.u32(..rows as u32), self.random.u32(..rows as u32));
+        match self.random.u8(..4) {
+            0 => self.backend.zero_state(to),
+            1 => self.backend.copy_state(from, to),
+            2 => {
+                let state = self.small(len, 1.0);
+                self.backend.write_state(to, &state);
+            }
+            _ => {}
+        }
+        // 2. Some of them go on, in any order
+        let mut states: Vec<u32> = (0..rows as u32).collect();
+        self.random.shuffle(&mut states);
+        states.truncate(self.random.usize(1..=rows));
+        let mut inputs = inputs_for(&[]);
+        let mut left = most;
+        for state in states {
+            let most = self.one_of(tokens).min(left);
+            let n = if most > 1 { self.random.usize(1..=most) } else { most };
+            self.shape(format!("{n} tokens of state {state}"));
+            let tables: &[Vec<u32>] = &[];
+            let (tokens, position) = (vec![0; n], self.random.usize(..50));
+            inputs.push(&SequenceInput { tokens: &tokens, position, state, tables, wanted: Wanted::None });
+            left -= n;
+        }
+        inputs
+    }
+}
+
 /// Steps of sequences with up to so many tokens, one of these each.
 fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
     const TOKENS: usize = 200;
@@ -65,32 +98,7 @@ fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
     c.backend.alloc_states(rows, len).unwrap();
     let layers: Vec<DeltaCase> = (0..layers).map(|l| c.delta_layer(shape, l, TOKENS)).collect();
     for _ in 0..c.random.usize(1..=3) {
-        // 1. States come from somewhere
-        let (from, to) = (c.random.u32(..rows as u32), c.random.u32(..rows as u32));
-        match c.random.u8(..4) {
-            0 => c.backend.zero_state(to),
-            1 => c.backend.copy_state(from, to),
-            2 => {
-                let state = c.small(len, 1.0);
-                c.backend.write_state(to, &state);
-            }
-            _ => {}
-        }
-        // 2. Some of them go on, in any order
-        let mut states: Vec<u32> = (0..rows as u32).collect();
-        c.random.shuffle(&mut states);
-        states.truncate(c.random.usize(1..=rows));
-        let mut inputs = inputs_for(&[]);
-        let mut left = TOKENS;
-        for state in states {
-            let most = c.one_of(tokens).min(left);
-            let n = if most > 1 { c.random.usize(1..=most) } else { most };
-            c.shape(format!("{n} tokens of state {state}"));
-            let tables: &[Vec<u32>] = &[];
-            let (tokens, position) = (vec![0; n], c.random.usize(..50));
-            inputs.push(&SequenceInput { tokens: &tokens, position, state, tables, wanted: Wanted::None });
-            left -= n;
-        }
+        let inputs = c.states_going_on((rows, len), tokens, TOKENS);
         if inputs.tokens().is_empty() {
             continue;
         }

@@ -22,6 +22,12 @@ const CLAMPED: ExpertKind = ExpertKind::ClampedSwiGlu { alpha: 1.702, limit: 0.5
 pub const CLAMPED_COLS: [usize; 4] = [32, 96, 64, 320];
 
 impl Drawn {
+    /// Leaves out the projections of what is not gated: gates become the only input projections.
+    pub fn make_ungated(&mut self) {
+        self.experts.parts.remove(1);
+        self.experts.kind = ExpertKind::SquaredRelu;
+    }
+
     /// The experts with registered matrices.
     pub fn known(&self, ids: &[MatrixId]) -> Experts {
         let mut experts = self.experts.clone();
@@ -235,6 +241,31 @@ pub fn clamped(c: &mut Case) {
     }
     drawn.iter_mut().for_each(|drawn| c.make_clamped(drawn));
     c.uniform = None;
+    let made = c.mixtures_if_taken(&drawn, |c| {
+        drawn.iter().map(|d| d.matrices.iter().map(|parts| c.register(parts)).collect()).collect()
+    });
+    let moes = match made {
+        Ok(moes) => moes,
+        Err(why) => return c.refuse(why),
+    };
+    for _ in 0..2 {
+        let tokens = c.tokens();
+        let x = c.tensor(tokens, hidden);
+        c.shape(format!("{tokens} tokens, x {x}"));
+        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
+        c.see("residual", x.whole);
+    }
+}
+
+/// As Nemotron-H has them: experts of two projections, without gates.
+pub fn ungated(c: &mut Case) {
+    let hidden = c.cols().min(256);
+    let mut drawn = Vec::new();
+    for _ in 0..c.random.usize(1..=2) {
+        let (count, intermediate, stacked) = (c.random.usize(1..=12), c.cols().min(160), c.coin());
+        drawn.push(c.experts(count, hidden, intermediate, stacked));
+    }
+    drawn.iter_mut().for_each(|drawn| drawn.make_ungated());
     let made = c.mixtures_if_taken(&drawn, |c| {
         drawn.iter().map(|d| d.matrices.iter().map(|parts| c.register(parts)).collect()).collect()
     });

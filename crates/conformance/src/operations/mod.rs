@@ -7,6 +7,7 @@ mod dense;
 mod elementwise;
 mod latent;
 mod mixture;
+mod state_space;
 mod streamed;
 mod whole_step;
 
@@ -32,6 +33,8 @@ pub const LATENT_ATTENTION: Family = Family { name: "latent attention", cases: 6
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
 pub const DELTA_RULES_OF_ONE_TOKEN: Family =
     Family { name: "delta rules of one token", cases: 60, run: delta_rule::delta_rules_of_one_token };
+pub const STATE_SPACES: Family = Family { name: "state spaces", cases: 60, run: state_space::state_spaces };
+pub const UNGATED_MIXTURES: Family = Family { name: "ungated mixtures", cases: 40, run: mixture::ungated };
 pub const MIXTURES: Family = Family { name: "mixtures", cases: 32, run: mixture::mixtures };
 pub const MIXTURES_OF_ONE_TOKEN: Family =
     Family { name: "mixtures of one token", cases: 40, run: mixture::mixtures_of_one_token };

@@ -45,6 +45,7 @@ pub fn add_bias(isa: Isa, bias: Place, from: usize, rows: &mut [f32], n: usize) 
 pub fn activate(isa: Isa, kind: ExpertKind, gates: &mut [f32], ups: &[f32]) {
     match kind {
         ExpertKind::SwiGlu => elementwise::swiglu_in_place(isa, gates, ups),
+        ExpertKind::SquaredRelu => elementwise::squared_relu(isa, gates),
         ExpertKind::GeGlu => elementwise::geglu_in_place(isa, gates, ups),
         ExpertKind::ClampedSwiGlu { alpha, limit } => {
             elementwise::clamped_swiglu_in_place(isa, alpha, limit, gates, ups);

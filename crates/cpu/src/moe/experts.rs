@@ -84,7 +84,7 @@ pub struct GatedFfn {
 impl GatedFfn {
     /// Rows of the matrices for each element of the hidden activations: 2 where `gate` has those of gate and up, which take turns, and `up` none.
     fn rows_per_element(&self) -> usize {
-        if self.up.rows == 0 { 2 } else { 1 }
+        if self.up.rows == 0 && self.kind != ExpertKind::SquaredRelu { 2 } else { 1 }
     }
 
     /// Its down projection alone.
@@ -130,9 +130,14 @@ fn operand(part: &ExpertPart, expert: usize) -> Operand {
     }
 }
 
-/// Gate, up and down projection of an expert. Where rows of gate and up take turns, the first has both and the second none.
+/// Gate, up and down projection of an expert. Where rows of gate and up take turns, the first has both and the second none. Without gates, the first is up and the
+/// second none, too.
 pub fn operands(experts: &Experts, expert: usize) -> [Operand; 3] {
-    let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has three projections", experts.kind) };
+    if let [up, down] = &experts.parts[..] {
+        let up = operand(up, expert);
+        return [up, Operand { rows: 0, ..up }, operand(down, expert)];
+    }
+    let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has two or three projections", experts.kind) };
     match experts.interleaved().expect("checked when it was registered") {
         Some((matrix, rows)) => {
             let both = Operand::new(matrix.number(), expert * rows, rows);
@@ -312,7 +317,9 @@ pub fn gate_up(
         let (gates, ups) = match each {
             1 => {
                 project(unit.gate, first);
-                project(unit.up, second);
+                if unit.up.rows > 0 {
+                    project(unit.up, second);
+                }
                 (part(first, count), part(second, count))
             }
             _ => {

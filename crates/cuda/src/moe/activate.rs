@@ -47,7 +47,7 @@ pub fn activate(
     };
     let (clamped, alpha, limit) = match of.kind {
         ExpertKind::SwiGlu => (0, 0.0, 0.0),
-        ExpertKind::GeGlu => unreachable!("refused when it was registered"),
+        ExpertKind::GeGlu | ExpertKind::SquaredRelu => unreachable!("refused when it was registered"),
         ExpertKind::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
     };
     let parameters = p::Activate {

@@ -340,7 +340,9 @@ impl Operations for Pipeline {
     fn elementwise(&mut self, operation: &Elementwise) {
         let tokens = self.devices[0].context.inputs.tokens().len();
         let (reads, writes) = match *operation {
-            Elementwise::Scale { x, .. } | Elementwise::SplitPairs { x, .. } => (vec![x], x),
+            Elementwise::Scale { x, .. } | Elementwise::SplitPairs { x, .. } | Elementwise::SquaredRelu { x } => {
+                (vec![x], x)
+            }
             Elementwise::Zero { out } => (vec![out], out),
             Elementwise::Norm { x, norm, out } => (vec![x, norm.weight, out], out),
             Elementwise::ScaleRows { x, factors } => (vec![x, factors.table], x),

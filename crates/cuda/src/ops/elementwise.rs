@@ -65,6 +65,7 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
             check(&[gate, up]);
             (Kernel::BETWEEN_SWIGLU, parts(gate), THREADS, p::Between { other: context.place(up), ..of(gate) })
         }
+        Elementwise::SquaredRelu { .. } => unreachable!("models that have it are refused"),
         Elementwise::Zero { out } => {
             check(&[out]);
             (Kernel::BETWEEN_ZERO, parts(out), THREADS, of(out))

@@ -157,33 +157,33 @@ unsafe fn recurrence_lanes<V: Lanes>(state: &mut RowsMut, inputs: &HeadInputs, o
 
 /// A block of a state: rows `stride` elements apart.
 #[derive(Clone, Copy)]
-struct Block {
-    at: *mut f32,
-    stride: usize,
-    key_dim: usize,
+pub(crate) struct Block {
+    pub at: *mut f32,
+    pub stride: usize,
+    pub key_dim: usize,
 }
 
 #[inline(always)]
-fn first_row(state: &mut RowsMut, c: usize) -> Block {
+pub(crate) fn first_row(state: &mut RowsMut, c: usize) -> Block {
     let (stride, key_dim) = (state.stride(), state.rows());
     Block { at: state.row(0)[c..].as_mut_ptr(), stride, key_dim }
 }
 
 #[inline(always)]
-unsafe fn load<V: Lanes>(p: *const f32, j: usize, n: usize) -> V {
+pub(crate) unsafe fn load<V: Lanes>(p: *const f32, j: usize, n: usize) -> V {
     // SAFETY: as the caller vouches.
     unsafe { if n == 16 { V::load(p.add(16 * j)) } else { V::load_first(p, n) } }
 }
 
 #[inline(always)]
-unsafe fn store<V: Lanes>(v: V, p: *mut f32, j: usize, n: usize) {
+pub(crate) unsafe fn store<V: Lanes>(v: V, p: *mut f32, j: usize, n: usize) {
     // SAFETY: as the caller vouches.
     unsafe { if n == 16 { v.store(p.add(16 * j)) } else { v.store_first(p, n) } }
 }
 
 /// The sums over the key dimension have four lanes, element i in lane i mod 4, joined as (0 + 2) + (1 + 3).
 #[inline(always)]
-unsafe fn joined<V: Lanes, const N: usize>(lanes: [[V; N]; 4]) -> [V; N] {
+pub(crate) unsafe fn joined<V: Lanes, const N: usize>(lanes: [[V; N]; 4]) -> [V; N] {
     let mut sums = lanes[0];
     for j in 0..N {
         // SAFETY: the caller vouches for the instruction set.
@@ -193,18 +193,18 @@ unsafe fn joined<V: Lanes, const N: usize>(lanes: [[V; N]; 4]) -> [V; N] {
 }
 
 /// The order of lanes in which each is joined when it is complete, so that one lane's registers are live at a time: for a state in cache, where the order of rows does not matter.
-const LANES: [usize; 4] = [0, 2, 1, 3];
+pub(crate) const LANES: [usize; 4] = [0, 2, 1, 3];
 
 /// Four lanes' sums on their way: what of them is joined already.
 #[derive(Clone, Copy)]
-struct Joined<V, const N: usize> {
-    even: [V; N],
-    odd: [V; N],
+pub(crate) struct Joined<V, const N: usize> {
+    pub even: [V; N],
+    pub odd: [V; N],
 }
 
 impl<V: Lanes, const N: usize> Joined<V, N> {
     #[inline(always)]
-    unsafe fn new() -> Self {
+    pub unsafe fn new() -> Self {
         // SAFETY: the caller vouches for the instruction set.
         let zero = unsafe { V::splat(0.0) };
         Joined { even: [zero; N], odd: [zero; N] }
@@ -212,7 +212,7 @@ impl<V: Lanes, const N: usize> Joined<V, N> {
 
     /// Takes the sums of a lane, in the order of [`LANES`].
     #[inline(always)]
-    unsafe fn take(&mut self, lane: usize, sums: [V; N]) {
+    pub unsafe fn take(&mut self, lane: usize, sums: [V; N]) {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
             for j in 0..N {
@@ -309,7 +309,7 @@ unsafe fn one_token<V: Lanes, const N: usize>(
 }
 
 /// The greatest key dimension whose blocks are copied.
-const COPIED_ROWS: usize = 256;
+pub(crate) const COPIED_ROWS: usize = 256;
 
 /// [`block`] on a dense copy: rows a power of two apart map to too few sets of the first-level cache.
 #[inline(always)]

@@ -8,3 +8,4 @@ mod guarded;
 mod matmul;
 #[path = "../../src/test_random.rs"]
 mod random;
+mod state_space;

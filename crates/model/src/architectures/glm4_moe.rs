@@ -63,7 +63,8 @@ pub(super) fn mixture(
     let path = config.path().display();
     ensure!(shared > 0, "{path}: `n_shared_experts` is 0, which is not supported");
     config.product("`n_shared_experts` and `moe_intermediate_size`", &[shared, read.intermediate])?;
-    let shared = SharedExpertDescription { intermediate: shared * read.intermediate, gated: false };
+    let intermediate = shared * read.intermediate;
+    let shared = SharedExpertDescription { intermediate, gated: false, joined: false };
     Ok(MoeDescription { router, shared: Some(shared), ..read })
 }
 

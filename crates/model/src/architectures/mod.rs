@@ -13,6 +13,7 @@ mod minimax_m2;
 mod mistral;
 mod mistral4;
 mod mixtral;
+mod nemotron_h;
 mod olmo;
 mod phi3;
 mod qwen2;
@@ -71,6 +72,8 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "phi3", describe: phi3::describe },
     Architecture { model_type: "granite", describe: granite::describe },
     Architecture { model_type: "granitemoehybrid", describe: granite::describe_hybrid },
+    Architecture { model_type: "granitemoe", describe: granite::describe_mixture },
+    Architecture { model_type: "nemotron_h", describe: nemotron_h::describe },
     Architecture { model_type: "smollm3", describe: smollm3::describe },
     Architecture { model_type: "olmo2", describe: olmo::describe },
     Architecture { model_type: "olmo3", describe: olmo::describe_3 },

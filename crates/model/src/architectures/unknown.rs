@@ -1,18 +1,16 @@
 //! What to say of an architecture that is not supported: the nearest that is, and what is missing.
 
 /// Types that people run: the beginning of their names, the nearest supported type, and what no operation computes of them. Longer beginnings come first.
-const KNOWN: [(&str, &str, &str); 20] = [
+const KNOWN: [(&str, &str, &str); 18] = [
     ("deepseek_v32", "deepseek_v3", "the sparse indexer of its attention"),
     ("deepseek_v4", "deepseek_v3", "compressed attention and hyper-connections"),
     ("glm_moe_dsa", "deepseek_v3", "the sparse indexer of its attention"),
     ("kimi", "qwen3_next", "Kimi Delta Attention"),
     ("gemma3n", "gemma4_text", "alternating updates of several residuals, and sparse activations"),
-    ("nemotron_h", "granitemoehybrid", "Mamba-2 layers"),
-    ("falcon_h1", "granitemoehybrid", "Mamba-2 layers"),
-    ("bamba", "granitemoehybrid", "Mamba-2 layers"),
-    ("mamba", "qwen3_next", "Mamba layers"),
-    ("jamba", "mixtral", "Mamba layers"),
-    ("granitemoe", "granite", "experts as this type stores them"),
+    ("falcon_h1", "granitemoehybrid", "Mamba-2 and attention side by side"),
+    ("bamba", "granitemoehybrid", "rotated parts of heads"),
+    ("mamba", "granitemoehybrid", "models of Mamba layers alone"),
+    ("jamba", "granitemoehybrid", "Mamba layers of the first kind"),
     ("lfm2", "llama", "short convolutions as token mixers"),
     ("minimax_m3", "minimax_m2", "a sparse indexer"),
     ("minimax", "minimax_m2", "lightning attention"),

@@ -57,6 +57,15 @@ pub enum ExpertActivation {
     GeGlu,
     /// SwiGLU with `alpha` within its sigmoid, 1 added to `up(x)`, and both clamped to `limit` (gpt-oss).
     ClampedSwiGlu { alpha: f32, limit: f32 },
+    /// `down(max(up(x), 0)^2)`: there are no gates (Nemotron-H). A shared expert is alike, and is added behind the routed ones.
+    SquaredRelu,
+}
+
+impl ExpertActivation {
+    /// Whether experts have gates.
+    pub fn is_gated(self) -> bool {
+        self != ExpertActivation::SquaredRelu
+    }
 }
 
 /// How checkpoints that have the experts of a layer in two stacks lay them out.
@@ -75,6 +84,8 @@ pub struct SharedExpertDescription {
     pub intermediate: usize,
     /// Its output is multiplied by the sigmoid of a projection of the token.
     pub gated: bool,
+    /// Gate and up are rows of one matrix, `mlp.shared_expert.gate_up_proj`.
+    pub joined: bool,
 }
 
 /// A mixture of experts.
@@ -199,6 +210,7 @@ impl SharedExpertDescription {
     /// # Errors
     /// A width that is missing or wrong.
     pub fn read(config: &Config) -> Result<SharedExpertDescription> {
-        Ok(SharedExpertDescription { intermediate: config.size("shared_expert_intermediate_size")?, gated: true })
+        let intermediate = config.size("shared_expert_intermediate_size")?;
+        Ok(SharedExpertDescription { intermediate, gated: true, joined: false })
     }
 }

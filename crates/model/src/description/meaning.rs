@@ -13,8 +13,9 @@ impl Description {
             }
             None => (None, short),
         };
-        let canonical = self.canonical(rest);
-        let rest = &*canonical;
+        // What is outside of layers has the same names everywhere.
+        let canonical = if layer.is_some() { self.canonical(rest) } else { rest.into() };
+        let rest = self.stack_named(rest).unwrap_or(&canonical);
         // 1. routed experts, in one of three spellings
         let stacked = mlx_names::split(rest).map(|(module, rest)| (module, None, rest));
         let by_expert = || {
@@ -61,6 +62,14 @@ impl Description {
         let found = all.into_iter().filter_map(|w| Some((w, Leaf::parse(rest.strip_prefix(w.part)?)?)));
         let (weight, leaf) = found.max_by_key(|(w, _)| w.part.len())?;
         Some(Meaning { weight, with: None, expert: None, leaf })
+    }
+}
+
+impl Description {
+    /// The usual name of a stack of experts that this architecture's checkpoints name in their own way.
+    fn stack_named(&self, part: &str) -> Option<&'static str> {
+        let own = self.stack_spelling?.iter().position(|own| part.strip_suffix(".weight") == Some(*own))?;
+        Some(["mlp.experts.gate_up_proj", "mlp.experts.down_proj"][own])
     }
 }
 

@@ -6,6 +6,7 @@ mod delta_net;
 mod experts;
 mod meaning;
 mod mtp;
+mod state_space;
 mod support;
 mod weights;
 mod windows;
@@ -30,6 +31,8 @@ pub use experts::{
 };
 pub use meaning::{Leaf, Meaning};
 pub(crate) use mtp::{JOIN, NORMS, QWEN_PARTS, qwen_name};
+pub use state_space::StateSpaceDescription;
+pub(crate) use state_space::StateSpaceKeys;
 pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE};
 pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
@@ -78,6 +81,8 @@ pub struct Description {
     pub spelling: &'static [(&'static str, &'static str)],
     /// What gate, up and down are called of experts with tensors of their own.
     pub expert_spelling: [&'static str; 3],
+    /// What the modules of both stacks of a layer's experts are called, where it is not by their projections: of gate and up, and of down.
+    pub stack_spelling: Option<[&'static str; 2]>,
     /// What `mlx_lm` expects of such a model; packing writes it.
     pub mlx: MlxLm,
     /// Messages for the user, a line each: where config and files disagree, and what of the config is not followed.
@@ -116,7 +121,7 @@ pub struct Outline {
     pub max_context: usize,
 }
 
-/// A layer: a token mixer, then a feed-forward part.
+/// A layer: a token mixer, then a feed-forward part. Either may be missing: then there is one norm (Nemotron-H).
 #[derive(Clone, Debug)]
 pub struct LayerDescription {
     /// Its first half.
@@ -141,6 +146,10 @@ pub enum MixerDescription {
     Attention(AttentionDescription),
     /// A recurrent layer.
     DeltaNet(DeltaDescription),
+    /// A recurrent layer of another kind.
+    StateSpace(StateSpaceDescription),
+    /// Nothing.
+    None,
 }
 
 impl MixerDescription {
@@ -148,7 +157,16 @@ impl MixerDescription {
     pub fn attention(&self) -> Option<&AttentionDescription> {
         match self {
             MixerDescription::Attention(attention) => Some(attention),
-            MixerDescription::DeltaNet(_) => None,
+            _ => None,
+        }
+    }
+
+    /// f32 elements of a sequence's recurrent state in this layer; `None` without one.
+    pub fn state_len(&self) -> Option<usize> {
+        match self {
+            MixerDescription::DeltaNet(delta) => Some(delta.shape.state_len()),
+            MixerDescription::StateSpace(of) => Some(of.shape.state_len()),
+            MixerDescription::Attention(_) | MixerDescription::None => None,
         }
     }
 }
@@ -156,12 +174,14 @@ impl MixerDescription {
 /// The second half of a layer.
 #[derive(Clone, Debug)]
 pub enum FeedForwardDescription {
-    /// `down(activation(gate(x)) * up(x))`. `joined`: gate and up are rows of one matrix, `mlp.gate_up_proj`.
+    /// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` for an activation without a gate. `joined`: gate and up are rows of one matrix, `mlp.gate_up_proj`.
     Dense { intermediate: usize, activation: DenseActivation, joined: bool },
     /// A mixture of experts.
     Moe(Arc<MoeDescription>),
     /// A dense part and a mixture side by side, each normed before and after by itself; their sum is normed once more (Gemma 4).
     Beside { intermediate: usize, activation: DenseActivation, moe: Arc<MoeDescription> },
+    /// Nothing.
+    None,
 }
 
 /// What goes over the gate of a dense feed-forward layer.
@@ -171,6 +191,8 @@ pub enum DenseActivation {
     Silu,
     /// GELU in its tanh form.
     Gelu,
+    /// `max(x, 0)^2`, without a gate (Nemotron-H).
+    SquaredRelu,
 }
 
 impl FeedForwardDescription {
@@ -178,7 +200,7 @@ impl FeedForwardDescription {
     pub fn moe(&self) -> Option<&MoeDescription> {
         match self {
             FeedForwardDescription::Moe(moe) | FeedForwardDescription::Beside { moe, .. } => Some(moe),
-            FeedForwardDescription::Dense { .. } => None,
+            FeedForwardDescription::Dense { .. } | FeedForwardDescription::None => None,
         }
     }
 
@@ -254,6 +276,7 @@ impl Outline {
             mtp: None,
             spelling: &[],
             expert_spelling: PROJECTIONS,
+            stack_spelling: None,
             mlx,
             notes,
         })
@@ -294,7 +317,7 @@ impl Description {
 
     /// Names are those of this description, where a checkpoint's layout maps them by itself.
     pub(crate) fn forget_spelling(&mut self) {
-        (self.spelling, self.expert_spelling) = (&[], PROJECTIONS);
+        (self.spelling, self.expert_spelling, self.stack_spelling) = (&[], PROJECTIONS, None);
     }
 
     /// The attention layers, in order.
@@ -330,12 +353,24 @@ impl Description {
         }
     }
 
-    /// The recurrent layers, in order.
-    pub fn recurrent_layers(&self) -> impl Iterator<Item = &DeltaDescription> {
-        self.layers.iter().filter_map(|l| match &l.mixer {
-            MixerDescription::DeltaNet(d) => Some(d),
-            MixerDescription::Attention(_) => None,
-        })
+    /// Says that gate and up of dense parts and of shared experts are matrices of their own, where a layout has divided them.
+    pub(crate) fn divide_joined(&mut self) {
+        for layer in &mut self.layers {
+            match &mut layer.feed_forward {
+                FeedForwardDescription::Dense { joined, .. } => *joined = false,
+                FeedForwardDescription::Moe(moe) => {
+                    if let Some(shared) = &mut Arc::make_mut(moe).shared {
+                        shared.joined = false;
+                    }
+                }
+                FeedForwardDescription::Beside { .. } | FeedForwardDescription::None => {}
+            }
+        }
+    }
+
+    /// The token mixers of recurrent layers, in order.
+    pub fn recurrent_layers(&self) -> impl Iterator<Item = &MixerDescription> {
+        self.layers.iter().map(|l| &l.mixer).filter(|mixer| mixer.state_len().is_some())
     }
 
     /// The mixtures of experts, in order.
@@ -345,7 +380,7 @@ impl Description {
 
     /// f32 elements of a sequence's recurrent state, all layers together; 0 without recurrent layers.
     pub fn state_len(&self) -> usize {
-        self.recurrent_layers().map(|d| d.shape.state_len()).sum()
+        self.recurrent_layers().filter_map(MixerDescription::state_len).sum()
     }
 
     /// Experts per layer and per token, for a mixture.

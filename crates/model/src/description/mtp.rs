@@ -29,6 +29,10 @@ pub(crate) fn qwen_name(part: &str) -> String {
 impl MtpDescription {
     /// What such a head of this model is: the model's last layer once more, with attention. `None` for a model without attention.
     pub(crate) fn of(model: &Description) -> Option<MtpDescription> {
+        // Layers of one block have heads of another kind.
+        if model.layers.iter().any(LayerDescription::is_one_block) {
+            return None;
+        }
         let mixer = *model.attention_layers().last()?;
         let feed_forward = model.layers.last()?.feed_forward.clone();
         let layer = LayerDescription { mixer: MixerDescription::Attention(mixer), feed_forward };

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 
 use super::attention::{AttentionDescription, AttentionVariant};
 use super::experts::MoeDescription;
-use super::{Description, FeedForwardDescription, LayerDescription, MixerDescription, ValueSource};
+use super::{DenseActivation, Description, FeedForwardDescription, LayerDescription, MixerDescription, ValueSource};
 
 impl Description {
     /// Refuses a variant that is described and that no operation computes.
@@ -22,14 +22,31 @@ impl Description {
                 }
                 MixerDescription::Attention(attention) => attention.unsupported(self.rotary_dim(attention)),
                 MixerDescription::DeltaNet(_) => unnormed.clone(),
+                MixerDescription::StateSpace(_) if self.output_norms => {
+                    Some("a norm of what Mamba-2 puts out".to_owned())
+                }
+                MixerDescription::StateSpace(_) => unnormed.clone(),
+                MixerDescription::None => None,
             };
+            let one_block = layer.is_one_block() && (self.output_norms || !self.input_norms);
+            let unsupported =
+                unsupported.or_else(|| one_block.then(|| "one half, and other norms than of its input".into()));
+            let states = self.recurrent_layers().next().and_then(MixerDescription::state_len);
+            let other = layer.mixer.state_len().is_some_and(|own| Some(own) != states);
+            let unsupported = unsupported.or_else(|| other.then(|| "a recurrent state of another size".to_owned()));
             let before = &self.layers[..number];
             let unsupported = unsupported.or_else(|| match &layer.mixer {
                 MixerDescription::Attention(a) if a.shared => a.unshared(before),
                 _ => None,
             });
             let unsupported = unsupported.or_else(|| match &layer.feed_forward {
-                FeedForwardDescription::Dense { .. } => None,
+                FeedForwardDescription::Dense { activation: DenseActivation::SquaredRelu, joined: true, .. } => {
+                    Some("gate and up in one matrix, and no gate".into())
+                }
+                FeedForwardDescription::Dense { .. } | FeedForwardDescription::None => None,
+                FeedForwardDescription::Moe(moe) if !moe.activation.is_gated() && moe.biased => {
+                    Some("experts with biases and without gates".into())
+                }
                 FeedForwardDescription::Moe(moe) => moe.unsupported().or(unnormed),
                 FeedForwardDescription::Beside { .. } if !self.output_norms => {
                     Some("a dense part and a mixture side by side, without norms of what they put out".into())
@@ -58,7 +75,7 @@ impl AttentionDescription {
         let own = self.cache_group();
         let stores = |layer: &LayerDescription| match &layer.mixer {
             MixerDescription::Attention(a) => !a.shared && a.cache_group().is_like(&own),
-            MixerDescription::DeltaNet(_) => false,
+            _ => false,
         };
         (!before.iter().any(stores)).then(|| "keys and values of a layer before it, and there is none like it".into())
     }

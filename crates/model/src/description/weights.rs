@@ -1,12 +1,12 @@
 //! The weights of a model: name, shape and use of each, as its [`Description`] implies them. Loading takes shapes from here; planning, inspecting and packing
 //! ask what a tensor is. Names are Hugging Face's; MLX's differ for routed experts.
 
-use sluice_backend::DeltaShape;
+use sluice_backend::{DeltaShape, StateSpaceShape};
 
 use super::{
-    AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, Description, FeedForwardDescription,
-    LatentDescription, LayerDescription, MixerDescription, MtpDescription, PROJECTIONS, PerLayerDescription,
-    ProjectionLayout, ValueSource,
+    AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, DenseActivation, Description,
+    FeedForwardDescription, LatentDescription, LayerDescription, MixerDescription, MtpDescription, PROJECTIONS,
+    PerLayerDescription, ProjectionLayout, StateSpaceDescription, ValueSource,
 };
 use crate::mlx_names;
 
@@ -243,6 +243,25 @@ impl DeltaDescription {
     }
 }
 
+impl StateSpaceDescription {
+    fn weights(&self, hidden: usize) -> Vec<WeightDescription> {
+        let StateSpaceShape { heads, taps, .. } = self.shape;
+        let (channels, inner, biased) = (self.shape.channels(), self.shape.inner(), self.biased);
+        let projection =
+            |part, rows, cols| WeightDescription { biased, ..matrix(part, WeightClass::Recurrent, rows, cols) };
+        let convolution = vector("mamba.conv1d", WeightKind::Convolution, taps);
+        vec![
+            projection("mamba.in_proj", inner + channels + heads, hidden),
+            WeightDescription { rows: channels, biased: self.conv_biased, ..convolution },
+            vector("mamba.A_log", WeightKind::Vector, heads),
+            vector("mamba.D", WeightKind::Vector, heads),
+            vector("mamba.dt_bias", WeightKind::Vector, heads),
+            vector("mamba.norm", WeightKind::Norm { centred: false }, inner),
+            projection("mamba.out_proj", hidden, inner),
+        ]
+    }
+}
+
 impl FeedForwardDescription {
     fn weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
         // A stored bias belongs to the model, and loading refuses it.
@@ -252,6 +271,12 @@ impl FeedForwardDescription {
             FeedForwardDescription::Dense { intermediate, joined: true, .. } => {
                 return vec![
                     gated("mlp.gate_up_proj", WeightClass::Mlp, 2 * intermediate, hidden),
+                    gated("mlp.down_proj", WeightClass::Mlp, hidden, *intermediate),
+                ];
+            }
+            FeedForwardDescription::Dense { intermediate, activation: DenseActivation::SquaredRelu, .. } => {
+                return vec![
+                    gated("mlp.up_proj", WeightClass::Mlp, *intermediate, hidden),
                     gated("mlp.down_proj", WeightClass::Mlp, hidden, *intermediate),
                 ];
             }
@@ -271,6 +296,7 @@ impl FeedForwardDescription {
                 moe
             }
             FeedForwardDescription::Moe(moe) => moe,
+            FeedForwardDescription::None => return Vec::new(),
         };
         let router = matrix("mlp.gate", WeightClass::Router, moe.count, hidden);
         all.push(WeightDescription { biased: moe.router.biased, ..router });
@@ -285,11 +311,16 @@ impl FeedForwardDescription {
         }
         if let Some(shared) = moe.shared {
             let width = shared.intermediate;
-            all.extend([
-                gated("mlp.shared_expert.gate_proj", WeightClass::SharedExpert, width, hidden),
-                gated("mlp.shared_expert.up_proj", WeightClass::SharedExpert, width, hidden),
-                gated("mlp.shared_expert.down_proj", WeightClass::SharedExpert, hidden, width),
-            ]);
+            let of_shared = |part, rows, cols| gated(part, WeightClass::SharedExpert, rows, cols);
+            match shared.joined {
+                true => all.push(of_shared("mlp.shared_expert.gate_up_proj", 2 * width, hidden)),
+                false => {
+                    let gate = of_shared("mlp.shared_expert.gate_proj", width, hidden);
+                    all.extend(Some(gate).filter(|_| moe.activation.is_gated()));
+                    all.push(of_shared("mlp.shared_expert.up_proj", width, hidden));
+                }
+            }
+            all.push(of_shared("mlp.shared_expert.down_proj", hidden, width));
             if shared.gated {
                 all.push(matrix("mlp.shared_expert_gate", WeightClass::Router, 1, hidden));
             }
@@ -297,8 +328,9 @@ impl FeedForwardDescription {
         let (count, biased) = (moe.count, moe.biased);
         let expert =
             |part, rows, cols| WeightDescription { count, biased, ..matrix(part, WeightClass::Expert, rows, cols) };
+        let gate = expert("mlp.experts.gate_proj", moe.intermediate, hidden);
+        all.extend(Some(gate).filter(|_| moe.activation.is_gated()));
         all.extend([
-            expert("mlp.experts.gate_proj", moe.intermediate, hidden),
             expert("mlp.experts.up_proj", moe.intermediate, hidden),
             expert("mlp.experts.down_proj", hidden, moe.intermediate),
         ]);
@@ -307,6 +339,11 @@ impl FeedForwardDescription {
 }
 
 impl LayerDescription {
+    /// Whether it has only one half, and so only one norm: that of its input.
+    pub fn is_one_block(&self) -> bool {
+        matches!(self.mixer, MixerDescription::None) || matches!(self.feed_forward, FeedForwardDescription::None)
+    }
+
     /// Without the layer's number.
     fn weights(&self, hidden: usize, norm: WeightKind, (before, after): (bool, bool)) -> Vec<WeightDescription> {
         let mut all = Vec::new();
@@ -316,7 +353,13 @@ impl LayerDescription {
         all.extend(match &self.mixer {
             MixerDescription::Attention(attention) => attention.weights(hidden, norm),
             MixerDescription::DeltaNet(delta) => delta.weights(hidden),
+            MixerDescription::StateSpace(of) => of.weights(hidden),
+            MixerDescription::None => Vec::new(),
         });
+        if self.is_one_block() {
+            all.extend(self.feed_forward.weights(hidden, norm));
+            return all;
+        }
         all.push(vector("post_attention_layernorm", norm, hidden));
         if before && after {
             all.push(vector("pre_feedforward_layernorm", norm, hidden));

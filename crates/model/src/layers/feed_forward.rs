@@ -27,7 +27,8 @@ impl FeedForwardScratch {
                 Some(*intermediate)
             }
             FeedForwardDescription::Beside { intermediate, .. } => Some(*intermediate),
-            FeedForwardDescription::Dense { .. } | FeedForwardDescription::Moe(_) => None,
+            FeedForwardDescription::Moe(moe) if !moe.activation.is_gated() => moe.shared.map(|s| s.intermediate),
+            _ => None,
         };
         let beside = |layer: &FeedForwardDescription| matches!(layer, FeedForwardDescription::Beside { .. });
         let has_beside = d.layers.iter().any(|layer| beside(&layer.feed_forward));
@@ -37,14 +38,15 @@ impl FeedForwardScratch {
     }
 }
 
-/// Whether dense layers are several operations: no fused one has GELU, or norms what is put out.
+/// Whether dense layers are several operations: no fused one has another activation than SiLU, or norms what is put out.
 fn is_plain(d: &Description, activation: DenseActivation) -> bool {
-    activation == DenseActivation::Gelu || d.output_norms
+    activation != DenseActivation::Silu || d.output_norms
 }
 
-/// A dense layer with GELU, with a norm on what it puts out, or with columns in an order of their own.
+/// A dense layer with another activation than SiLU, with a norm on what it puts out, or with columns in an order of their own.
 pub struct PlainDense {
     activation: DenseActivation,
+    /// Of gate and up, or of up alone.
     inputs: Inputs,
     gate: Tensor,
     up: Tensor,
@@ -54,13 +56,19 @@ pub struct PlainDense {
 impl PlainDense {
     fn load(
         w: &mut Weights,
-        at: usize,
+        (at, part): (usize, &str),
         norm: Option<Norm>,
         (scratch, intermediate, activation): (FeedForwardScratch, usize, DenseActivation),
         branch: Option<(Tensor, Norm)>,
     ) -> Result<PlainDense> {
-        let mlp = w.ordered_mlp(at, "mlp")?;
         let inner = [scratch.gate, scratch.up].map(|t| t.columns(0..intermediate));
+        if activation == DenseActivation::SquaredRelu {
+            let [up, down] = ["up_proj", "down_proj"].map(|name| w.linear(at, &format!("{part}.{name}")));
+            let [out, unused] = inner;
+            let inputs = Inputs::new(w, norm, vec![Projection { linear: up?, out }])?;
+            return Ok(PlainDense { activation, inputs, gate: out, up: unused, down: Output::new(w, down?, branch)? });
+        }
+        let mlp = w.ordered_mlp(at, part)?;
         PlainDense::new(w, mlp, norm, (inner, activation), branch)
     }
 
@@ -85,6 +93,7 @@ impl PlainDense {
         backend.elementwise(&match self.activation {
             DenseActivation::Gelu => Elementwise::GeGlu { gate, up },
             DenseActivation::Silu => Elementwise::SwiGlu { gate, up },
+            DenseActivation::SquaredRelu => Elementwise::SquaredRelu { x: gate },
         });
         gate
     }
@@ -121,10 +130,17 @@ impl Beside {
 
 /// The second half of a layer.
 pub enum FeedForward {
-    Dense { norm: Norm, mlp: Box<Mlp> },
+    Dense {
+        norm: Norm,
+        mlp: Box<Mlp>,
+    },
     Plain(Box<PlainDense>),
     Moe(MoeId),
     Beside(Box<Beside>),
+    /// A mixture, and a shared expert that no fused operation has.
+    Shared(Box<(MoeId, PlainDense)>),
+    /// The layer has none.
+    None,
 }
 
 impl FeedForward {
@@ -136,26 +152,31 @@ impl FeedForward {
         at: usize,
         before: Option<MoeId>,
     ) -> Result<FeedForward> {
-        let d = &model.layer(at).expect("a layer of this model").feed_forward;
+        let layer = model.layer(at).expect("a layer of this model");
+        let (d, is_one_block) = (&layer.feed_forward, layer.is_one_block());
+        if matches!(d, FeedForwardDescription::None) {
+            return Ok(FeedForward::None);
+        }
         let (norm, branch) = match branch {
             Some(to) => {
                 let norm = if model.input_norms { Some(w.norm(at, "pre_feedforward_layernorm")?) } else { None };
                 (norm, Some((to, w.norm(at, "post_feedforward_layernorm")?)))
             }
+            None if is_one_block => (Some(w.norm(at, "input_layernorm")?), None),
             None => (Some(w.norm(at, "post_attention_layernorm")?), None),
         };
         let norm_of_input = || norm.ok_or_else(|| anyhow!("layer {at}: its input has no norm"));
         match d {
             FeedForwardDescription::Dense { intermediate, activation, .. } if is_plain(model, *activation) => {
                 let scratch = scratch.expect("scratch of such layers");
-                let dense = PlainDense::load(w, at, norm, (scratch, *intermediate, *activation), branch)?;
+                let dense = PlainDense::load(w, (at, "mlp"), norm, (scratch, *intermediate, *activation), branch)?;
                 Ok(FeedForward::Plain(Box::new(dense)))
             }
             FeedForwardDescription::Beside { intermediate, activation, moe } => {
                 let scratch = scratch.expect("scratch of such layers");
                 let (sum, sum_norm) = branch.ok_or_else(|| anyhow!("layer {at}: what it puts out has no norm"))?;
                 let to_mixed = scratch.mixed.expect("of such layers");
-                let dense = PlainDense::load(w, at, norm, (scratch, *intermediate, *activation), None)?;
+                let dense = PlainDense::load(w, (at, "mlp"), norm, (scratch, *intermediate, *activation), None)?;
                 let [dense_norm, before_moe, after_moe] = BESIDE_NORMS;
                 let (dense_norm, mixed) = (w.norm(at, dense_norm)?, (to_mixed, w.norm(at, after_moe)?));
                 let norm = w.norm(at, before_moe)?;
@@ -175,6 +196,15 @@ impl FeedForward {
                 }
                 Ok(FeedForward::Dense { norm, mlp: Box::new(mlp) })
             }
+            FeedForwardDescription::Moe(d) if !d.activation.is_gated() && d.shared.is_some() => {
+                let (norm, scratch) = (norm_of_input()?, scratch.expect("scratch of such layers"));
+                let width = d.shared.map_or(0, |s| s.intermediate);
+                let sizes = (scratch, width, DenseActivation::SquaredRelu);
+                let shared = PlainDense::load(w, (at, "mlp.shared_expert"), Some(norm), sizes, None)?;
+                let routed = MoeDescription { shared: None, ..MoeDescription::clone(d) };
+                Ok(FeedForward::Shared(Box::new((load_mixture(w, at, &routed, norm, before)?, shared))))
+            }
+            FeedForwardDescription::None => Ok(FeedForward::None),
             FeedForwardDescription::Moe(d) => {
                 let norm = norm_of_input()?;
                 Ok(FeedForward::Moe(load_mixture(w, at, d, norm, before)?))
@@ -185,8 +215,9 @@ impl FeedForward {
     /// The mixture, if it is one.
     pub fn moe(&self) -> Option<MoeId> {
         match self {
-            FeedForward::Dense { .. } | FeedForward::Plain(_) => None,
+            FeedForward::Dense { .. } | FeedForward::Plain(_) | FeedForward::None => None,
             FeedForward::Moe(moe) => Some(*moe),
+            FeedForward::Shared(both) => Some(both.0),
             FeedForward::Beside(both) => Some(both.moe),
         }
     }
@@ -201,17 +232,30 @@ impl FeedForward {
             }
             FeedForward::Moe(moe) => backend.mixture(x, *moe, x),
             FeedForward::Beside(both) => both.forward(backend, x),
+            FeedForward::Shared(both) => {
+                // The shared expert's input is that of the routed ones, which they change.
+                let hidden = both.1.hidden(backend, x);
+                backend.mixture(x, both.0, x);
+                both.1.down.add(backend, hidden, x);
+            }
+            FeedForward::None => {}
         }
     }
 
     /// The same without the routed experts, of a layer that has nothing beside its mixture. In a mixture their input goes to `normed`, and the experts that each token would have taken are returned.
     pub fn forward_but_experts(&self, backend: &mut dyn Operations, x: Tensor, normed: Tensor) -> Option<Routing> {
         match self {
-            FeedForward::Dense { .. } | FeedForward::Plain(_) | FeedForward::Beside(_) => {
+            FeedForward::Dense { .. } | FeedForward::Plain(_) | FeedForward::Beside(_) | FeedForward::None => {
                 self.forward(backend, x);
                 None
             }
             FeedForward::Moe(moe) => Some(backend.mixture_but_experts(x, *moe, normed, x)),
+            FeedForward::Shared(both) => {
+                let hidden = both.1.hidden(backend, x);
+                let routing = backend.mixture_but_experts(x, both.0, normed, x);
+                both.1.down.add(backend, hidden, x);
+                Some(routing)
+            }
         }
     }
 }

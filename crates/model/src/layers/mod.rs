@@ -6,9 +6,11 @@ mod feed_forward;
 mod latent;
 mod ordered;
 mod per_layer;
+mod state_space;
 
 pub use attention::{Attention, AttentionScratch};
 pub use delta_net::{DeltaNet, DeltaScratch};
 pub use feed_forward::{FeedForward, FeedForwardScratch};
 pub use latent::{LatentAttention, LatentScratch};
 pub use per_layer::{PerLayer, PerLayerBlock};
+pub use state_space::{StateSpace, StateSpaceScratch};

@@ -1,5 +1,7 @@
 //! Hugging Face's layout: floating-point matrices, each in a tensor, and experts either fused into two stacks or in tensors of their own.
 
+use std::borrow::Cow;
+
 use anyhow::Result;
 use sluice_backend::WeightFormat;
 use sluice_store::{Checkpoint, Tensor};
@@ -24,7 +26,7 @@ impl TensorLayout for HuggingFaceLayout {
     }
 
     fn short(&self, name: &str) -> Option<String> {
-        self.prefixes.of_mtp(name).or_else(|| self.prefixes.short(name).map(str::to_owned))
+        self.prefixes.of_mtp(name).or_else(|| self.prefixes.short(name).map(Cow::into_owned))
     }
 
     fn shares_head(&self) -> bool {

@@ -177,6 +177,11 @@ pub trait TensorLayout: Debug + Send + Sync {
         false
     }
 
+    /// Whether gate and up of dense parts and of shared experts have matrices of their own, also where the architecture's checkpoints have them in one.
+    fn divides_joined(&self) -> bool {
+        false
+    }
+
     /// How input projections of recurrent layers are stored, where it is not as the architecture has them.
     fn delta_projections(&self) -> Option<ProjectionLayout> {
         None

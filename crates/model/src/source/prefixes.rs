@@ -1,5 +1,7 @@
 //! What stands in front of the text model's names in a checkpoint of safetensors.
 
+use std::borrow::Cow;
+
 use sluice_store::Checkpoint;
 
 use crate::config::Config;
@@ -8,6 +10,10 @@ use crate::description::{QWEN_PARTS, qwen_name};
 /// In front of `embed_tokens`, `layers` and `norm`, and in front of `lm_head`, in the order in which they are tried.
 const PREFIXES: [(&str, &str); 4] =
     [("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""), ("", "")];
+
+/// What may stand in front where embedding and last norm have other names, and these: ours and theirs (Mamba's kin).
+const MAMBA_PREFIXES: [&str; 2] = ["backbone.", "model."];
+const MAMBA_PARTS: [(&str, &str); 2] = [("embed_tokens", "embeddings"), ("norm", "norm_f")];
 
 /// What the text model's names begin with, besides that of the head.
 const PARTS: [&str; 6] = [
@@ -27,6 +33,11 @@ fn within(short: &str, layer: usize) -> Option<&str> {
     (number.parse() == Ok(layer)).then_some(rest)
 }
 
+/// What follows a module's name.
+fn leaf_of<'a>(name: &'a str, module: &str) -> Option<&'a str> {
+    name.strip_prefix(module).filter(|leaf| leaf.is_empty() || leaf.starts_with('.'))
+}
+
 /// Where there is neither an embedding nor a head.
 const USUAL: (&str, &str) = PREFIXES[2];
 
@@ -37,6 +48,8 @@ pub struct Prefixes {
     head: &'static str,
     /// What stands in front of the head that predicts one token more, where that has names of its own, and the number of its layer: the one behind the last.
     mtp: Option<(&'static str, usize)>,
+    /// Embedding and last norm have other names.
+    mamba: bool,
     /// The one matrix that is embedding and head is stored under the head's name only.
     pub shares_head: bool,
 }
@@ -49,21 +62,23 @@ impl Prefixes {
         let mtp = MTP_PREFIXES.into_iter().find(joins).zip(config.layers().ok());
         let embeds = |(text, _): &(&str, &str)| has(format!("{text}embed_tokens.weight"));
         if let Some((text, head)) = PREFIXES.into_iter().find(embeds) {
-            return Prefixes { text, head, mtp, shares_head: false };
+            return Prefixes { text, head, mtp, mamba: false, shares_head: false };
+        }
+        if let Some(text) = MAMBA_PREFIXES.into_iter().find(|text| has(format!("{text}embeddings.weight"))) {
+            return Prefixes { text, head: "", mtp, mamba: true, shares_head: false };
         }
         let only_head =
             |(text, head): &(&str, &str)| has(format!("{text}norm.weight")) && has(format!("{head}lm_head.weight"));
         match PREFIXES.into_iter().find(only_head) {
-            Some((text, head)) => Prefixes { text, head, mtp, shares_head: true },
-            None => Prefixes { text: USUAL.0, head: USUAL.1, mtp, shares_head: false },
+            Some((text, head)) => Prefixes { text, head, mtp, mamba: false, shares_head: true },
+            None => Prefixes { text: USUAL.0, head: USUAL.1, mtp, mamba: false, shares_head: false },
         }
     }
 
     /// The checkpoint's name for what the text model calls `short`, such as `layers.0.mlp.gate.weight`.
     pub fn full(&self, short: &str) -> String {
         if self.shares_head
-            && let Some(leaf) =
-                short.strip_prefix("embed_tokens").filter(|leaf| leaf.is_empty() || leaf.starts_with('.'))
+            && let Some(leaf) = leaf_of(short, "embed_tokens")
         {
             return format!("{}lm_head{leaf}", self.head);
         }
@@ -71,6 +86,10 @@ impl Prefixes {
             && let Some(rest) = within(short, layer)
         {
             return format!("{prefix}{}", qwen_name(rest));
+        }
+        let of_mamba = |(ours, theirs): &(&str, &str)| Some(format!("{}{theirs}{}", self.text, leaf_of(short, ours)?));
+        if let Some(name) = MAMBA_PARTS.iter().filter(|_| self.mamba).find_map(of_mamba) {
+            return name;
         }
         let prefix = if short.starts_with("lm_head") { self.head } else { self.text };
         format!("{prefix}{short}")
@@ -91,15 +110,21 @@ impl Prefixes {
     }
 
     /// The text model's name for a tensor; `None` for one of another part.
-    pub fn short<'a>(&self, name: &'a str) -> Option<&'a str> {
+    pub fn short<'a>(&self, name: &'a str) -> Option<Cow<'a, str>> {
         if self.shares_head
             && let Some(leaf) = name.strip_prefix(self.head).and_then(|n| n.strip_prefix("lm_head."))
         {
             let of_embedding = ["embed_tokens.weight", "embed_tokens.scales", "embed_tokens.biases"];
-            return of_embedding.into_iter().find(|name| name.strip_prefix("embed_tokens.") == Some(leaf));
+            let found = of_embedding.into_iter().find(|name| name.strip_prefix("embed_tokens.") == Some(leaf));
+            return found.map(Cow::Borrowed);
         }
         let body = name.strip_prefix(self.text);
+        let of_mamba = |(ours, theirs): &(&str, &str)| Some(format!("{ours}{}", leaf_of(body?, theirs)?));
+        if let Some(found) = MAMBA_PARTS.iter().filter(|_| self.mamba).find_map(of_mamba) {
+            return Some(Cow::Owned(found));
+        }
         let body = body.filter(|n| PARTS.iter().any(|part| n.starts_with(part)));
-        body.or_else(|| name.strip_prefix(self.head).filter(|n| n.starts_with("lm_head.")))
+        let found = body.or_else(|| name.strip_prefix(self.head).filter(|n| n.starts_with("lm_head.")));
+        found.map(Cow::Borrowed)
     }
 }

@@ -39,13 +39,18 @@ impl<'a> Weights<'a> {
 
     /// The routed experts of a layer, however the checkpoint stores them.
     pub fn experts(&mut self, layer: usize) -> Result<Experts> {
+        let moe = self.mixture(layer);
+        self.by = UsedBy::Experts;
+        if !moe.activation.is_gated() {
+            return self.ungated_experts(layer);
+        }
         let parts = ["gate_proj", "up_proj", "down_proj"].map(|p| self.described(layer, &format!("mlp.experts.{p}")));
         let [gate, up, down] = parts;
-        let (count, moe) = (gate.count, self.mixture(layer));
-        self.by = UsedBy::Experts;
-        let mut order = None;
+        let (count, mut order) = (gate.count, None);
         let layout = self.tensors.layout();
-        let storage = layout.experts(self.tensors.checkpoint(), &self.description.stored_name(&gate));
+        let storage = self
+            .own_stacks(layer)
+            .unwrap_or_else(|| layout.experts(self.tensors.checkpoint(), &self.description.stored_name(&gate)));
         let matrices = match &storage {
             ExpertStorage::FusedGateUp { gate_up, down: name } => {
                 let stride = gate.rows + up.rows;
@@ -90,8 +95,43 @@ impl<'a> Weights<'a> {
             ExpertActivation::SwiGlu => ExpertKind::SwiGlu,
             ExpertActivation::ClampedSwiGlu { alpha, limit } => ExpertKind::ClampedSwiGlu { alpha, limit },
             ExpertActivation::GeGlu => ExpertKind::GeGlu,
+            ExpertActivation::SquaredRelu => ExpertKind::SquaredRelu,
         };
         Ok(Experts { count, kind, parts, biases, order })
+    }
+
+    /// The stacks of a layer's experts, where they have names that only this architecture's checkpoints have.
+    fn own_stacks(&self, layer: usize) -> Option<ExpertStorage> {
+        let name = |module: &str| self.tensors.layout().full(&format!("layers.{layer}.{module}.weight"));
+        let [gate_up, down] = self.description.stack_spelling?.map(name);
+        let is_there = self.tensors.checkpoint().tensor(&gate_up).is_some();
+        is_there.then_some(ExpertStorage::FusedGateUp { gate_up, down })
+    }
+
+    /// The routed experts of a layer that have no gates.
+    fn ungated_experts(&mut self, layer: usize) -> Result<Experts> {
+        let parts = ["up_proj", "down_proj"].map(|p| self.described(layer, &format!("mlp.experts.{p}")));
+        let count = parts[0].count;
+        let (layout, checkpoint) = (self.tensors.layout(), self.tensors.checkpoint());
+        let mut experts = Vec::new();
+        for w in parts {
+            let stored = self.description.stored_name(&w);
+            let names = [format!("{}.weight", layout.stacked_experts(&stored)), layout.full(&stored)];
+            let matrix = match names.iter().find(|name| checkpoint.tensor(name).is_some()) {
+                Some(stack) => {
+                    let matrix = self.load(stack, &[count], w.rows, w.cols)?;
+                    ExpertMatrix::Stacked { matrix, stride: w.rows, offset: 0, step: 1 }
+                }
+                None => {
+                    let names: Vec<_> = (0..count).map(|e| format!("{}.weight", self.single_expert(&w, e))).collect();
+                    let each = names.iter().map(|name| self.load(name, &[], w.rows, w.cols));
+                    ExpertMatrix::Single(each.collect::<Result<_>>()?)
+                }
+            };
+            experts.push(ExpertPart { matrix, rows: w.rows, cols: w.cols });
+        }
+        self.by = UsedBy::All;
+        Ok(Experts { count, kind: ExpertKind::SquaredRelu, parts: experts, biases: None, order: None })
     }
 
     /// Gate, up and down of experts that have a tensor for each, and the order in which the first two take the input: `[experts, hidden]`, if it is not its own.

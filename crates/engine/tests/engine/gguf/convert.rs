@@ -14,7 +14,7 @@ use sluice_store::{Dtype, TensorPlan, Writer};
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 21] = [
+pub const ARCHITECTURES: [&str; 24] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -29,6 +29,9 @@ pub const ARCHITECTURES: [&str; 21] = [
     "ministral3",
     "phi3",
     "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "nemotron_h",
     "smollm3",
     "olmo3",
     "minimax_m2",
@@ -81,7 +84,8 @@ pub fn model(model_type: &str) -> Model {
             WeightKind::Convolution => draw(w.rows * w.cols, 0.2, 1.0),
             WeightKind::Matrix => draw(w.elements() as usize, 0.0, 1.0),
         };
-        let has_bias = w.biased && (w.part.starts_with("self_attn") || model_type == "gpt_oss");
+        let parts = ["self_attn", "mamba.conv1d"];
+        let has_bias = w.biased && (parts.iter().any(|part| w.part.starts_with(part)) || model_type == "gpt_oss");
         Weight { description: w, values, bias: has_bias.then(|| draw(w.count * w.rows, 0.0, 1.0)) }
     });
     let weights = weights.collect();
@@ -171,6 +175,8 @@ impl Model {
             "glm4_moe" => "glm4moe",
             "deepseek_v3" => "deepseek2",
             "gpt_oss" => "gpt-oss",
+            "granitemoehybrid" => "granitehybrid",
+            "nemotron_h" => "nemotron_h_moe",
             plain => plain,
         };
         let mut file = Gguf::new(architecture);
@@ -185,7 +191,8 @@ impl Model {
         ] {
             // Gemma 4's heads are those of layers without a window, and its widths differ.
             let ours = if architecture == "gemma4" { ours.replace("head_dim", "global_head_dim") } else { ours.into() };
-            if (architecture, &*ours) != ("gemma4", "intermediate_size") {
+            let differs = ["gemma4", "nemotron_h_moe"].contains(&architecture) && ours == "intermediate_size";
+            if !differs {
                 file.u32(&key(name), self.size(&ours) as u32);
             }
         }
@@ -205,7 +212,7 @@ impl Model {
             file.u32(&key("ssm.state_size"), self.size("linear_key_head_dim") as u32);
             file.u32(&key("ssm.conv_kernel"), self.size("linear_conv_kernel_dim") as u32);
             file.u32(&key("rope.dimension_count"), (self.size("head_dim") / 2) as u32);
-        } else if architecture != "gemma4" {
+        } else if !["gemma4", "nemotron_h_moe", "granitehybrid"].contains(&architecture) {
             file.u32(&key("attention.head_count_kv"), kv_heads);
         }
         families::keys(&self.config, &mut file, &key);
@@ -346,6 +353,14 @@ impl Model {
             "linear_attn.dt_bias" => "ssm_dt.bias",
             "linear_attn.norm" => "ssm_norm",
             "linear_attn.out_proj" => "ssm_out",
+            "mlp.shared_expert.gate_up_proj" => "ffn_up_shexp",
+            "mamba.in_proj" => "ssm_in",
+            "mamba.conv1d" => "ssm_conv1d",
+            "mamba.A_log" => "ssm_a",
+            "mamba.D" => "ssm_d",
+            "mamba.dt_bias" => "ssm_dt.bias",
+            "mamba.norm" => "ssm_norm",
+            "mamba.out_proj" => "ssm_out",
             "embed_tokens" => "token_embd",
             "norm" => "output_norm",
             "lm_head" => "output",
@@ -355,7 +370,8 @@ impl Model {
         // The embedding's type decides how its scale is rounded.
         let kind = if part == "token_embd" { F32 } else { self.kinds[(w.layer.unwrap_or(1) + part.len()) % 3] };
         let head_dim = self.size("head_dim");
-        let moves = ["llama", "mixtral", "ministral3", "granite", "smollm3"].contains(&self.model_type());
+        let moves = ["llama", "mixtral", "ministral3", "granite", "granitemoe", "granitemoehybrid", "smollm3"];
+        let moves = moves.contains(&self.model_type());
         let moved = moves && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
         if let Some(bias) = bias {
             let bias = if moved { beside(bias, head_dim, 1) } else { bias.clone() };
@@ -364,6 +380,24 @@ impl Model {
         }
         let values = values.clone();
         match (w.kind, w.part) {
+            // With the axes that llama.cpp wants.
+            (_, "mamba.A_log") => {
+                file.floats(&name, &[w.cols, 1], F32, &sluice_backend::decay_rates(&values));
+            }
+            (_, "mamba.D") => {
+                file.floats(&name, &[w.cols, 1], F32, &values);
+            }
+            (_, "mamba.norm") => {
+                let groups = self.config.get("n_groups").or_else(|| self.config.get("mamba_n_groups"));
+                let groups = groups.unwrap().as_u64().unwrap() as usize;
+                file.floats(&format!("{name}.weight"), &[groups, w.cols / groups], F32, &values);
+            }
+            (_, "mlp.shared_expert.gate_up_proj") => {
+                let (gate, up) = values.split_at(values.len() / 2);
+                let shape = [w.rows / 2, w.cols];
+                file.floats(&format!("{}.weight", name.replace("ffn_up", "ffn_gate")), &shape, kind, gate);
+                file.floats(&format!("{name}.weight"), &shape, kind, up);
+            }
             (WeightKind::Norm { centred }, _) => {
                 let values: Vec<f32> = values.iter().map(|x| if centred { x + 1.0 } else { *x }).collect();
                 file.floats(&format!("{name}.weight"), &[w.cols], F32, &values);

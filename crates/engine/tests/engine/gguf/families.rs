@@ -10,6 +10,10 @@ const FACTORS: [(&str, [f32; 4]); 2] = [("long_factor", [1.0, 1.5, 2.0, 3.0]), (
 /// Which of Gemma 4's layers have a window.
 const GEMMA4_LAYERS: [i32; 5] = [1, 0, 1, 1, 0];
 
+/// Layers with Mamba-2.
+const HYBRID_LAYERS: [&str; 3] = ["mamba", "attention", "mamba"];
+const NEMOTRON_LAYERS: [&str; 5] = ["mamba", "moe", "attention", "mlp", "mamba"];
+
 /// The config of an architecture's model.
 pub fn config(model_type: &str) -> Value {
     let mut config = json!({
@@ -63,6 +67,22 @@ pub fn config(model_type: &str) -> Value {
             "attention_bias": true, "embedding_multiplier": 3.0, "residual_multiplier": 0.25,
             "attention_multiplier": 0.25, "logits_scaling": 8.0,
         }),
+        "granitemoe" => json!({
+            "intermediate_size": 20, "num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.25, "attention_multiplier": 0.25, "logits_scaling": 8.0,
+        }),
+        "granitemoehybrid" => json!({
+            "intermediate_size": 20, "shared_intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 2,
+            "layer_types": HYBRID_LAYERS, "position_embedding_type": "nope", "mamba_n_heads": 4, "mamba_d_head": 16,
+            "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_expand": 2, "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.25, "attention_multiplier": 0.25, "logits_scaling": 8.0,
+        }),
+        "nemotron_h" => json!({
+            "num_hidden_layers": 5, "layers_block_type": NEMOTRON_LAYERS, "mamba_num_heads": 6, "mamba_head_dim": 12,
+            "n_groups": 3, "ssm_state_size": 10, "n_routed_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24,
+            "moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 28, "routed_scaling_factor": 2.5,
+            "norm_topk_prob": true,
+        }),
         "smollm3" => json!({"num_hidden_layers": 4}),
         "olmo3" => json!({
             "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -99,6 +119,14 @@ pub fn config(model_type: &str) -> Value {
         config_map.remove("partial_rotary_factor");
     }
     config
+}
+
+/// The sizes of Mamba-2: heads, their elements together, groups, elements of a state, taps.
+fn mamba(file: &mut Gguf, key: &dyn Fn(&str) -> String, sizes: [u32; 5]) {
+    let names = ["time_step_rank", "inner_size", "group_count", "state_size", "conv_kernel"];
+    for (name, size) in names.into_iter().zip(sizes) {
+        file.u32(&key(&format!("ssm.{name}")), size);
+    }
 }
 
 /// Keys that only some families have.
@@ -167,11 +195,42 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
                 file.floats(&name, &[4], F32, &factors);
             }
         }
-        "granite" => {
+        kind @ ("granite" | "granitemoe" | "granitemoehybrid") => {
+            if kind == "granitemoehybrid" {
+                file.i32s(
+                    &key("attention.head_count_kv"),
+                    &HYBRID_LAYERS.map(|kind| if kind == "mamba" { 0 } else { 2 }),
+                );
+                mamba(file, key, [4, 64, 2, 12, 4]);
+                file.flag(&key("rope.scaling.finetuned"), false);
+                file.u32(&key("expert_shared_feed_forward_length"), size("shared_intermediate_size"));
+            }
+            if kind != "granite" {
+                file.u32(&key("expert_count"), size("num_local_experts"));
+                file.u32(&key("expert_used_count"), size("num_experts_per_tok"));
+            }
             file.f32(&key("embedding_scale"), number("embedding_multiplier"));
             file.f32(&key("residual_scale"), number("residual_multiplier"));
             file.f32(&key("attention.scale"), number("attention_multiplier"));
             file.f32(&key("logit_scale"), number("logits_scaling"));
+        }
+        "nemotron_h" => {
+            let of = |kind: &str, n: i32| NEMOTRON_LAYERS.map(|own| if own == kind { n } else { 0 });
+            file.i32s(&key("attention.head_count_kv"), &of("attention", 2));
+            file.i32s(&key("feed_forward_length"), &of("moe", 20));
+            mamba(file, key, [6, 72, 3, 10, 4]);
+            // That of a width divided by heads.
+            file.u32(&key("rope.dimension_count"), 8).u32(&key("expert_shared_count"), 1);
+            for (name, ours) in [
+                ("expert_count", "n_routed_experts"),
+                ("expert_used_count", "num_experts_per_tok"),
+                ("expert_feed_forward_length", "moe_intermediate_size"),
+                ("expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size"),
+            ] {
+                file.u32(&key(name), size(ours));
+            }
+            file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
+            file.flag(&key("expert_weights_norm"), true);
         }
         "olmo3" => {
             file.u32(&key("attention.sliding_window"), size("sliding_window"));

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use anyhow::{Result, bail, ensure};
 use serde_json::{Map, Value as Json, json};
 
-use super::family;
 use super::header::TensorInfo;
 use super::keys::Keys;
 use super::metadata::{Metadata, Value};
+use super::{family, hybrids};
 
 /// The architectures whose metadata is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,10 @@ pub enum Architecture {
     Mistral3,
     Phi3,
     Granite,
+    GraniteMoe,
+    GraniteHybrid,
+    NemotronH,
+    NemotronHMoe,
     SmolLm3,
     Olmo2,
     MiniMaxM2,
@@ -36,12 +40,12 @@ pub enum Architecture {
 }
 
 use Architecture::{
-    DeepSeek2, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, GptOss, Granite, Llama, MiniMaxM2, Mistral3, Olmo2, Phi3, Qwen2,
-    Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
+    DeepSeek2, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, GptOss, Granite, GraniteHybrid, GraniteMoe, Llama, MiniMaxM2,
+    Mistral3, NemotronH, NemotronHMoe, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 20] = [
+const ALL: [(Architecture, &str, &str); 24] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -56,6 +60,10 @@ const ALL: [(Architecture, &str, &str); 20] = [
     (Mistral3, "mistral3", "mistral"),
     (Phi3, "phi3", "phi3"),
     (Granite, "granite", "granite"),
+    (GraniteMoe, "granitemoe", "granitemoehybrid"),
+    (GraniteHybrid, "granitehybrid", "granitemoehybrid"),
+    (NemotronH, "nemotron_h", "nemotron_h"),
+    (NemotronHMoe, "nemotron_h_moe", "nemotron_h"),
     (SmolLm3, "smollm3", "smollm3"),
     (Olmo2, "olmo2", "olmo2"),
     (MiniMaxM2, "minimax-m2", "minimax_m2"),
@@ -110,12 +118,17 @@ impl Architecture {
 
     /// Whether llama.cpp's converter moves rows of q and k so that rotated pairs are beside each other.
     pub fn moves_pairs(self) -> bool {
-        matches!(self, Llama | Mistral3 | Granite | SmolLm3)
+        matches!(self, Llama | Mistral3 | Granite | GraniteMoe | GraniteHybrid | SmolLm3)
     }
 
     /// Whether gate and up are rows of one matrix, and q, k and v.
     pub fn joins(self) -> (bool, bool) {
         (matches!(self, Phi3 | Glm4), self == Phi3)
+    }
+
+    /// Whether gate and up of dense parts and of shared experts are matrices of their own, which are one elsewhere.
+    pub fn divides_joined(self) -> bool {
+        matches!(self, GraniteMoe | GraniteHybrid)
     }
 
     /// Whether a part of a head may be rotated.
@@ -180,7 +193,7 @@ pub fn json(
     {
         set("intermediate_size", json!(width));
     }
-    if matches!(architecture, Llama | Granite | SmolLm3 | Glm4 | Glm4Moe) {
+    if matches!(architecture, Llama | Granite | GraniteMoe | SmolLm3 | Glm4 | Glm4Moe) {
         set("attention_bias", json!(keys.has("blk.0.attn_q.bias")));
     }
     for (key, name) in [("eos_token_id", "eos"), ("bos_token_id", "bos"), ("pad_token_id", "padding")] {
@@ -203,7 +216,7 @@ pub fn json(
         if let Some(rope) = &mut rope {
             rope.insert("partial_rotary_factor".into(), json!(part));
         }
-    } else if rotated != head_dim {
+    } else if rotated != head_dim && !matches!(architecture, NemotronH | NemotronHMoe) {
         return Err(keys
             .wrong("rope.dimension_count", &format!("is {rotated} for heads of {head_dim}, which is not supported")));
     }
@@ -234,6 +247,8 @@ pub fn json(
             ensure_dense(&keys)?;
             family::granite(&keys, &mut more)?;
         }
+        GraniteMoe | GraniteHybrid => hybrids::granite(&keys, layers, &mut more)?,
+        NemotronH | NemotronHMoe => hybrids::nemotron(&keys, layers, &mut more)?,
         Olmo2 => family::olmo(&keys, layers, &mut more)?,
         MiniMaxM2 => family::minimax(&keys, &mut more)?,
         Glm4 => {

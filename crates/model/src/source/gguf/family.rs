@@ -169,7 +169,7 @@ pub fn glm4_moe(keys: &Keys, config: &mut Config) -> Result<()> {
 }
 
 /// A mixture with shared experts behind some dense layers.
-fn mixture_with_shared(keys: &Keys, config: &mut Config) -> Result<()> {
+pub fn mixture_with_shared(keys: &Keys, config: &mut Config) -> Result<()> {
     for (ours, theirs) in [
         ("n_routed_experts", "expert_count"),
         ("num_experts_per_tok", "expert_used_count"),

@@ -21,6 +21,8 @@ pub struct GgufLayout {
     pub adjacent_pairs: bool,
     /// Value head `v` of a recurrent layer uses key head `v % key_heads`.
     pub tiled_value_heads: bool,
+    /// Gate and up have matrices of their own, where the architecture's checkpoints have them in one.
+    pub divides_joined: bool,
     /// How the input projections of recurrent layers are stored.
     pub projections: Option<ProjectionLayout>,
 }
@@ -102,6 +104,10 @@ impl TensorLayout for GgufLayout {
 
     fn has_decay_rates(&self) -> bool {
         true
+    }
+
+    fn divides_joined(&self) -> bool {
+        self.divides_joined
     }
 
     fn delta_projections(&self) -> Option<ProjectionLayout> {

@@ -7,6 +7,7 @@ mod config;
 mod cursor;
 mod family;
 mod header;
+mod hybrids;
 mod keys;
 mod layout;
 mod metadata;

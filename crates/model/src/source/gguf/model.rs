@@ -168,6 +168,7 @@ fn layout_of(
         kinds,
         adjacent_pairs: architecture.moves_pairs(),
         tiled_value_heads: moved.unwrap_or(architecture.tiles_value_heads()),
+        divides_joined: architecture.divides_joined(),
         projections,
     })
 }

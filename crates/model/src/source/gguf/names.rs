@@ -55,6 +55,17 @@ const PARTS: &[(&str, &str)] = &[
     ("post_per_layer_input_norm", "post_norm"),
 ];
 
+/// Parts of Mamba-2 layers, which share names with those of other recurrent layers.
+const MAMBA: &[(&str, &str)] = &[
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.A_log", "ssm_a"),
+    ("mamba.D", "ssm_d"),
+    ("mamba.dt_bias", "ssm_dt.bias"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
+];
+
 /// What is outside of layers.
 const OUTSIDE: [(&str, &str); 6] = [
     ("embed_tokens", "token_embd"),
@@ -91,6 +102,8 @@ pub struct Names {
     norms: &'static [(&'static str, &'static str)],
     /// Parts that stand for others here.
     joined: Vec<(&'static str, &'static str)>,
+    /// Recurrent layers are Mamba-2's.
+    mamba: bool,
     /// The name of the bias of the decay, which Ollama shortens.
     dt_bias: &'static str,
     /// A dense part is beside each mixture.
@@ -113,11 +126,13 @@ impl Names {
         let of = |is_joined: bool, part| is_joined.then_some(part);
         let joined = [of(joined.0, JOINED_GATE_UP), of(joined.1, JOINED_QKV)].into_iter().flatten().collect();
         let dt_bias = if has("ssm_dt") { "ssm_dt" } else { "ssm_dt.bias" };
-        Names { norms, joined, dt_bias, beside: sandwich && has("post_ffw_norm_1.weight") }
+        let mamba = has("ssm_d") && has("ssm_in.weight");
+        Names { norms, joined, mamba, dt_bias, beside: sandwich && has("post_ffw_norm_1.weight") }
     }
 
     fn parts(&self) -> impl Iterator<Item = (&'static str, &'static str)> + '_ {
-        self.norms.iter().chain(&self.joined).chain(PARTS).copied()
+        let recurrent = if self.mamba { MAMBA } else { &[] };
+        self.norms.iter().chain(&self.joined).chain(recurrent).chain(PARTS).copied()
     }
 
     fn vectors(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -159,7 +174,7 @@ impl Names {
         let Some((layer, rest)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
             return renamed(name, OUTSIDE.into_iter().map(turned));
         };
-        if rest == self.dt_bias {
+        if rest == self.dt_bias && !self.mamba {
             return Some(format!("layers.{layer}.linear_attn.dt_bias"));
         }
         if let Some((ours, _)) = self.vectors().find(|(_, theirs)| *theirs == rest) {
@@ -237,6 +252,17 @@ mod tests {
             ("layers.1.mlp.gate_up_proj.weight", "blk.1.ffn_up.weight"),
         ] {
             assert_eq!((&*phi.full(ours), phi.short(theirs).as_deref()), (theirs, Some(ours)));
+        }
+        let mamba = Names::new(false, (false, false), |part| part.starts_with("ssm_d") || part == "ssm_in.weight");
+        for (ours, theirs) in [
+            ("layers.3.mamba.in_proj.weight", "blk.3.ssm_in.weight"),
+            ("layers.3.mamba.conv1d.bias", "blk.3.ssm_conv1d.bias"),
+            ("layers.3.mamba.A_log", "blk.3.ssm_a"),
+            ("layers.3.mamba.D", "blk.3.ssm_d"),
+            ("layers.3.mamba.dt_bias", "blk.3.ssm_dt.bias"),
+            ("layers.3.mamba.norm.weight", "blk.3.ssm_norm.weight"),
+        ] {
+            assert_eq!((&*mamba.full(ours), mamba.short(theirs).as_deref()), (theirs, Some(ours)));
         }
         let ollama = Names::new(false, (false, false), |_| true);
         assert_eq!(ollama.full("layers.0.linear_attn.dt_bias"), "blk.0.ssm_dt");
