@@ -61,13 +61,16 @@ pub(super) fn half_block(isa: Isa, shape: &KvShape) -> Vec<u8> {
     [row.repeat(kv_heads * block_tokens), scale.repeat(kv_heads * block_tokens)].concat()
 }
 
-/// Blocks with room for [`from_a_line`].
-pub(super) fn pool(mut blocks: Vec<u8>) -> Vec<u8> {
-    blocks.resize(blocks.len() + LINE, 0);
-    blocks
+/// `blocks` as often as `times`, from the first cache line of what is returned on ([`from_a_line`]), as an engine's pools begin: loads that cross lines are slower.
+pub(super) fn pool(blocks: &[u8], times: usize) -> Vec<u8> {
+    let mut pool = Vec::with_capacity(blocks.len() * times + LINE);
+    // Not moved any more, since it has all of its room.
+    pool.resize(pool.as_ptr().align_offset(LINE).min(LINE), 0);
+    (0..times).for_each(|_| pool.extend_from_slice(blocks));
+    pool
 }
 
-/// A pool from its first cache line on, where an engine's pools begin: loads that cross lines are slower.
+/// A pool from its first cache line on.
 pub(super) fn from_a_line(pool: &[u8]) -> &[u8] {
     &pool[pool.as_ptr().align_offset(LINE).min(LINE)..]
 }

@@ -238,7 +238,7 @@ impl Bench<'_> {
         let blocks = context / block_tokens;
         // Many layers' worth, so that each call reads memory, as a model's would.
         let layers = (STREAMED / (blocks * shape.block_bytes)).max(2);
-        let bytes = pool(half_block(isa, &shape).repeat(2 * layers * blocks));
+        let bytes = pool(&half_block(isa, &shape), 2 * layers * blocks);
         let q = noise(kv_heads * group * dim);
         let per_round = layers / 2;
         let mut from = 0;
@@ -288,7 +288,7 @@ impl Bench<'_> {
         let (isa, block_tokens, run) = (self.isa, 32, 64);
         let shape = kv_shape(kind, kv_heads, dim, block_tokens);
         let blocks = tokens.div_ceil(block_tokens);
-        let bytes = pool(half_block(isa, &shape).repeat(2 * blocks));
+        let bytes = pool(&half_block(isa, &shape), 2 * blocks);
         let table: Vec<u32> = (0..blocks as u32).collect();
         let width = group * dim;
         let q = noise(tokens * kv_heads * width);
