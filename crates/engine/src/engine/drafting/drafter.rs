@@ -11,7 +11,7 @@ use crate::step::runner::Runner;
 
 /// A sequence that a drafter is asked about.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct DraftRequest {
     /// Its index among all sequences.
     pub sequence: usize,
     /// The most tokens to propose.
@@ -31,7 +31,7 @@ pub(crate) struct Between<'a> {
 
 /// What a drafter had to do for its proposals, and how long it took.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Work {
+pub(crate) struct DraftWork {
     /// Tokens of the sequences that it computed first, because it was behind: beyond the one or two of each step.
     pub behind: usize,
     /// The time for these tokens.
@@ -53,7 +53,7 @@ pub(crate) trait Drafter: Send {
     /// How many tokens of a sequence it must compute before it can propose anything, beyond the one or two of each step; `None`: it cannot propose anything.
     fn behind(&self, s: &Sequence) -> Option<usize>;
     /// Writes proposals to the drafts of the sequences in `asked`. Those drafts are empty.
-    fn propose(&mut self, asked: &[Asked], between: &mut Between) -> Work;
+    fn propose(&mut self, asked: &[DraftRequest], between: &mut Between) -> DraftWork;
     /// A step was computed and sampled.
     fn after_step(&mut self, _plan: &Plan, _between: &mut Between) {}
     /// The memory that it holds.

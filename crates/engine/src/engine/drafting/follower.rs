@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use sluice_backend::{Outcome, Wanted};
 
-use super::drafter::{Asked, Between, Drafter, Work};
+use super::drafter::{Between, DraftRequest, DraftWork, Drafter};
 use crate::draft::{DrafterKind, MAX_STEP_DRAFTS, SequenceDrafts, class_of_probability};
 use crate::engine::Engine;
 use crate::sampling::SamplingParams;
@@ -181,7 +181,7 @@ impl Follower {
     }
 
     /// Computes the last tokens of the sequences of the round, and draws one for each. Sequences whose drafts end leave the round.
-    fn draw(&mut self, asked: &[Asked], sequences: &mut [Sequence], is_first: bool) -> Option<()> {
+    fn draw(&mut self, asked: &[DraftRequest], sequences: &mut [Sequence], is_first: bool) -> Option<()> {
         self.engine.plan.clear();
         for at in (0..self.round.len()).rev() {
             if self.add(self.round[at].1, usize::MAX) == 0 {
@@ -226,7 +226,7 @@ impl Follower {
         Some(())
     }
 
-    fn propose_all(&mut self, asked: &[Asked], between: &mut Between) -> Option<Work> {
+    fn propose_all(&mut self, asked: &[DraftRequest], between: &mut Between) -> Option<DraftWork> {
         let started = Instant::now();
         // 1. Follow the sequences
         self.round.clear();
@@ -251,7 +251,7 @@ impl Follower {
             self.draw(asked, between.sequences, rounds == 0)?;
             rounds += 1;
         }
-        let mut work = Work { behind, catching_up, rounds, drafting: started.elapsed() };
+        let mut work = DraftWork { behind, catching_up, rounds, drafting: started.elapsed() };
         if behind == 0 {
             work.drafting += std::mem::take(&mut work.catching_up);
         }
@@ -314,7 +314,7 @@ impl Drafter for Follower {
         Some(if lacks - known > FEW { lacks - known } else { 0 })
     }
 
-    fn propose(&mut self, asked: &[Asked], between: &mut Between) -> Work {
+    fn propose(&mut self, asked: &[DraftRequest], between: &mut Between) -> DraftWork {
         let work = self.propose_all(asked, between);
         // After a failure, too: sequences that do not run can be evicted.
         for (_, i) in self.round.drain(..) {

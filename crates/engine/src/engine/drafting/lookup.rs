@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::drafter::{Asked, Between, Drafter, Work};
+use super::drafter::{Between, DraftRequest, DraftWork, Drafter};
 use crate::draft::{DrafterKind, Ngram};
 use crate::schedule::sequence::{Sequence, SequenceId};
 
@@ -31,7 +31,7 @@ impl Drafter for Lookup {
         self.indices.contains_key(&s.id).then_some(0)
     }
 
-    fn propose(&mut self, asked: &[Asked], between: &mut Between) -> Work {
+    fn propose(&mut self, asked: &[DraftRequest], between: &mut Between) -> DraftWork {
         for ask in asked {
             let s = &mut between.sequences[ask.sequence];
             if let (Some(index), Some(drafts)) = (self.indices.get_mut(&s.id), &mut s.drafts) {
@@ -39,6 +39,6 @@ impl Drafter for Lookup {
                 drafts.by = DrafterKind::Ngram;
             }
         }
-        Work::default()
+        DraftWork::default()
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use sluice_backend::Logits;
 
-use super::drafter::{Asked, Between, Drafter, Work};
+use super::drafter::{Between, DraftRequest, DraftWork, Drafter};
 use crate::draft::{DrafterKind, MAX_STEP_DRAFTS, class_of_probability};
 use crate::sampling::guesses::Guesses;
 use crate::schedule::plan::Plan;
@@ -145,7 +145,7 @@ impl MtpHead {
     }
 
     /// Draws a token for each sequence of the step, and notes those that go on.
-    fn draw(&mut self, asked: &[Asked], of: &[usize], depth: usize, logits: Logits, between: &mut Between) {
+    fn draw(&mut self, asked: &[DraftRequest], of: &[usize], depth: usize, logits: Logits, between: &mut Between) {
         let (hidden, runner) = (self.hidden, &mut *between.runner);
         self.guesses.clear();
         for &number in of {
@@ -202,7 +202,7 @@ impl Drafter for MtpHead {
         (t.end(self.hidden) == s.computed && s.computed > 0).then_some(0)
     }
 
-    fn propose(&mut self, asked: &[Asked], between: &mut Between) -> Work {
+    fn propose(&mut self, asked: &[DraftRequest], between: &mut Between) -> DraftWork {
         let started = Instant::now();
         // 1. Blocks for what may be drafted, and the entries that are missing
         self.clear();
@@ -223,7 +223,7 @@ impl Drafter for MtpHead {
             }
         }
         if count == 0 {
-            return Work::default();
+            return DraftWork::default();
         }
         // 2. Rounds: a token for each sequence. The entry of a proposed token is made again once the token is certain
         let mut rounds = 0;
@@ -253,7 +253,7 @@ impl Drafter for MtpHead {
             let s = &mut between.sequences[ask.sequence];
             between.cache.shrink(&mut s.held, s.tokens.len());
         }
-        Work { rounds, drafting: started.elapsed(), ..Work::default() }
+        DraftWork { rounds, drafting: started.elapsed(), ..DraftWork::default() }
     }
 
     fn after_step(&mut self, plan: &Plan, between: &mut Between) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sluice_backend::Backend;
 
-use super::drafter::{Asked, Between, Drafter};
+use super::drafter::{Between, DraftRequest, Drafter};
 use super::lookup::Lookup;
 use crate::draft::{
     Acceptance, Candidate, Costs, DraftCounts, DraftOptions, DraftStats, DrafterChoice, DrafterKind, Governor,
@@ -24,7 +24,7 @@ const TRIAL: f64 = 8.0;
 const SPENT: f64 = 0.5;
 
 /// A drafter, and what was learnt of it.
-pub(super) struct Known {
+pub(super) struct DrafterRecord {
     pub drafter: Box<dyn Drafter>,
     costs: Costs,
     /// The time that its drafts have saved, less the time of catching up, in times of a token.
@@ -40,7 +40,7 @@ pub(crate) struct Drafting {
     /// Over all sequences, by kind of drafter: new sequences begin with it.
     pub(super) acceptance: [Acceptance; DrafterKind::COUNT],
     /// The look-up, which takes no time, comes first.
-    pub(super) known: Vec<Known>,
+    pub(super) records: Vec<DrafterRecord>,
     /// The most tokens of a step.
     max_tokens: usize,
     /// The most drafted tokens of a step.
@@ -52,7 +52,7 @@ pub(crate) struct Drafting {
     by: Option<DrafterKind>,
     /// Kept between steps, so that a step allocates nothing.
     candidates: Vec<Candidate>,
-    asked: Vec<Asked>,
+    asked: Vec<DraftRequest>,
     chances: Vec<f64>,
 }
 
@@ -68,12 +68,12 @@ impl Drafting {
         let most = states.as_ref().map_or(usize::MAX, |rows| rows.len()).min(options.rows(sequences));
         let looks_up = matches!(options.drafter, DrafterChoice::Auto | DrafterChoice::Ngram);
         let lookup = looks_up.then(|| Box::<Lookup>::default() as Box<dyn Drafter>);
-        let known: Vec<Known> = lookup.into_iter().chain(others).map(Known::new).collect();
-        (most > 0 && !known.is_empty()).then(|| Drafting {
+        let records: Vec<DrafterRecord> = lookup.into_iter().chain(others).map(DrafterRecord::new).collect();
+        (most > 0 && !records.is_empty()).then(|| Drafting {
             options,
             governor: Governor::default(),
             acceptance: Default::default(),
-            known,
+            records,
             max_tokens,
             most,
             states: states.map(|rows| rows.start),
@@ -94,12 +94,12 @@ impl Drafting {
 
     /// What was drafted since the engine was opened, by drafter.
     pub fn stats(&self) -> impl Iterator<Item = DraftStats> {
-        self.known.iter().map(|known| known.stats)
+        self.records.iter().map(|record| record.stats)
     }
 
     /// The drafters.
     pub fn drafters(&mut self) -> impl Iterator<Item = &mut Box<dyn Drafter>> {
-        self.known.iter_mut().map(|known| &mut known.drafter)
+        self.records.iter_mut().map(|record| &mut record.drafter)
     }
 
     /// A generation begins for `s`, which may grow to `most` tokens. `prediction`: the client's guess of the answer, or empty.
@@ -125,12 +125,12 @@ impl Drafting {
             if let Some(drafts) = &mut s.drafts {
                 drafts.draft.clear();
                 drafts.unasked = drafts.unasked.saturating_add(1);
-                self.asked.push(Asked { sequence: scheduled.sequence, most, least_chance: 0.0 });
+                self.asked.push(DraftRequest { sequence: scheduled.sequence, most, least_chance: 0.0 });
             }
         }
-        let Drafting { known, asked, .. } = self;
-        for known in known.iter_mut().filter(|known| known.drafter.kind() == DrafterKind::Ngram) {
-            known.drafter.propose(asked, between);
+        let Drafting { records, asked, .. } = self;
+        for record in records.iter_mut().filter(|record| record.drafter.kind() == DrafterKind::Ngram) {
+            record.drafter.propose(asked, between);
         }
         if plan.waiting > 0 || plan.generating < plan.scheduled.len() {
             return;
@@ -186,13 +186,13 @@ impl Drafting {
 
     /// Asks the drafter that promises most to compute proposals, for those sequences where it promises more than what was looked up.
     fn compute_proposals(&mut self, generating: usize, between: &mut Between) {
-        let Drafting { options, governor, known, most, asked, chances, .. } = self;
+        let Drafting { options, governor, records, most, asked, chances, .. } = self;
         let sequences = &mut *between.sequences;
         // The tokens that a sequence's looked-up draft is expected to give. Such a draft stays if no drafter could give more.
         let promised = |s: &Sequence| s.drafts.as_ref().map_or(0.0, |drafts| drafts.chances().sum::<f64>());
         let width = options.tokens.min(*most / generating.max(1));
         let mut best: Option<(usize, f64, f64)> = None;
-        for (at, one) in known.iter().enumerate() {
+        for (at, one) in records.iter().enumerate() {
             let kind = one.drafter.kind();
             if kind == DrafterKind::Ngram || width == 0 {
                 continue;
@@ -230,7 +230,7 @@ impl Drafting {
             }
         }
         let Some((at, least_chance, _)) = best else { return };
-        let one = &mut known[at];
+        let one = &mut records[at];
         let kind = one.drafter.kind();
         asked.retain_mut(|ask| {
             let s = &mut sequences[ask.sequence];
@@ -267,9 +267,9 @@ impl Drafting {
             return;
         }
         if let (Some(kind), Some(usual)) = (self.by, self.governor.usual(plan.generating)) {
-            let known = self.known.iter_mut().find(|known| known.drafter.kind() == kind);
+            let record = self.records.iter_mut().find(|record| record.drafter.kind() == kind);
             let took = (self.spent + step).as_secs_f64() * plan.generating as f64 / usual;
-            known.into_iter().for_each(|known| known.earned += tokens as f64 - took);
+            record.into_iter().for_each(|record| record.earned += tokens as f64 - took);
         }
         self.governor.learn(plan.generating, plan.generating + drafts, tokens, [self.spent, step, sampling]);
     }
@@ -285,9 +285,9 @@ fn expected(chance: f64, tokens: usize) -> f64 {
     (1..=tokens).map(|n| chance.powi(n as i32)).sum()
 }
 
-impl Known {
-    fn new(drafter: Box<dyn Drafter>) -> Known {
+impl DrafterRecord {
+    fn new(drafter: Box<dyn Drafter>) -> DrafterRecord {
         let stats = DraftStats { drafter: drafter.kind().name(), counts: DraftCounts::default() };
-        Known { drafter, costs: Costs::default(), earned: TRIAL, stats }
+        DrafterRecord { drafter, costs: Costs::default(), earned: TRIAL, stats }
     }
 }

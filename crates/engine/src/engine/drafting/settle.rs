@@ -37,8 +37,8 @@ pub(crate) fn settle(
     let forced = drafts.agreed(new).min(scheduled.computed_drafts).min(new.len().saturating_sub(1));
     let kept = if s.running.is_some() { accepted.max(forced) } else { accepted };
     drafts.counts.add(scheduled.drafts, kept);
-    let of_drafter = drafting.known.iter_mut().find(|known| known.drafter.kind() == drafts.by);
-    of_drafter.into_iter().for_each(|known| known.stats.counts.add(scheduled.drafts, kept));
+    let of_drafter = drafting.records.iter_mut().find(|record| record.drafter.kind() == drafts.by);
+    of_drafter.into_iter().for_each(|record| record.stats.counts.add(scheduled.drafts, kept));
     drafts.draft.clear();
     s.computed += kept;
     cache.shrink(&mut s.held, s.computed);
