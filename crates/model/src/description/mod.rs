@@ -2,8 +2,10 @@
 //! use nothing else, so a new architecture is one file that makes a [`Description`].
 
 mod attention;
+mod cut;
 mod delta_net;
 mod experts;
+mod layer_range;
 mod meaning;
 mod mtp;
 mod support;
@@ -28,6 +30,7 @@ pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
     StackOrder,
 };
+pub use layer_range::{Cut, LayerRange};
 pub use meaning::{Leaf, Meaning};
 pub(crate) use mtp::{JOIN, NORMS, QWEN_PARTS, qwen_name};
 pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE};
@@ -80,6 +83,8 @@ pub struct Description {
     pub expert_spelling: [&'static str; 3],
     /// What `mlx_lm` expects of such a model; packing writes it.
     pub mlx: MlxLm,
+    /// Which part of the model this is; `None`: all of it.
+    pub cut: Option<Cut>,
     /// Messages for the user, a line each: where config and files disagree, and what of the config is not followed.
     pub notes: Vec<String>,
 }
@@ -255,6 +260,7 @@ impl Outline {
             spelling: &[],
             expert_spelling: PROJECTIONS,
             mlx,
+            cut: None,
             notes,
         })
     }
