@@ -11,6 +11,7 @@ mod kv_cache;
 mod offload;
 mod pool;
 mod prefix;
+pub mod remote;
 mod second_tier;
 mod sharing;
 mod table;

@@ -9,8 +9,9 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use sluice_cache::disk::{DiskCache, Error, FileKey, ModelStat, Stat};
 
+use crate::cache_store::{self, print_json};
 use crate::progress::Progress;
-use crate::terminal::{note, shown, shown_json};
+use crate::terminal::{note, shown};
 use crate::{folders, units};
 
 const EXAMPLES: &str = "\
@@ -19,6 +20,7 @@ Examples:
   sluice cache stat --json                 how large it is, for a script
   sluice cache verify                      read all of it; what is not right is removed, and the exit code is 2
   sluice cache gc                          give back what is not needed
+  sluice cache stat --store s3://b/prompts what replicas share there
   sluice cache clear /mnt/fast/prompts     remove all of it";
 
 #[derive(Args)]
@@ -31,9 +33,9 @@ pub struct CacheArgs {
 #[derive(Subcommand)]
 enum CacheCommand {
     /// List models with their entries, tokens, bytes, hits and last use
-    Ls(OpenArgs),
+    Ls(LookArgs),
     /// Show totals: bytes, quota, slabs, entries, bytes written today
-    Stat(OpenArgs),
+    Stat(LookArgs),
     /// Read every slot, compare it with its checksum and the index, and remove what is wrong
     Verify(OpenArgs),
     /// Remove unreachable entries, and free slabs that are not needed
@@ -59,6 +61,15 @@ struct OpenArgs {
     /// The file with the key of an encrypted cache: 32 bytes, or 64 hexadecimal digits
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct LookArgs {
+    #[command(flatten)]
+    open: OpenArgs,
+    /// Look at the store that replicas share instead: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///FOLDER. Needs no key
+    #[arg(long, value_name = "URL", conflicts_with_all = ["folder", "key_file"])]
+    store: Option<String>,
 }
 
 impl FolderArgs {
@@ -108,17 +119,14 @@ fn say_notes(cache: &mut DiskCache) {
 /// Runs a subcommand of `sluice cache`.
 pub fn run(args: CacheArgs) -> Result<()> {
     match args.command {
-        CacheCommand::Ls(args) => ls(&args),
-        CacheCommand::Stat(args) => stat(&args),
+        CacheCommand::Ls(LookArgs { store: Some(url), open }) => cache_store::ls(&url, open.folder.json),
+        CacheCommand::Stat(LookArgs { store: Some(url), open }) => cache_store::stat(&url, open.folder.json),
+        CacheCommand::Ls(args) => ls(&args.open),
+        CacheCommand::Stat(args) => stat(&args.open),
         CacheCommand::Verify(args) => verify(&args),
         CacheCommand::Gc(args) => gc(&args),
         CacheCommand::Clear(args) => clear(&args),
     }
-}
-
-fn print_json(object: &Value) -> Result<()> {
-    writeln!(io::stdout().lock(), "{}", shown_json(&format!("{object:#}")))?;
-    Ok(())
 }
 
 fn ls(args: &OpenArgs) -> Result<()> {

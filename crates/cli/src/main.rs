@@ -5,6 +5,7 @@
 mod access_args;
 mod bench;
 mod cache;
+mod cache_store;
 mod chat;
 mod completions;
 mod config;

@@ -29,6 +29,10 @@ pub struct PromptCacheArgs {
     /// Encrypt the cache with the key in this file: 32 bytes, or 64 hexadecimal digits
     #[arg(long, value_name = "FILE")]
     prompt_cache_key_file: Option<PathBuf>,
+    /// Share the cache with other machines in an object store: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///FOLDER. Turns the cache on. Credentials come from AWS_* and
+    /// GOOGLE_* environment variables
+    #[arg(long, value_name = "URL")]
+    prompt_cache_store: Option<String>,
 }
 
 impl PromptCacheArgs {
@@ -37,7 +41,10 @@ impl PromptCacheArgs {
     /// # Errors
     /// When there is no home folder to put it in.
     pub fn options(&self) -> Result<Option<PromptCacheOptions>> {
-        let Some(named) = &self.prompt_cache else { return Ok(None) };
+        let default = self.prompt_cache_store.as_ref().map(|_| PathBuf::from("true"));
+        let Some(named) = self.prompt_cache.as_ref().or(default.as_ref()) else { return Ok(None) };
+        let store = self.prompt_cache_store.as_deref();
+        let store = store.map(|url| sluice_objects::open(url).context("--prompt-cache-store")).transpose()?;
         let folder = match named.to_str() {
             // Spellings that people use in a variable or a file.
             Some("false" | "0" | "no" | "off") => return Ok(None),
@@ -54,6 +61,7 @@ impl PromptCacheArgs {
             key_file: self.prompt_cache_key_file.clone(),
             sums_file: folders::sums(),
             sum_at_start: PromptCacheOptions::SUM_AT_START,
+            store,
         }))
     }
 }

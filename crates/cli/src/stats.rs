@@ -138,6 +138,11 @@ fn prompt_cache_json(engine: &Engine) -> Option<Value> {
         "too_dear": s.skipped_slow,
         "summing": s.summing.map(|(summed, all)| json!({"summed_bytes": summed, "bytes": all})),
         "broken": s.broken,
+        "store": s.store.map(|s| json!({
+            "url": s.url, "joined": s.joined, "hits": s.hits, "misses": s.misses, "read": s.read, "read_bytes": s.read_bytes,
+            "stored": s.stored, "stored_bytes": s.stored_bytes, "dropped": s.dropped, "errors": s.errors, "wrong": s.wrong,
+            "given_up": s.given_up,
+        })),
     }))
 }
 
@@ -148,8 +153,12 @@ fn prompt_cache_text(engine: &Engine) -> String {
     }
     let (bytes, quota, written, read) =
         (units::bytes(s.bytes), units::bytes(s.quota), units::bytes(s.written_bytes), units::bytes(s.read_bytes));
+    let store = s.store.map_or(String::new(), |s| {
+        let [read, stored] = [s.read_bytes, s.stored_bytes].map(units::bytes);
+        format!("; store: read {read}, stored {stored}, {} errors, wrong {}", s.errors, s.wrong)
+    });
     format!(
-        "{bytes} of {quota}, {} blocks; written {written}, read {read}, dropped {}, wrong {}",
+        "{bytes} of {quota}, {} blocks; written {written}, read {read}, dropped {}, wrong {}{store}",
         s.entries, s.dropped, s.wrong
     )
 }

@@ -22,6 +22,7 @@ pub use draft::{DraftCounts, DraftOptions, DraftStats, DrafterChoice};
 pub use engine::Engine;
 pub use engine::open::cpu;
 pub use engine::role::MakeBackend;
+pub use engine::stage::{Stage, StageOutput, StagePiece, StageWanted};
 pub use hot_experts::HotExperts;
 pub use options::{Options, Placement, TablePlacement};
 pub use schedule::sequence::{Event, Finish, Generation, SequenceId};

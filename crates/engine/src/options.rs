@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead};
 use sluice_cpu::{Numa, Processors, default_threads};
+use sluice_model::LayerRange;
 use sluice_store::LoadOptions;
 
 use crate::draft::{DraftOptions, DrafterChoice};
@@ -55,6 +56,8 @@ pub struct Options {
     pub prefix_cache: bool,
     /// Recurrent states that the prefix cache keeps, if the memory limit has room for them.
     pub snapshots: usize,
+    /// Only these layers of the model, for a [`crate::Stage`].
+    pub layers: Option<LayerRange>,
     /// Keeps the prefix cache on disk too, for later starts.
     pub prompt_cache: Option<PromptCacheOptions>,
     /// Bytes of host memory for blocks that the prefix cache has no room for. Of use if a device computes in memory of its own.
@@ -116,6 +119,7 @@ impl Options {
             chunk: None,
             prefix_cache: true,
             snapshots: 0,
+            layers: None,
             prompt_cache: None,
             kv_spill: 0,
             block_tokens: 32,
@@ -150,7 +154,7 @@ impl Options {
     pub(crate) fn model(&self, max_tokens: usize) -> sluice_model::Options {
         let Options { max_context: context, experts_per_token, .. } = *self;
         let mtp = matches!(self.drafts.drafter, DrafterChoice::Auto | DrafterChoice::Mtp);
-        sluice_model::Options { max_tokens, context, experts_per_token, mtp }
+        sluice_model::Options { max_tokens, context, experts_per_token, mtp, layers: self.layers }
     }
 }
 

@@ -111,19 +111,27 @@ impl Mtp {
     }
 }
 
+/// What makes logits of the residual stream.
+#[derive(Clone, Copy)]
+struct Head {
+    norm: Norm,
+    /// The same with what logits are multiplied by.
+    scaled_norm: Norm,
+    matrix: MatrixId,
+}
+
 /// A loaded model.
 pub struct Decoder {
     /// The residual stream: `[max_tokens, hidden]`.
     x: Tensor,
-    embedding: MatrixId,
+    /// `None`: other layers come first, whose residual stream is this one's input.
+    embedding: Option<MatrixId>,
     /// What its rows are multiplied by.
     scale: Option<f32>,
     per_layer: Option<PerLayer>,
     layers: Vec<Layer>,
-    norm: Norm,
-    /// The same with what logits are multiplied by.
-    head_norm: Norm,
-    head: MatrixId,
+    /// `None`: other layers follow, whose input is this one's residual stream.
+    head: Option<Head>,
     /// Of the logits.
     softcap: Option<f32>,
     /// The MTP head, if there is one.
@@ -208,14 +216,21 @@ impl Decoder {
             layers.push(Layer { mixer, feed_forward, per_layer: of_layer, scale: scale.filter(|by| *by != 1.0) });
         }
         // A head of its own is needed whole, and of the embedding a few rows: the head is read first.
-        let head = if d.tied { None } else { Some(w.matrix(None, "lm_head")?) };
-        let embedding = w.matrix(None, "embed_tokens")?;
-        let norm = w.norm(None, "norm")?;
-        let head_norm = match d.logit_scale {
-            Some(scale) => w.scaled_norm(None, "norm", Some(scale))?,
-            None => norm,
+        let own_head = if d.ends() && !d.tied { Some(w.matrix(None, "lm_head")?) } else { None };
+        let needs_embedding = d.begins() || (d.ends() && d.tied);
+        let embedding = needs_embedding.then(|| w.matrix(None, "embed_tokens")).transpose()?;
+        let head = if d.ends() {
+            let norm = w.norm(None, "norm")?;
+            let scaled_norm = match d.logit_scale {
+                Some(scale) => w.scaled_norm(None, "norm", Some(scale))?,
+                None => norm,
+            };
+            let matrix = own_head.or(embedding).expect("a head of its own, or the embedding");
+            Some(Head { norm, scaled_norm, matrix })
+        } else {
+            None
         };
-        let head = head.unwrap_or(embedding);
+        let embedding = embedding.filter(|_| d.begins());
         let scale = match d.embedding_scale {
             Some(EmbeddingScale { by, rounded: true }) => Some(w.rounded(by)?),
             Some(EmbeddingScale { by, rounded: false }) => Some(by as f32),
@@ -226,19 +241,20 @@ impl Decoder {
             None => None,
         };
         let softcap = d.logit_softcap;
-        Ok(Decoder { x, embedding, scale, per_layer, layers, norm, head_norm, head, softcap, mtp })
+        Ok(Decoder { x, embedding, scale, per_layer, layers, head, softcap, mtp })
     }
 
     /// Enqueues a step with the tokens of `inputs`, which the backend has begun with. Their keys, values and states go to the backend's caches; it
-    /// keeps the logits of the wanted rows.
+    /// keeps the logits of the wanted rows. Where other layers come first, the caller has written what they put out to [`Decoder::residual`]; where others
+    /// follow, it takes that from there.
     pub fn step(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
         let x = self.x.first_rows(inputs.tokens().len());
         self.embed(backend, inputs);
         for (number, layer) in self.layers.iter().enumerate() {
             layer.forward(backend, self.before(number), x);
         }
-        if !inputs.wanted().is_empty() {
-            backend.logits(x, self.head_norm, self.head, self.softcap);
+        if let Some(head) = self.head.filter(|_| !inputs.wanted().is_empty()) {
+            backend.logits(x, head.scaled_norm, head.matrix, self.softcap);
         }
     }
 }
@@ -268,7 +284,7 @@ impl Decoder {
         let x = self.x.first_rows(inputs.tokens().len());
         // 1. Embeddings beside states, each normed
         let embeddings = mtp.embeddings().first_rows(x.rows);
-        backend.embed(self.embedding, embeddings);
+        backend.embed(self.embedding.expect("only a whole model has such a head"), embeddings);
         if let Some(by) = self.scale {
             backend.elementwise(&Elementwise::Scale { x: embeddings, by });
         }
@@ -277,7 +293,8 @@ impl Decoder {
         mtp.layer.forward(backend, None, x);
         // 3. The model's own head
         if !inputs.wanted().is_empty() {
-            backend.logits(x, mtp.norm, self.head, self.softcap);
+            let head = self.head.expect("only a whole model has such a head");
+            backend.logits(x, mtp.norm, head.matrix, self.softcap);
         }
     }
 
@@ -297,8 +314,16 @@ impl Decoder {
 /// Results of a step.
 impl Decoder {
     /// Copies the final hidden states of these rows of the last step, which are the head's input, to the host: `[rows, hidden]`.
+    ///
+    /// # Panics
+    /// When the last layers are elsewhere.
     pub fn hidden(&self, backend: &mut dyn Backend, rows: Range<usize>, out: &mut [f32]) {
-        backend.hidden(self.x.rows(rows), self.norm, out);
+        backend.hidden(self.x.rows(rows), self.head.expect("a model with its last layer").norm, out);
+    }
+
+    /// Whether the first layers are elsewhere, so that a step goes on from their residual stream.
+    pub fn follows(&self) -> bool {
+        self.embedding.is_none()
     }
 }
 
@@ -311,8 +336,9 @@ impl Decoder {
 
     /// Writes the embeddings of the step's tokens to the residual stream.
     pub fn embed(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
+        let Some(embedding) = self.embedding else { return };
         let x = self.x.first_rows(inputs.tokens().len());
-        backend.embed(self.embedding, x);
+        backend.embed(embedding, x);
         if let Some(by) = self.scale {
             backend.elementwise(&Elementwise::Scale { x, by });
         }

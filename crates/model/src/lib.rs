@@ -66,7 +66,10 @@ pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Desc
         description.mtp = None;
     }
     head::settle(&mut description, tensors)?;
-    Ok(description)
+    match options.layers {
+        Some(layers) => description.cut(layers),
+        None => Ok(description),
+    }
 }
 
 /// A loaded model and what the user should be told about the loading.
@@ -98,11 +101,16 @@ pub fn check(tensors: &ModelTensors, backend: &mut dyn Backend) -> Result<Descri
 
 /// Loads the model of `tensors`. Errors name the key of `config.json` or the tensor.
 pub fn load(tensors: &ModelTensors, backend: &mut dyn Backend, options: &Options) -> Result<Loaded> {
-    let description = describe_stored(tensors, options)?;
+    let whole = describe_stored(tensors, &Options { layers: None, ..*options })?;
+    let skipped = tensors.left_out(&whole);
+    let description = match options.layers {
+        Some(layers) => whole.cut(layers)?,
+        None => whole,
+    };
     ensure!(options.max_tokens > 0, "a step must take at least one token");
     let positions = options.context.unwrap_or(description.max_context);
     let mut weights = Weights::new(tensors, &description, backend, (options.max_tokens, positions))?;
-    let (skipped, working_type) = (tensors.left_out(&description), tensors.working_type()?);
+    let working_type = tensors.working_type()?;
     let decoder = Decoder::load(&mut weights, &description, positions)?;
     let (order, made_experts, tables) = weights.into_order();
     Ok(Loaded { description, decoder, working_type, skipped, order, tables, made_experts })

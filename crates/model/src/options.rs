@@ -1,5 +1,7 @@
 //! Choices of the user that change what a model is.
 
+use crate::description::LayerRange;
+
 /// How to load a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -11,11 +13,13 @@ pub struct Options {
     pub experts_per_token: Option<usize>,
     /// Whether the head that predicts one token more is loaded, if the checkpoint has one. It changes no output.
     pub mtp: bool,
+    /// Only these layers; `None`: all.
+    pub layers: Option<LayerRange>,
 }
 
 impl Default for Options {
     /// The model's own values and one token per step: enough to inspect it.
     fn default() -> Options {
-        Options { max_tokens: 1, context: None, experts_per_token: None, mtp: false }
+        Options { max_tokens: 1, context: None, experts_per_token: None, mtp: false, layers: None }
     }
 }

@@ -10,7 +10,7 @@ use sluice_store::TensorPlan;
 use crate::rules::Width;
 
 /// An MTP head is packed with the rest.
-pub const OPTIONS: Options = Options { max_tokens: 1, context: None, experts_per_token: None, mtp: true };
+pub const OPTIONS: Options = Options { max_tokens: 1, context: None, experts_per_token: None, mtp: true, layers: None };
 
 /// The bytes of a tensor's rows, in segments of files.
 #[derive(Clone, Debug)]

@@ -17,6 +17,7 @@ mod prompt_cache;
 mod reply;
 mod request;
 mod score;
+mod stage;
 mod stream;
 mod tokenizer;
 mod waiting;
@@ -33,8 +34,10 @@ fn _sluice(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<files::LoadedFile>()?;
     module.add_class::<prompt_cache::PromptCache>()?;
     module.add_class::<reply::Reply>()?;
+    module.add_class::<stage::Stage>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<tokenizer::Tokenizer>()?;
     module.add_function(wrap_pyfunction!(names::resolve, module)?)?;
+    module.add_function(wrap_pyfunction!(stage::layer_count, module)?)?;
     Ok(())
 }

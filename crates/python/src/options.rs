@@ -75,7 +75,7 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
     text.chars().take(80).collect()
 }
 
-const NAMES: [&str; 31] = [
+const NAMES: [&str; 32] = [
     "device",
     "threads",
     "numa",
@@ -103,6 +103,7 @@ const NAMES: [&str; 31] = [
     "prompt_cache_daily_bytes",
     "prompt_cache_min_tokens",
     "prompt_cache_key_file",
+    "prompt_cache_store",
     "model_name",
     "queue",
     "disk_speeds_file",
@@ -184,6 +185,9 @@ impl Setup {
 /// The prompt cache on disk, if a folder is named for it.
 fn prompt_cache(fields: &Fields) -> PyResult<Option<PromptCacheOptions>> {
     let Some(folder) = fields.get::<PathBuf>("prompt_cache")? else { return Ok(None) };
+    let store: Option<String> = fields.get("prompt_cache_store")?;
+    let store = store.map(|url| sluice_objects::open(&url)).transpose();
+    let store = store.map_err(|e| RequestError::new_err(format!("prompt_cache_store: {e:#}")))?;
     Ok(Some(PromptCacheOptions {
         folder,
         quota: fields.get("prompt_cache_bytes")?,
@@ -192,6 +196,7 @@ fn prompt_cache(fields: &Fields) -> PyResult<Option<PromptCacheOptions>> {
         key_file: fields.get("prompt_cache_key_file")?,
         sums_file: fields.get("sums_file")?,
         sum_at_start: PromptCacheOptions::SUM_AT_START,
+        store,
     }))
 }
 

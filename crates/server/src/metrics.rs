@@ -41,6 +41,7 @@ pub struct Metrics {
     from_memory: Counter,
     computed: Counter,
     disk: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 10],
+    store: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 11],
     spilled: [(&'static str, &'static str, Gauge<i64, AtomicI64>); 4],
     finished: Family<ReasonLabel, Counter>,
     first_token: Histogram,
@@ -91,6 +92,21 @@ const DISK: [(&str, &str); 10] = [
     ("sluice:prompt_cache_unsummed_bytes", "Bytes of the model still to be checksummed before it is used"),
 ];
 
+/// The store that replicas share a prompt cache in; zero without one.
+const STORE: [(&str, &str); 11] = [
+    ("sluice:prompt_cache_store_hits", "Prompts of which the store had a part that was of use"),
+    ("sluice:prompt_cache_store_misses", "Prompts looked for there in vain"),
+    ("sluice:prompt_cache_store_read_bytes", "Bytes read from it since the start"),
+    ("sluice:prompt_cache_store_stored_bytes", "Bytes stored in it since the start"),
+    ("sluice:prompt_cache_store_queued", "Blocks that wait to be stored"),
+    ("sluice:prompt_cache_store_dropped", "Blocks not stored: too many waited, or they were evicted first"),
+    ("sluice:prompt_cache_store_errors", "Calls that failed"),
+    ("sluice:prompt_cache_store_wrong", "Objects that were not what was stored, and were computed instead"),
+    ("sluice:prompt_cache_store_given_up", "Look-ups and reads given up because they took too long"),
+    ("sluice:prompt_cache_store_reads_paused", "1 while it is not read because it keeps failing"),
+    ("sluice:prompt_cache_store_writes_paused", "1 while it is not written because it keeps failing"),
+];
+
 /// Keys, values and states moved from a device to host memory; zero without a device.
 const SPILLED: [(&str, &str); 4] = [
     ("sluice:kv_spilled_bytes", "Bytes of keys, values and states that moved from a device to host memory"),
@@ -118,6 +134,7 @@ impl Metrics {
             from_memory: Counter::default(),
             computed: Counter::default(),
             disk: DISK.map(|(name, help)| (name, help, Gauge::default())),
+            store: STORE.map(|(name, help)| (name, help, Gauge::default())),
             spilled: SPILLED.map(|(name, help)| (name, help, Gauge::default())),
             finished: Family::default(),
             first_token: long(),
@@ -163,7 +180,11 @@ impl Metrics {
             m.from_disk.clone(),
         );
         r.register("sluice:prompt_tokens_computed", "Prompt tokens computed", m.computed.clone());
-        m.disk.iter().chain(&m.spilled).for_each(|(name, help, gauge)| r.register(*name, *help, gauge.clone()));
+        m.disk
+            .iter()
+            .chain(&m.store)
+            .chain(&m.spilled)
+            .for_each(|(name, help, gauge)| r.register(*name, *help, gauge.clone()));
         r.register("vllm:request_success", "Finished choices by reason", m.finished.clone());
         r.register("vllm:time_to_first_token_seconds", "From arrival to the first token", m.first_token.clone());
         r.register("vllm:inter_token_latency_seconds", "Between tokens of a choice", m.between_tokens.clone());
@@ -301,6 +322,22 @@ impl Metrics {
                 unsummed,
             ];
             self.disk.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
+            if let Some(s) = s.store {
+                let values = [
+                    s.hits,
+                    s.misses,
+                    s.read_bytes,
+                    s.stored_bytes,
+                    s.queued,
+                    s.dropped,
+                    s.errors,
+                    s.wrong,
+                    s.given_up,
+                    u64::from(s.reads_paused),
+                    u64::from(s.writes_paused),
+                ];
+                self.store.iter().zip(values).for_each(|((.., gauge), value)| _ = gauge.set(value as i64));
+            }
         }
         if let Some(s) = engine.host_tier() {
             let values = [s.bytes, s.blocks, s.lost, s.returned_tokens];

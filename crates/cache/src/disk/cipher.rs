@@ -104,7 +104,7 @@ fn nonce(count: u64) -> Nonce {
 }
 
 /// Seals and opens the slots of one folder.
-pub(super) struct Cipher {
+pub(crate) struct Cipher {
     root: [u8; 32],
     session: [u8; 16],
     sealed: AtomicU64,

@@ -47,6 +47,11 @@ pub enum Error {
     KeyWanted,
     #[error("the prompt cache is not encrypted: clear it, or name another folder, to begin an encrypted one")]
     NotEncrypted,
+    #[error("its secret is not what was written")]
+    DamagedSecret,
+    /// Clearing it would lose what somebody saved.
+    #[error("the prompt cache has saved sessions and a secret of its own, not that of the store: name another folder")]
+    OtherSecret,
     #[error("the prompt cache is off since an earlier error")]
     Disabled,
 }

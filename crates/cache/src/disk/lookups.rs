@@ -168,6 +168,16 @@ impl Lookups {
         Ok(Reads::new(wants, self.cipher.clone(), held, Arc::clone(&self.desk), self.memory.clone()))
     }
 
+    /// Pins an entry that is not about to be removed.
+    pub(super) fn pin(&self, key: &Key) -> bool {
+        let mut common = self.shared();
+        let is_there = !common.doomed.contains(key);
+        if is_there {
+            *common.pins.entry(*key).or_default() += 1;
+        }
+        is_there
+    }
+
     /// Pins an entry before it is looked up, so that what the index says stays true. Not an entry that is about to be
     /// removed.
     fn hold(&self, key: &Key, held: &mut HashSet<Key>) -> bool {

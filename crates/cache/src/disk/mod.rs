@@ -11,6 +11,7 @@ mod lookups;
 mod open;
 mod pages;
 mod reads;
+mod sealed;
 mod secret;
 mod sessions;
 mod slab;
@@ -28,7 +29,7 @@ use sluice_store::{Buffer, ReusedMemory};
 
 use crate::prefix::BlockHash;
 pub use check::{ModelStat, Stat, Verified};
-use cipher::Cipher;
+pub(crate) use cipher::Cipher;
 pub use cipher::FileKey;
 pub use error::Error;
 pub use folder::Folder;
@@ -39,6 +40,7 @@ use lookups::{SharedState, SlotFile};
 pub use open::{LEAST_INDEX, Settings};
 use reads::ReturnBox;
 pub use reads::{Miss, Order, READING, ReadPart, Reads};
+pub use secret::SecretFile;
 pub use sessions::{MOST_NAME, MOST_SESSIONS};
 use slab::OpenSlab;
 pub use slot::{Label, MOST_TOKENS, PAGE, STATE};
@@ -165,6 +167,14 @@ impl DiskCache {
     /// The secret of this installation, which hashes of prompts are keyed with.
     pub fn secret(&self) -> [u8; 32] {
         self.secret
+    }
+
+    /// The file with the secret, for a store that other folders share.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn secret_file(&self, key: Option<&FileKey>) -> Result<SecretFile, Error> {
+        SecretFile::open(&secret::read_bytes(&*self.storage).map_err(error::io("opening"))?, key)
     }
 
     /// What the cache did since it was opened.

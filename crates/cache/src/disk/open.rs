@@ -13,7 +13,7 @@ use super::index::{self, Index, Key};
 use super::lookups::Lookups;
 use super::pages::{CLEAN, mark_bytes};
 use super::reads::ReturnBox;
-use super::secret::{self, Found, SECRET};
+use super::secret::{self, Found, SECRET, SecretFile};
 use super::slab::{OpenSlab, file_name};
 use super::slot::PAGE;
 use super::snapshot::Snapshot;
@@ -43,6 +43,8 @@ pub struct Settings {
     pub daily_limit: Option<u64>,
     /// Encrypted with this.
     pub key: Option<FileKey>,
+    /// The secret that other folders have too. One that has another is cleared, unless it has sessions.
+    pub shared_secret: Option<SecretFile>,
 }
 
 impl DiskCache {
@@ -143,8 +145,22 @@ impl DiskCache {
         }
         // 2. The secret, without which no hash means anything
         let found = secret::read(&**storage, settings.key.as_ref()).map_err(io("opening"))?;
+        let shared = settings.shared_secret.as_ref();
         let secret = match found {
-            Found::Secret(secret) => secret,
+            Found::Secret(secret) => match shared.filter(|shared| shared.secret() != secret) {
+                None => secret,
+                Some(shared) => {
+                    if size_of(index::NAME) > 0 {
+                        if !Index::open(Arc::clone(storage), index_bytes)?.sessions()?.is_empty() {
+                            return Err(Error::OtherSecret);
+                        }
+                        cleared = Some("it has another secret than the store".to_owned());
+                    }
+                    clear(&**storage)?;
+                    secret::write(&**storage, shared.bytes()).map_err(io("beginning"))?;
+                    shared.secret()
+                }
+            },
             Found::KeyWanted => return Err(Error::KeyWanted),
             Found::NotSealed => return Err(Error::NotEncrypted),
             Found::WrongKey => return Err(Error::WrongKey),
@@ -154,7 +170,11 @@ impl DiskCache {
                     cleared.get_or_insert(format!("its secret is {why}"));
                     clear(&**storage)?;
                 }
-                secret::make(&**storage, settings.key.as_ref()).map_err(io("beginning"))?
+                match shared {
+                    Some(shared) => secret::write(&**storage, shared.bytes()).map(|()| shared.secret()),
+                    None => secret::make(&**storage, settings.key.as_ref()),
+                }
+                .map_err(io("beginning"))?
             }
         };
         let session = secret::random().map_err(io("opening"))?;

@@ -322,6 +322,8 @@ pub(super) fn is_right(cipher: Option<&Cipher>, label: &Label, slot: &mut [u8]) 
 enum Slot {
     Staged(Filled),
     Own(Buffer),
+    /// From a store.
+    Fetched(Vec<u8>),
 }
 
 impl Slot {
@@ -329,6 +331,7 @@ impl Slot {
         match self {
             Slot::Staged(filled) => filled,
             Slot::Own(buffer) => buffer,
+            Slot::Fetched(bytes) => bytes,
         }
     }
 }
@@ -337,8 +340,20 @@ impl Slot {
 pub struct ReadPart {
     slot: Slot,
     len: usize,
-    /// Dropped after the slot.
-    _turn: Arc<Turn>,
+    /// Dropped after the slot. `None`: its memory is its own.
+    _turn: Option<Arc<Turn>>,
+}
+
+impl ReadPart {
+    /// A part from a slot that a store gave; `None` if it is not what the label says.
+    pub(crate) fn checked(cipher: Option<&Cipher>, label: &Label, mut slot: Vec<u8>) -> Option<ReadPart> {
+        let is_slot = slot.len() as u64 == slot::slot_bytes(label.bytes);
+        (is_slot && is_right(cipher, label, &mut slot)).then(|| ReadPart {
+            slot: Slot::Fetched(slot),
+            len: label.bytes as usize,
+            _turn: None,
+        })
+    }
 }
 
 impl Deref for ReadPart {
@@ -348,6 +363,7 @@ impl Deref for ReadPart {
         match &self.slot {
             Slot::Staged(filled) => &filled[..self.len],
             Slot::Own(buffer) => &buffer[..self.len],
+            Slot::Fetched(bytes) => &bytes[..self.len],
         }
     }
 }
@@ -369,7 +385,7 @@ fn deliver<T: FnMut(usize, Result<ReadPart, Miss>)>(counter: &Mutex<Delivery<T>>
     let counter = &mut *counter;
     let turn = &counter.turn;
     let mut give = |i, came: PartResult| {
-        (counter.take)(i, came.map(|(slot, len)| ReadPart { slot, len, _turn: Arc::clone(turn) }))
+        (counter.take)(i, came.map(|(slot, len)| ReadPart { slot, len, _turn: Some(Arc::clone(turn)) }))
     };
     if counter.order == Order::AsRead {
         return give(i, came);

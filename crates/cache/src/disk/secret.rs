@@ -1,10 +1,12 @@
 //! The secret of an installation: hashes of prompts are keyed with it, so that they say nothing to others. In an encrypted cache it is sealed.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::Error;
 use super::cipher::FileKey;
 use super::storage::Storage;
 
@@ -16,6 +18,54 @@ const PLAIN: u32 = 0;
 const SEALED: u32 = 1;
 /// Magic, version, kind, salt, secret, tag, sum.
 const BYTES: usize = 8 + 4 + 4 + 16 + 32 + 16 + 8;
+
+/// The file, and the secret in it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretFile {
+    bytes: [u8; BYTES],
+    secret: [u8; 32],
+}
+
+impl fmt::Debug for SecretFile {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("SecretFile")
+    }
+}
+
+impl SecretFile {
+    /// Its length.
+    pub const BYTES: usize = BYTES;
+
+    /// Reads what another folder's file holds.
+    ///
+    /// # Errors
+    /// The wrong key, or none where one is needed; [`Error::DamagedSecret`] for what is no such file.
+    pub fn open(bytes: &[u8], key: Option<&FileKey>) -> Result<SecretFile, Error> {
+        let bytes: [u8; BYTES] = bytes.try_into().map_err(|_| Error::DamagedSecret)?;
+        match parse(&bytes, key) {
+            Found::Secret(secret) => Ok(SecretFile { bytes, secret }),
+            Found::Missing | Found::Damaged => Err(Error::DamagedSecret),
+            Found::KeyWanted => Err(Error::KeyWanted),
+            Found::NotSealed => Err(Error::NotEncrypted),
+            Found::WrongKey => Err(Error::WrongKey),
+        }
+    }
+
+    /// What the file holds: the secret in the clear, unless it is sealed.
+    pub fn bytes(&self) -> &[u8; BYTES] {
+        &self.bytes
+    }
+
+    /// The secret.
+    pub fn secret(&self) -> [u8; 32] {
+        self.secret
+    }
+
+    /// Whether another file has the same secret.
+    pub fn is_same(&self, other: &SecretFile) -> bool {
+        self.secret == other.secret
+    }
+}
 
 /// What the file has.
 #[derive(Debug, PartialEq, Eq)]
@@ -84,12 +134,24 @@ pub(super) fn make(storage: &dyn Storage, key: Option<&FileKey>) -> io::Result<[
     bytes.extend(shown);
     bytes.extend(tag);
     bytes.extend(xxh3_64(&bytes).to_le_bytes());
+    write(storage, &bytes)?;
+    Ok(secret)
+}
+
+/// Makes a secret durable: all bytes of the file.
+pub(super) fn write(storage: &dyn Storage, bytes: &[u8]) -> io::Result<()> {
     let file = storage.open(SECRET, true)?;
     file.set_len(BYTES as u64)?;
-    file.write_at(0, &bytes)?;
+    file.write_at(0, bytes)?;
     file.sync()?;
-    storage.sync_names()?;
-    Ok(secret)
+    storage.sync_names()
+}
+
+/// All bytes of the file.
+pub(super) fn read_bytes(storage: &dyn Storage) -> io::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    storage.open(SECRET, false)?.read_at(0, &mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 mod estimate;
 pub mod expected;
 mod gpu;
+mod machines;
 mod memory;
 mod mtp;
 mod residency;
@@ -27,6 +28,7 @@ use crate::disk::{self, Case, Order, PAGE};
 use crate::{presets, terminal, units};
 use estimate::{Disk, Precision, Products, Split, Token, Weights, hit_rate};
 use gpu::Gpu;
+use machines::{Machinery, Machines};
 use memory::Measured;
 use mtp::Mtp;
 use residency::Residency;
@@ -90,6 +92,12 @@ pub struct PlanArgs {
     /// GPUs of so much memory that share the layers
     #[arg(long, default_value_t = 1, value_name = "N", requires = "gpu_memory", value_parser = clap::value_parser!(u64).range(1..=64))]
     gpus: u64,
+    /// Machines like this one that have a range of layers each
+    #[arg(long, value_name = "N", conflicts_with_all = ["gpu_memory", "trace"])]
+    machines: Option<usize>,
+    /// Bytes per second between two machines, such as 1.2GB [default: 125MB]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "machines")]
+    network_bandwidth: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -223,6 +231,18 @@ pub fn run(args: PlanArgs) -> Result<()> {
     rates.sort_by(f64::total_cmp);
     rates.dedup();
 
+    let machinery = Machinery {
+        precision: (precision(bits), precision(experts_bits)),
+        k,
+        memory,
+        context: args.context,
+        // Experts in memory need no disk; for others an ordinary one is assumed where this one is not known.
+        disk: this_disk.unwrap_or(Disk { bandwidth: DISKS[1].1, latency }),
+        products,
+        network: args.network_bandwidth.map_or(machines::NETWORK, |bytes| bytes as f64),
+    };
+    let machines = args.machines.map(|count| Machines::new(&described, count, &machinery)).transpose()?;
+
     let out = &mut io::stdout().lock();
     let token = |disk: Disk, rate: f64| Token::new(&weights, rate, disk, products);
     if args.json {
@@ -244,6 +264,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
             "memory_bandwidth": memory_bandwidth, "products_bandwidth": {"resident": products.resident, "experts": products.experts},
             "mtp": mtp.as_ref().map(Mtp::to_json),
             "gpu": gpu.as_ref().map(|gpu| gpu.to_json(&weights, served)),
+            "machines": machines.as_ref().map(Machines::to_json),
             "simulated": residency.as_ref().map(Residency::to_json), "tokens": rows,
         });
         writeln!(out, "{object:#}")?;
@@ -327,6 +348,10 @@ pub fn run(args: PlanArgs) -> Result<()> {
     rates
         .iter()
         .for_each(|&r| text += &format!("{:>10}", units::bytes((weights.expert_bytes() as f64 * (1.0 - r)) as u64)));
+    if let Some(machines) = &machines {
+        text += "\n";
+        text += &machines.text();
+    }
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
 }

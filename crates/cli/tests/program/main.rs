@@ -29,6 +29,7 @@ mod pack_quality;
 mod plan;
 mod prompt_cache;
 mod prompt_cache_faults;
+mod prompt_cache_store;
 mod run;
 mod self_test;
 mod serve;

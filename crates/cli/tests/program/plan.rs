@@ -128,3 +128,24 @@ fn a_head_that_predicts_one_token_more_is_part_of_the_plan() {
     assert!(head("glm-4.5-air")["parameters"].as_u64().unwrap() > 1_000_000_000);
     assert!(head("kimi-k2").is_null() && head("mixtral-8x7b").is_null());
 }
+
+#[test]
+fn machines_share_all_layers_and_nobody_has_more_than_it_must() {
+    let args = ["--memory", "64GB", "--memory-bandwidth", "60GB"];
+    let one = plan("qwen3-30b-a3b", &args);
+    let found = plan("qwen3-30b-a3b", &[&args[..], &["--machines", "4"]].concat());
+    let machines = found["machines"]["machines"].as_array().unwrap();
+    assert_eq!(machines.len(), 4);
+    let number = |m: &serde_json::Value, key: &str| m[key].as_u64().unwrap();
+    assert_eq!((number(&machines[0], "first"), number(&machines[3], "end")), (0, 48));
+    assert!(machines.windows(2).all(|m| m[0]["end"] == m[1]["first"]));
+    for key in ["resident", "experts"] {
+        let sum: u64 = machines.iter().map(|m| number(m, key)).sum();
+        assert_eq!(sum, one[key].as_u64().unwrap(), "{key}");
+    }
+    let bytes = machines.iter().map(|m| number(m, "resident") + number(m, "experts"));
+    let all = one["resident"].as_u64().unwrap() + one["experts"].as_u64().unwrap();
+    assert!(bytes.max().unwrap() < all * 3 / 10);
+    let speed = |key: &str| found["machines"][key].as_f64().unwrap();
+    assert!(speed("tokens_per_second_busy") > 2.5 * speed("tokens_per_second_alone"));
+}

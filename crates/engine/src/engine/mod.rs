@@ -6,6 +6,7 @@
 //! - [`drafting`]: tokens that are computed before it is known whether they come
 //! - [`follower`]: opening the smaller model that drafts some of them
 //! - [`feeding`]: computing given tokens, for their logits
+//! - [`stage`]: some layers of a model, for a machine that has no others
 //! - [`status`]: memory, settings and measurements
 //! - [`lower_tiers`]: the prompt cache on disk and the tier in host memory
 
@@ -17,6 +18,7 @@ mod lower_tiers;
 pub(crate) mod open;
 pub(crate) mod role;
 mod sequence_table;
+pub(crate) mod stage;
 mod status;
 mod stepping;
 

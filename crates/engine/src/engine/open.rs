@@ -98,10 +98,15 @@ impl Engine {
         make: MakeBackend,
     ) -> Result<Engine> {
         let model = sluice_model::describe(source.config(), &options.model(1))?;
+        let model = match options.layers {
+            Some(layers) => model.cut(layers)?,
+            None => model,
+        };
         // Before anything takes memory, or starts a thread that does.
         let numa = options.processors.place_memory(options.numa);
         let state = (model.state_len() * size_of::<f32>()) as u64;
-        options.caller_memory += options.prompt_cache.as_ref().map_or(0, |_| limits::max_memory(state));
+        options.caller_memory +=
+            options.prompt_cache.as_ref().map_or(0, |cache| limits::max_memory(state, cache.store.is_some()));
         options.caller_memory += options.kv_spill;
         let mut ahead = options.load.ahead.then(|| {
             let source = Arc::clone(source);

@@ -91,6 +91,28 @@ impl Runner {
         self.backend.end()
     }
 
+    /// Takes sequences through a part of the model. `hidden`: what the layers before put out, `[tokens, hidden]`; empty if there are none. All queued block operations are
+    /// applied.
+    pub fn stage_step<'a, T: AsRef<[u32]> + 'a>(
+        &mut self,
+        sequences: impl Iterator<Item = SequenceInput<'a, T>>,
+        hidden: &[f32],
+    ) -> Outcome {
+        self.inputs.clear();
+        sequences.for_each(|sequence| self.inputs.push(&sequence));
+        if self.decoder.follows() {
+            self.backend.upload(hidden, self.decoder.residual().first_rows(self.inputs.tokens().len()));
+        }
+        self.backend.begin(&self.inputs);
+        self.decoder.step(&mut *self.backend, &self.inputs);
+        self.backend.end()
+    }
+
+    /// What the layers of the last step put out, on the host: `[rows, hidden]`.
+    pub fn residual(&mut self, rows: usize, out: &mut [f32]) {
+        self.backend.download(self.decoder.residual().first_rows(rows), out);
+    }
+
     /// Calls `each` with the final hidden states of a sequence of the last step, from its token `from` of that step on. `scheduled`: its index in the plan.
     pub fn hidden(&mut self, scheduled: usize, from: usize, each: impl FnMut(&[f32])) {
         let tokens = self.inputs.rows(scheduled).len();

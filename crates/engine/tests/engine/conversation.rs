@@ -166,6 +166,7 @@ fn converse(model: &Path, drop_thoughts: bool, restarts: bool) {
         key_file: None,
         sums_file: Some(home.path().join("sums.json")),
         sum_at_start: PromptCacheOptions::SUM_AT_START,
+        store: None,
     });
     let keeps = Options { prefix_cache: true, snapshots: 16, prompt_cache, ..forgetful(8192) };
     let open = || Engine::open(model, keeps.clone()).unwrap();

@@ -263,6 +263,7 @@ fn what_was_drafted_is_found_after_a_restart_like_anything_else() {
             key_file: None,
             sums_file: None,
             sum_at_start: PromptCacheOptions::SUM_AT_START,
+            store: None,
         };
         let open = || {
             let options = Options { drafts, prompt_cache: Some(cache.clone()), ..options() };

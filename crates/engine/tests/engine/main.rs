@@ -26,6 +26,7 @@ mod quantized;
 mod real_models;
 mod sources;
 mod spill;
+mod stages;
 mod streaming;
 mod support;
 mod tables;

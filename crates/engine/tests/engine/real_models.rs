@@ -312,6 +312,7 @@ fn a_restart_goes_on_with_the_bits_of_the_prompt_cache() {
                 sums_file: Some(home.path().join("sums.json")),
                 // However large the file is.
                 sum_at_start: u64::MAX,
+                store: None,
             }),
             ..exact(1024)
         };

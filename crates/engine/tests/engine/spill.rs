@@ -77,6 +77,7 @@ fn disk_and_memory_beside_the_caches_go_together() {
             key_file: None,
             sums_file: None,
             sum_at_start: PromptCacheOptions::SUM_AT_START,
+            store: None,
         }),
         ..small(kv_spill)
     };

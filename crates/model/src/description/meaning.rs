@@ -9,7 +9,7 @@ impl Description {
         let (layer, rest) = match short.strip_prefix("layers.") {
             Some(inside) => {
                 let (number, rest) = inside.split_once('.')?;
-                (Some(number.parse().ok()?), rest)
+                (Some(self.own_number(number.parse().ok()?)?), rest)
             }
             None => (None, short),
         };

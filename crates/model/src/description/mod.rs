@@ -2,8 +2,10 @@
 //! use nothing else, so a new architecture is one file that makes a [`Description`].
 
 mod attention;
+mod cut;
 mod delta_net;
 mod experts;
+mod layer_range;
 mod meaning;
 mod mtp;
 mod state_space;
@@ -29,6 +31,7 @@ pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
     StackOrder,
 };
+pub use layer_range::{Cut, LayerRange};
 pub use meaning::{Leaf, Meaning};
 pub(crate) use mtp::{JOIN, NORMS, QWEN_PARTS, qwen_name};
 pub use state_space::StateSpaceDescription;
@@ -85,6 +88,8 @@ pub struct Description {
     pub stack_spelling: Option<[&'static str; 2]>,
     /// What `mlx_lm` expects of such a model; packing writes it.
     pub mlx: MlxLm,
+    /// Which part of the model this is; `None`: all of it.
+    pub cut: Option<Cut>,
     /// Messages for the user, a line each: where config and files disagree, and what of the config is not followed.
     pub notes: Vec<String>,
 }
@@ -278,6 +283,7 @@ impl Outline {
             expert_spelling: PROJECTIONS,
             stack_spelling: None,
             mlx,
+            cut: None,
             notes,
         })
     }

@@ -378,7 +378,9 @@ impl Description {
         let [embedding, norm, head] = self.outer();
         let layers = (0..self.stored_layers()).flat_map(|layer| self.layer_weights(layer));
         let first = std::iter::once(embedding).chain(self.outer_per_layer());
-        first.chain(layers).chain([norm]).chain((!self.tied).then_some(head))
+        let (begins, ends, tied) = (self.begins(), self.ends(), self.tied);
+        let first = first.filter(move |_| begins || (ends && tied));
+        first.chain(layers).chain(ends.then_some(norm)).chain((ends && !tied).then_some(head))
     }
 
     /// The weights of one layer; none if there is no such layer.
@@ -447,7 +449,7 @@ impl Description {
     /// The name of a weight's module in checkpoints of this architecture, without the text model's prefix.
     pub fn stored_name(&self, w: &WeightDescription) -> String {
         let part = self.spelled(w.part);
-        w.layer.map_or_else(|| part.to_string(), |layer| format!("layers.{layer}.{part}"))
+        w.layer.map_or_else(|| part.to_string(), |layer| format!("layers.{}.{part}", self.whole_number(layer)))
     }
 
     /// [`Description::packed_name`] in MLX's spelling: `layers.0.mlp.switch_mlp.gate_proj`.

@@ -232,12 +232,13 @@ def load(
     adapter_path: "str | None" = None,
     lazy: bool = False,
     revision: "str | None" = None,
+    layers: "tuple[int, int] | range | None" = None,
     **options: Any,
-) -> "tuple[Model, Tokenizer]":
+) -> "tuple[Any, Tokenizer]":
     """Loads a model and its tokenizer, as ``mlx_lm.load``: a folder, a GGUF file, or a name of the Hugging Face hub, which is fetched if it is not in the cache.
 
     ``options`` are those of :class:`Model`. The files say what the model and the tokenizer are, so ``model_config`` and ``tokenizer_config`` must be empty. Weights are always lazy: see
-    :meth:`Model.wait_loaded`.
+    :meth:`Model.wait_loaded`. With ``layers``, a :class:`sluice.stages.Stage` takes the place of the model.
 
     >>> model, tokenizer = load(demo())
     >>> tokenizer.decode(tokenizer.encode("Once upon a time"), skip_special_tokens=True)
@@ -247,7 +248,12 @@ def load(
         # `trust_remote_code` has no effect: architectures are built in.
         if value and value != {"trust_remote_code": True}:
             raise RequestError(f"{name} is not supported")
-    model = Model(f"{path_or_hf_repo}@{revision}" if revision else path_or_hf_repo, **options)
+    name = f"{path_or_hf_repo}@{revision}" if revision else path_or_hf_repo
+    if layers is not None:
+        from .stages import Stage
+
+        return Stage(name, layers, **options), Tokenizer.from_pretrained(name)
+    model = Model(name, **options)
     return model, model.tokenizer
 
 

@@ -4,7 +4,7 @@ Each replica is an :class:`AsyncEngine` with cores or GPUs of its own. In front 
 as long as it is not much busier than the others, so that its prefix cache has what it needs.
 
 :class:`SluiceServer` has the methods of a ``server_cls`` of Ray Serve LLM too (``chat``, ``completions``, ``embeddings``, ``tokenize``, ``detokenize``, ``start``, ``check_health``, ``stop``).
-Ray Serve LLM itself needs vLLM or SGLang to be installed; this module needs ``ray[serve]`` alone.
+One model over several machines is in :mod:`sluice.ray_stages`. Ray Serve LLM itself needs vLLM or SGLang to be installed; this module needs ``ray[serve]`` alone.
 """
 
 import fcntl
@@ -165,6 +165,12 @@ class SluiceServer:
         async for part in _parts(self.engine.model.engine.request(method, path, body)):
             yield part
 
+    async def whole(self, method: str, path: str, body: bytes, prefix: "str | None" = None) -> "tuple[int, str, bytes]":
+        """The same in one piece: status, ignored fields, and all bytes. Each piece of a stream is a message of its own, which costs a millisecond."""
+        parts = self.http(method, path, body)
+        status, ignored = await parts.__anext__()
+        return status, ignored, b"".join([part async for part in parts])
+
     async def _answers(self, path: str, request: Any) -> "AsyncIterator[Any]":
         """What Ray Serve LLM expects: events as text for a stream, and else one object."""
         body = _plain(request)
@@ -211,7 +217,8 @@ class Ingress:
     """What clients talk to: all paths of the server, answered by a replica."""
 
     def __init__(self, servers: Any):
-        self._http = servers.options(stream=True).http
+        self._stream = servers.options(stream=True).http
+        self._whole = servers.whole
 
     async def __call__(self, request: Any) -> Any:
         """Passes a request on."""
@@ -223,21 +230,24 @@ class Ingress:
             prefix = prefix_of(json.loads(body)) if body else None
         except (ValueError, AttributeError):
             prefix = None
+        if not _streams(body):
+            status, ignored, answer = await self._whole.remote(request.method, path, body, prefix=prefix)
+            kind = "application/json"
+            if request.method == "GET" and path.partition("?")[0] == "/metrics":
+                kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+            return Response(answer, status, {"sluice-ignored": ignored} if ignored else {}, kind)
         # A failure before the first part becomes the status that the client gets.
-        parts = self._http.remote(request.method, path, body, prefix=prefix).__aiter__()
+        parts = self._stream.remote(request.method, path, body, prefix=prefix).__aiter__()
         status, ignored = await parts.__anext__()
         headers = {"sluice-ignored": ignored} if ignored else {}
-        kind = "text/event-stream" if b'"stream"' in body and status == 200 and _streams(body) else "application/json"
-        if request.method == "GET" and path.partition("?")[0] == "/metrics":
-            kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-        if kind == "text/event-stream":
-            return StreamingResponse(parts, status, headers, kind)
-        return Response(b"".join([part async for part in parts]), status, headers, kind)
+        if status != 200:
+            return Response(b"".join([part async for part in parts]), status, headers, "application/json")
+        return StreamingResponse(parts, status, headers, "text/event-stream")
 
 
 def _streams(body: bytes) -> bool:
     try:
-        return json.loads(body).get("stream") is True
+        return b'"stream"' in body and json.loads(body).get("stream") is True
     except (ValueError, AttributeError):
         return False
 

@@ -17,6 +17,11 @@ pub struct Place {
     pub slot: u32,
 }
 
+impl Place {
+    /// The place of a part that is in a store and not on disk.
+    pub const IN_STORE: Place = Place { slab: u32::MAX, slot: u32::MAX };
+}
+
 /// An entry: where its parts are, and how it was used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {

@@ -63,7 +63,7 @@ pub(super) fn half_block(isa: Isa, shape: &KvShape) -> Vec<u8> {
 
 /// `blocks` as often as `times`, from the first cache line of what is returned on ([`from_a_line`]), as an engine's pools begin: loads that cross lines are slower.
 pub(super) fn pool(blocks: &[u8], times: usize) -> Vec<u8> {
-    let mut pool = Vec::with_capacity(blocks.len() * times + LINE);
+    let mut pool: Vec<u8> = Vec::with_capacity(blocks.len() * times + LINE);
     // Not moved any more, since it has all of its room.
     pool.resize(pool.as_ptr().align_offset(LINE).min(LINE), 0);
     (0..times).for_each(|_| pool.extend_from_slice(blocks));

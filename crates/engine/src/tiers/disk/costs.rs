@@ -10,10 +10,24 @@ const DECAY: f64 = 0.95;
 const MIN_TOKENS: usize = 16;
 const MIN_BYTES: u64 = 1 << 20;
 
+/// Bounds of the time that a store may take to give what could be computed instead, and what it may take if nothing was computed yet.
+const LEAST_PATIENCE: Duration = Duration::from_secs(1);
+const MOST_PATIENCE: Duration = Duration::from_secs(60);
+const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where bytes are read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Disk,
+    /// At least in part from the store that replicas share.
+    Store,
+}
+
 /// Measured seconds; `None` before the first measurement.
 #[derive(Debug, Default)]
 pub(crate) struct Costs {
-    per_byte: Option<f64>,
+    /// By origin.
+    per_byte: [Option<f64>; 2],
     per_token: Option<f64>,
 }
 
@@ -31,18 +45,25 @@ impl Costs {
     }
 
     /// Notes the time that it took to read bytes and copy them to their blocks.
-    pub fn note_read(&mut self, bytes: u64, time: Duration) {
+    pub fn note_read(&mut self, origin: Origin, bytes: u64, time: Duration) {
         if bytes >= MIN_BYTES {
-            mix(&mut self.per_byte, time.as_secs_f64() / bytes as f64);
+            mix(&mut self.per_byte[origin as usize], time.as_secs_f64() / bytes as f64);
         }
     }
 
+    /// How long a store may take to give these tokens: as long as it would take to compute them.
+    pub fn patience(&self, tokens: usize) -> Duration {
+        let computing = self.per_token.map(|token| Duration::from_secs_f64((token * tokens as f64).min(1e6)));
+        computing.unwrap_or(FIRST_PATIENCE).clamp(LEAST_PATIENCE, MOST_PATIENCE)
+    }
+
     /// Whether reading these bytes is faster than computing these tokens. Yes where one of the two was never measured.
-    pub fn is_reading_faster(&mut self, bytes: u64, tokens: usize) -> bool {
-        let (Some(byte), Some(token)) = (self.per_byte, self.per_token) else { return true };
+    pub fn is_reading_faster(&mut self, origin: Origin, bytes: u64, tokens: usize) -> bool {
+        let per_byte = &mut self.per_byte[origin as usize];
+        let (Some(byte), Some(token)) = (*per_byte, self.per_token) else { return true };
         let is_faster = byte * bytes as f64 <= token * tokens as f64;
         if !is_faster {
-            self.per_byte = Some(byte * DECAY);
+            *per_byte = Some(byte * DECAY);
         }
         is_faster
     }
@@ -55,11 +76,18 @@ mod tests {
     #[test]
     fn what_is_quicker_to_compute_is_not_read_until_the_disk_is_tried_again() {
         let mut costs = Costs::default();
-        assert!(costs.is_reading_faster(u64::MAX, 1), "nothing is known");
+        assert!(costs.is_reading_faster(Origin::Disk, u64::MAX, 1), "nothing is known");
         costs.note_computed(100, Duration::from_millis(100));
-        costs.note_read(10 << 20, Duration::from_secs(10));
+        costs.note_read(Origin::Disk, 10 << 20, Duration::from_secs(10));
         // A token takes a millisecond, a megabyte a second.
-        assert!(costs.is_reading_faster(1 << 20, 1100) && !costs.is_reading_faster(1 << 20, 900));
-        assert!((0..10).any(|_| costs.is_reading_faster(1 << 20, 900)));
+        assert!(
+            costs.is_reading_faster(Origin::Disk, 1 << 20, 1100)
+                && !costs.is_reading_faster(Origin::Disk, 1 << 20, 900)
+        );
+        assert!((0..10).any(|_| costs.is_reading_faster(Origin::Disk, 1 << 20, 900)));
+        // Of the store nothing is known yet; it may take as long as computing does.
+        assert!(costs.is_reading_faster(Origin::Store, 1 << 20, 900));
+        assert_eq!(costs.patience(5000), Duration::from_secs(5));
+        assert_eq!((costs.patience(1), costs.patience(1 << 30)), (LEAST_PATIENCE, MOST_PATIENCE));
     }
 }

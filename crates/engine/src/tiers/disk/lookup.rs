@@ -6,15 +6,17 @@
 //! - index pages that a transaction is handing to the system. That waits for the disk once in a run, when the mark of a clean end is removed.
 
 use std::cmp::Reverse;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use sluice_cache::disk::{self, Entry, Error, Label, Lookups, Order, Place, STATE};
+use sluice_cache::remote::{InStore, Remote};
 use sluice_cache::{BlockHash, RestoreSpan, block_hash};
 
+use super::costs::Origin;
 use super::shared::Shared;
 use super::writer::WriterCommand;
 use crate::tiers::shape::CacheShape;
@@ -29,6 +31,8 @@ pub(crate) struct PrefixQuery {
     pub usable: usize,
     /// A prefix has to add this many tokens at least.
     pub min_tokens: usize,
+    /// Whether the store that replicas share may be asked.
+    pub asks_store: bool,
 }
 
 /// A block or state that the caches lack.
@@ -46,6 +50,17 @@ pub(crate) struct PrefixPart {
     place: Place,
 }
 
+impl PrefixPart {
+    fn is_in_store(&self) -> bool {
+        self.place == Place::IN_STORE
+    }
+
+    /// Where parts come from.
+    pub fn origin(parts: &[PrefixPart]) -> Origin {
+        if parts.iter().any(PrefixPart::is_in_store) { Origin::Store } else { Origin::Disk }
+    }
+}
+
 /// A prefix that is longer than what the caches have alone.
 pub(crate) struct FoundPrefix {
     pub wanted: RestoreSpan,
@@ -56,6 +71,15 @@ pub(crate) struct FoundPrefix {
     /// Tokens that can be reused from the caches alone.
     pub usable: usize,
     pub parts: Vec<PrefixPart>,
+    /// How long the store may take for its parts.
+    pub patience: Duration,
+}
+
+impl FoundPrefix {
+    /// Where its parts come from.
+    pub fn origin(&self) -> Origin {
+        PrefixPart::origin(&self.parts)
+    }
 }
 
 /// Progress of a read.
@@ -72,8 +96,8 @@ pub(crate) enum ReadReply {
 pub(crate) enum LookupCommand {
     /// Looks a prefix up. Drops the sender if there is none.
     Find(PrefixQuery, Sender<FoundPrefix>),
-    /// Reads parts of a prefix with these tokens.
-    Read(Arc<[u32]>, Vec<PrefixPart>, SyncSender<ReadReply>),
+    /// Reads parts of a prefix with these tokens; those in the store for so long at most.
+    Read(Arc<[u32]>, Vec<PrefixPart>, Duration, SyncSender<ReadReply>),
     /// Ends the thread.
     Close,
 }
@@ -82,6 +106,13 @@ pub(crate) enum LookupCommand {
 const MAX_LISTED: usize = 64;
 /// Of how many of them the tokens are read. Encrypted, it is one: there the whole slot has to be read.
 const MAX_COMPARED: usize = 4;
+
+/// What was found.
+pub(super) struct Found {
+    pub prefix: Option<FoundPrefix>,
+    /// So many of the prompt's first blocks are there.
+    pub reach: usize,
+}
 
 /// A possible end of a prefix: after whole blocks, or after `tail` tokens of an entry that follows them.
 struct PrefixEnd {
@@ -100,11 +131,13 @@ pub(crate) struct Lookup {
     pub shape: CacheShape,
     pub shared: Arc<Shared>,
     pub writer: Sender<WriterCommand>,
+    /// What replicas share.
+    pub remote: Option<Arc<Remote>>,
 }
 
 impl Lookup {
     /// Handles commands until [`LookupCommand::Close`].
-    pub fn run(self, received: &Receiver<LookupCommand>) {
+    pub fn run(self: Arc<Self>, received: &Receiver<LookupCommand>) {
         if self.shared.entries.load(Ordering::Relaxed) > 0 {
             self.lookups.prepare();
         }
@@ -113,11 +146,15 @@ impl Lookup {
                 LookupCommand::Close => return,
                 // The sender is dropped, which says that there is nothing.
                 _ if !self.shared.is_ready() => Ok(()),
-                LookupCommand::Find(query, reply) => self.find(&query).map(|found| {
-                    // The receiver may be gone.
-                    found.into_iter().for_each(|found| _ = reply.send(found));
+                LookupCommand::Find(query, reply) => self.find(&query, &InStore::default()).map(|found| {
+                    if self.may_ask_store(&query, &found) {
+                        Arc::clone(&self).ask_store(query, found, reply);
+                    } else {
+                        // The receiver may be gone.
+                        found.prefix.into_iter().for_each(|found| _ = reply.send(found));
+                    }
                 }),
-                LookupCommand::Read(tokens, parts, reply) => self.read(&tokens, &parts, reply),
+                LookupCommand::Read(tokens, parts, patience, reply) => self.read(&tokens, &parts, patience, reply),
             };
             if let Err(e) = done {
                 self.shared.fail(e);
@@ -126,19 +163,29 @@ impl Lookup {
     }
 
     /// Senders of commands check that it is known.
-    fn model(&self) -> u64 {
+    pub(super) fn model(&self) -> u64 {
         self.shared.fingerprint().expect("nothing is looked up for a model that is not known")
     }
 
-    /// An entry of these tokens, if it exists and its parts have the right sizes.
+    /// An entry of these tokens, if it exists and its parts have the right sizes. What the folder lacks may be in the store.
     fn entry(
         &self,
+        store: &InStore,
         hash: BlockHash,
         before: BlockHash,
         position: usize,
         tokens: usize,
     ) -> Result<Option<Entry>, Error> {
-        let found = self.lookups.find(&(self.model(), hash))?;
+        let mut found = self.lookups.find(&(self.model(), hash))?;
+        match (&mut found, store.entries.get(&hash)) {
+            (None, stored) => found = stored.cloned(),
+            (Some(entry), Some(stored)) => {
+                let lacking = |(part, ..): &&(u32, u64, Place)| !entry.parts.iter().any(|(p, ..)| p == part);
+                let more: Vec<_> = stored.parts.iter().filter(lacking).copied().collect();
+                entry.parts.extend(more);
+            }
+            _ => {}
+        }
         let fits = |(part, bytes, _): &(u32, u64, Place)| match *part {
             STATE => *bytes == self.shape.state_bytes as u64,
             group => self.shape.block_bytes.get(group as usize).is_some_and(|b| *b as u64 == *bytes),
@@ -148,8 +195,8 @@ impl Lookup {
         }))
     }
 
-    /// The longest prefix that the caches and the folder have between them, if it is longer than what the caches have alone.
-    fn find(&self, q: &PrefixQuery) -> Result<Option<FoundPrefix>, Error> {
+    /// The longest prefix that the caches, the folder and the store have between them, if it is longer than what the caches have alone.
+    pub(super) fn find(&self, q: &PrefixQuery, store: &InStore) -> Result<Found, Error> {
         let n = self.shape.block_tokens;
         let all_groups = self.all_groups();
         let full = (0..).zip(&self.shape.windows).filter(|(_, w)| w.is_none()).fold(0u64, |bits, (g, _)| bits | 1 << g);
@@ -162,7 +209,7 @@ impl Lookup {
             let present = q.present.get(i).copied().unwrap_or(0);
             let entry = match present == all_groups && !hybrid {
                 true => None,
-                false => self.entry(hash, path[i], i * n, n)?,
+                false => self.entry(store, hash, path[i], i * n, n)?,
             };
             if (present | groups_of(entry.as_ref())) & full != full {
                 break;
@@ -170,16 +217,21 @@ impl Lookup {
             path.push(hash);
             nodes.push((present, entry));
         }
+        let reach = nodes.len();
         // 2. Back from there, until windows and a state are complete
         for whole in (0..path.len()).rev() {
             let rest = &q.tokens[whole * n..];
             let mut ends: Vec<PrefixEnd> = Vec::new();
             if hybrid {
-                for (tokens, hash) in self.lookups.following(self.model(), path[whole])? {
+                let mut following = self.lookups.following(self.model(), path[whole])?;
+                following.extend(store.following.get(&path[whole]).into_iter().flatten());
+                following.sort_unstable();
+                following.dedup();
+                for (tokens, hash) in following {
                     let tokens = tokens as usize;
                     let is_ours = tokens < n
                         && rest.get(..tokens).is_some_and(|t| block_hash(&self.secret, &path[whole], t) == hash);
-                    if is_ours && let Some(entry) = self.entry(hash, path[whole], whole * n, tokens)? {
+                    if is_ours && let Some(entry) = self.entry(store, hash, path[whole], whole * n, tokens)? {
                         ends.push(PrefixEnd { tail: tokens, entry: Some(entry), hash, tokens: None });
                     }
                 }
@@ -232,19 +284,16 @@ impl Lookup {
                     Some(own) => q.tokens[..whole * n].iter().copied().chain(own).collect(),
                     None => Arc::clone(&q.tokens),
                 };
-                return Ok(Some(FoundPrefix {
-                    wanted: RestoreSpan { whole, tail },
-                    tokens,
-                    to,
-                    usable: q.usable,
-                    parts,
-                }));
+                let (wanted, usable) = (RestoreSpan { whole, tail }, q.usable);
+                let patience = Duration::ZERO;
+                let prefix = Some(FoundPrefix { wanted, tokens, to, usable, parts, patience });
+                return Ok(Found { prefix, reach });
             }
             if whole * n < q.usable + q.min_tokens {
                 break;
             }
         }
-        Ok(None)
+        Ok(Found { prefix: None, reach })
     }
 
     /// Of the entries that follow a whole block, the one that shares most tokens with `rest`.
@@ -252,7 +301,7 @@ impl Lookup {
         // 1. Recently used ones first: each costs a read
         let mut all = Vec::new();
         for (tokens, hash) in self.lookups.following(self.model(), before)?.into_iter().take(MAX_LISTED) {
-            let entry = self.entry(hash, before, position, tokens as usize)?;
+            let entry = self.entry(&InStore::default(), hash, before, position, tokens as usize)?;
             all.extend(entry.filter(|e| groups_of(Some(e)) == self.all_groups()).map(|e| (hash, e)));
         }
         all.sort_unstable_by_key(|(_, entry)| Reverse(entry.used));
@@ -275,50 +324,74 @@ impl Lookup {
     }
 
     /// Starts a thread that reads parts.
-    fn read(&self, tokens: &[u32], parts: &[PrefixPart], reply: SyncSender<ReadReply>) -> Result<(), Error> {
-        let (n, model) = (self.shape.block_tokens, self.model());
-        let wanted = parts.iter().map(|part| {
-            let position = part.node * n;
-            let label = Label {
-                part: part.part,
-                bytes: part.bytes,
-                model,
-                hash: part.hash,
-                before: part.before,
-                position: position as u32,
-                tokens: &tokens[position..position + part.tokens],
-            };
-            (label, part.place)
-        });
+    fn read(
+        &self,
+        tokens: &[u32],
+        parts: &[PrefixPart],
+        patience: Duration,
+        reply: SyncSender<ReadReply>,
+    ) -> Result<(), Error> {
+        let (stored, on_disk): (Vec<usize>, Vec<usize>) = (0..parts.len()).partition(|i| parts[*i].is_in_store());
+        let wanted = on_disk.iter().map(|i| (self.label_of(&parts[*i], tokens), parts[*i].place));
         let reads = self.lookups.reads(&wanted.collect::<Vec<_>>())?;
+        let fetch = self.prepare_fetch(stored, parts, tokens, patience);
         let (shared, writer, given_up) = (Arc::clone(&self.shared), self.writer.clone(), reads.cancel_flag());
         let work = move || {
-            let (started, mut waited, mut bytes) = (Instant::now(), Duration::ZERO, 0);
-            reads.for_each(Order::AsRead, |i, part| {
-                let progress = match part {
-                    Ok(part) => {
-                        bytes += part.len() as u64;
-                        ReadReply::Part(i, part)
-                    }
-                    Err(_) => {
-                        shared.wrong.fetch_add(1, Ordering::Relaxed);
-                        ReadReply::Lost
-                    }
-                };
+            let (started, waited, bytes) = (Instant::now(), Mutex::new(Duration::ZERO), AtomicU64::new(0));
+            let send = |progress: ReadReply| {
                 let sending = Instant::now();
                 if reply.send(progress).is_err() {
                     // The receiver is gone.
                     given_up.store(true, Ordering::Relaxed);
                 }
-                waited += sending.elapsed();
+                *waited.lock().unwrap_or_else(PoisonError::into_inner) += sending.elapsed();
+            };
+            thread::scope(|scope| {
+                // The store and the disk are read at the same time.
+                if let Some(fetch) = fetch {
+                    let (send, given_up, bytes) = (&send, &given_up, &bytes);
+                    scope.spawn(move || {
+                        let fetched = fetch(given_up, &mut |i, part| send(ReadReply::Part(i, part)));
+                        bytes.fetch_add(fetched, Ordering::Relaxed);
+                    });
+                }
+                let mut read = 0;
+                reads.for_each(Order::AsRead, |i, part| {
+                    send(match part {
+                        Ok(part) => {
+                            read += part.len() as u64;
+                            ReadReply::Part(on_disk[i], part)
+                        }
+                        Err(_) => {
+                            shared.wrong.fetch_add(1, Ordering::Relaxed);
+                            ReadReply::Lost
+                        }
+                    });
+                });
+                shared.read.fetch_add(read, Ordering::Relaxed);
+                bytes.fetch_add(read, Ordering::Relaxed);
             });
-            shared.read.fetch_add(bytes, Ordering::Relaxed);
-            let _ = reply.send(ReadReply::Done(bytes, started.elapsed().saturating_sub(waited)));
+            let waited = waited.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let _ = reply.send(ReadReply::Done(bytes.into_inner(), started.elapsed().saturating_sub(waited)));
             let _ = writer.send(WriterCommand::ReadsDone);
         };
         // Without a thread the sender is dropped, as if nothing could be read.
         let _ = thread::Builder::new().name("prompt-reads".into()).spawn(work);
         Ok(())
+    }
+
+    /// What a part must hold.
+    pub(super) fn label_of<'a>(&self, part: &PrefixPart, tokens: &'a [u32]) -> Label<'a> {
+        let position = part.node * self.shape.block_tokens;
+        Label {
+            part: part.part,
+            bytes: part.bytes,
+            model: self.model(),
+            hash: part.hash,
+            before: part.before,
+            position: position as u32,
+            tokens: &tokens[position..position + part.tokens],
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod costs;
 pub(crate) mod fingerprint;
 pub(crate) mod limits;
 pub(crate) mod lookup;
+mod lookup_store;
 pub(crate) mod options;
 mod outbox;
 mod prefetch;

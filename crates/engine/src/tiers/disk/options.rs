@@ -1,8 +1,10 @@
 //! What a prompt cache is asked for, and what it reports.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use sluice_cache::disk::Error;
+use sluice_cache::remote::{ObjectStore, RemoteStatus};
 
 /// How a prompt cache on disk is set up.
 #[derive(Clone, Debug)]
@@ -22,6 +24,8 @@ pub struct PromptCacheOptions {
     /// Up to this many bytes of weights without a remembered sum are summed during the start. More of them are summed in the background, and the
     /// engine serves without the prompt cache meanwhile.
     pub sum_at_start: u64,
+    /// A store that replicas share: what is written to the folder is stored there too, and what is not in the folder is looked for there.
+    pub store: Option<Arc<dyn ObjectStore>>,
 }
 
 impl PromptCacheOptions {
@@ -58,6 +62,8 @@ pub struct PromptCacheStatus {
     pub summing: Option<(u64, u64)>,
     /// Why the cache is not used any more.
     pub broken: Option<String>,
+    /// The store that replicas share, if there is one.
+    pub store: Option<RemoteStatus>,
 }
 
 /// The flag that caused an error of opening, if the engine should not start without the cache.
@@ -68,6 +74,7 @@ pub(crate) fn flag_at_fault(e: &anyhow::Error) -> Option<&'static str> {
             Some("--prompt-cache-key-file")
         }
         Error::NotACache { .. } | Error::NoCache { .. } => Some("--prompt-cache"),
+        Error::DamagedSecret | Error::OtherSecret => Some("--prompt-cache-store"),
         Error::LittleFree { .. }
         | Error::Io { .. }
         | Error::Folder { .. }

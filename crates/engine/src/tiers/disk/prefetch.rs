@@ -222,6 +222,7 @@ impl Prefetch {
             present: present.groups,
             usable: present.usable,
             min_tokens: 1,
+            asks_store: false,
         };
         if let Some(replies) = restorer.look_up(query) {
             self.stage = Stage::LookingUp(Box::new(s), replies);

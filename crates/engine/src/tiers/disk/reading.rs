@@ -20,6 +20,8 @@ pub(crate) struct DiskRead {
     pub current: Range<usize>,
     /// Bytes that are requested at a time, at most; one part at least.
     pub batch_bytes: u64,
+    /// How long the store may take.
+    pub patience: Duration,
     pub commands: Sender<LookupCommand>,
     /// Tokens of the whole prefix.
     pub to: usize,
@@ -53,6 +55,6 @@ impl DiskRead {
         // Fewer than the buffers that parts are read to: so the reader can measure how long it waited for this side.
         let (reply, replies) = sync_channel((MAX_QUEUED / largest).clamp(2, 1024) as usize);
         (self.current, self.replies) = (from..from + parts.len(), Mutex::new(replies));
-        self.commands.send(LookupCommand::Read(Arc::clone(&self.tokens), parts, reply)).is_ok()
+        self.commands.send(LookupCommand::Read(Arc::clone(&self.tokens), parts, self.patience, reply)).is_ok()
     }
 }

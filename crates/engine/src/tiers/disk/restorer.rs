@@ -10,8 +10,8 @@ use anyhow::Result;
 use sluice_cache::disk::STATE;
 use sluice_cache::{KvCache, RestoreSpan, RestoreTarget};
 
-use super::costs::Costs;
-use super::lookup::{FoundPrefix, LookupCommand, PrefixQuery, ReadReply};
+use super::costs::{Costs, Origin};
+use super::lookup::{FoundPrefix, LookupCommand, PrefixPart, PrefixQuery, ReadReply};
 use super::reading::DiskRead;
 use super::shared::Shared;
 use crate::schedule::sequence::Sequence;
@@ -63,6 +63,7 @@ pub(super) fn begin_restore_in_batches(s: &mut Sequence, cache: &mut KvCache, ba
         parts,
         current: 0..0,
         batch_bytes,
+        patience: found.patience,
         commands,
         to,
         present,
@@ -125,7 +126,8 @@ impl Restorer {
             return;
         }
         let (root, tokens) = (s.root, s.tokens[..max].into());
-        let query = PrefixQuery { root, tokens, present: present.groups, usable: present.usable, min_tokens };
+        let query =
+            PrefixQuery { root, tokens, present: present.groups, usable: present.usable, min_tokens, asks_store: true };
         if let Some(replies) = self.look_up(query) {
             s.restore = Restore::LookingUp(Mutex::new(replies), self.commands.clone());
         }
@@ -148,8 +150,10 @@ impl Restorer {
         s.restore = match reply {
             Ok(found) => {
                 let bytes = found.parts.iter().map(|p| p.bytes).sum();
-                if self.costs.is_reading_faster(bytes, found.to - found.usable) {
-                    Restore::Found(found, commands.clone())
+                let tokens = found.to - found.usable;
+                if self.costs.is_reading_faster(found.origin(), bytes, tokens) {
+                    let patience = self.costs.patience(tokens);
+                    Restore::Found(FoundPrefix { patience, ..found }, commands.clone())
                 } else {
                     self.skipped_slow += 1;
                     Restore::Done
@@ -204,7 +208,8 @@ impl Restorer {
                 }
                 Ok(ReadReply::Lost) => {}
                 Ok(ReadReply::Done(bytes, time)) => {
-                    self.costs.note_read(bytes, time + std::mem::take(&mut read.copy_time));
+                    let origin = PrefixPart::origin(&read.parts[read.current.clone()]);
+                    self.costs.note_read(origin, bytes, time + std::mem::take(&mut read.copy_time));
                     if !read.request_next() {
                         break true;
                     }
@@ -239,6 +244,9 @@ impl Restorer {
         }
         s.restored = to.saturating_sub(read.present);
         s.finish_restore(cache, to, self.shape.state_bytes > 0);
-        cache.note_kept(s.root, &s.tokens, wanted);
+        // What came from the store is written to the disk like anything that was computed.
+        if PrefixPart::origin(&read.parts) == Origin::Disk {
+            cache.note_kept(s.root, &s.tokens, wanted);
+        }
     }
 }

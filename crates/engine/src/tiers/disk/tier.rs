@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use sluice_cache::disk::Chain;
+use sluice_cache::remote::Remote;
 use sluice_cache::{BlockHash, EvictedNode, KvCache};
 use sluice_store::LoadProgress;
 
@@ -32,11 +33,15 @@ use crate::tiers::shape::CacheShape;
 const MAX_UNSUMMED: u64 = 4 << 30;
 const SUM_PATIENCE: Duration = Duration::from_secs(6);
 const SUM_PAUSE: Duration = Duration::from_millis(5);
+/// At the end, what is still to be stored for other replicas is waited for this long.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The prompt cache of one engine.
 pub(crate) struct DiskTier {
     options: PromptCacheOptions,
     quota: u64,
+    /// What replicas share.
+    remote: Option<Arc<Remote>>,
     threads: Threads,
     outbox: Outbox,
     saving: Saving,
@@ -69,7 +74,7 @@ impl DiskTier {
         shape: CacheShape,
     ) -> Result<(DiskTier, [u8; 32])> {
         let shared = Arc::new(Shared::new(&options.folder));
-        let OpenedFolder { mut writer, lookups, secret, quota } =
+        let OpenedFolder { mut writer, lookups, secret, quota, remote } =
             Writer::open(options, model_folder, Arc::clone(&shared))?;
         if identity.unsummed() <= options.sum_at_start {
             identity.sum(false, &mut |_| true)?;
@@ -82,14 +87,20 @@ impl DiskTier {
         let access =
             SessionAccess { lookups: lookups.clone(), commands: commands.clone(), shared: Arc::clone(&shared) };
         let prefetch = Prefetch::new(lookups.clone());
-        let lookup =
-            Lookup { lookups, secret, shape: shape.clone(), shared: Arc::clone(&shared), writer: commands.clone() };
+        let lookup = Lookup {
+            lookups,
+            secret,
+            shape: shape.clone(),
+            shared: Arc::clone(&shared),
+            writer: commands.clone(),
+            remote: remote.clone(),
+        };
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(name.into()).spawn(work).context("a thread of the prompt cache")
         };
         let writer = spawn("prompt-cache", Box::new(move || writer.run(&received)))?;
         let (lookup_commands, received) = channel();
-        let lookup = spawn("prompt-lookups", Box::new(move || lookup.run(&received)))?;
+        let lookup = spawn("prompt-lookups", Box::new(move || Arc::new(lookup).run(&received)))?;
         let summing = match model {
             Some(_) => None,
             None => {
@@ -103,6 +114,7 @@ impl DiskTier {
         let tier = DiskTier {
             options: options.clone(),
             quota,
+            remote,
             threads: Threads { writer: Some(writer), lookup: Some(lookup), summing },
             outbox: Outbox { commands, shared: Arc::clone(&shared), shape: shape.clone(), dropped: 0 },
             saving: Saving::default(),
@@ -144,12 +156,14 @@ impl DiskTier {
             skipped_slow: self.restorer.skipped_slow,
             summing: shared.summing(),
             broken: shared.broken(),
+            store: self.remote.as_ref().map(|remote| remote.status()),
         }
     }
 
     /// New messages: what was lost, and once, why the cache is not used any more.
     pub fn take_notes(&mut self) -> Vec<String> {
         let mut lines = self.outbox.shared.take_notes();
+        lines.extend(self.remote.iter().flat_map(|remote| remote.take_notes()));
         if !self.was_reported
             && let Some(why) = self.outbox.shared.broken()
         {
@@ -192,6 +206,7 @@ impl DiskTier {
                 }
             }
         }
+        self.remote.iter().for_each(|remote| remote.flush(STORE_PATIENCE));
     }
 }
 
@@ -297,6 +312,7 @@ impl Drop for DiskTier {
         if let Some(lookup) = self.threads.lookup.take() {
             let _ = lookup.join();
         }
+        self.remote.iter().for_each(|remote| remote.close());
         let _ = self.outbox.commands.send(WriterCommand::Close);
         if let Some(writer) = self.threads.writer.take() {
             let _ = writer.join();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use sluice_cache::BlockHash;
 use sluice_cache::disk::{DiskCache, Error, FileKey, Key, Lookups, NewEntry, STATE, Session, Settings};
+use sluice_cache::remote::{JoinError, Remote, SharedSecret};
 
 use super::options::PromptCacheOptions;
 use super::shared::Shared;
@@ -57,6 +58,8 @@ pub(crate) struct Writer {
     /// Name and path of the model's folder, for people.
     model_folder: (String, String),
     shared: Arc<Shared>,
+    /// What replicas share.
+    remote: Option<Arc<Remote>>,
     batch: Vec<OutgoingNode>,
     /// Bytes of the batch.
     batched: u64,
@@ -69,6 +72,38 @@ pub(crate) struct OpenedFolder {
     /// The key of block hashes.
     pub secret: [u8; 32],
     pub quota: u64,
+    pub remote: Option<Arc<Remote>>,
+}
+
+/// Opens a folder whose entries other replicas share, with the store's secret. A store that does not answer is joined later.
+///
+/// # Errors
+/// A folder that cannot be used; a store's secret that this key does not open.
+fn open_shared(folder: &Path, settings: Settings, remote: Arc<Remote>) -> Result<(DiskCache, Option<Arc<Remote>>)> {
+    let key = settings.key.as_ref();
+    // 1. The secret that is there, which this folder takes
+    let shared = match remote.secret(key) {
+        Ok(SharedSecret::Some(file)) => Some(file),
+        Ok(SharedSecret::None) | Err(JoinError::Store(_)) => None,
+        Err(JoinError::Secret(e)) => return Err(anyhow::Error::new(e).context(remote.url().to_owned())),
+    };
+    let is_there = shared.is_some();
+    let mut cache = DiskCache::open_folder(folder, Settings { shared_secret: shared, ..settings.clone() })?;
+    let mut own = cache.secret_file(key)?;
+    // 2. Or this folder's, which others take
+    if !is_there && let Ok(SharedSecret::Some(file)) = remote.offer_secret(&own, key) {
+        if !file.is_same(&own) {
+            // Another replica was faster.
+            drop(cache);
+            cache = DiskCache::open_folder(folder, Settings { shared_secret: Some(file.clone()), ..settings.clone() })?;
+            own = file;
+        }
+        remote.set_joined();
+    } else if is_there {
+        remote.set_joined();
+    }
+    remote.start_uploads(cache.lookups(), own, settings.key);
+    Ok((cache, Some(remote)))
 }
 
 impl Writer {
@@ -78,8 +113,11 @@ impl Writer {
     /// A folder that cannot be used, or that another process uses.
     pub fn open(options: &PromptCacheOptions, model_folder: &Path, shared: Arc<Shared>) -> Result<OpenedFolder> {
         let key = options.key_file.as_deref().map(FileKey::read).transpose()?;
-        let settings = Settings { quota: options.quota, daily_limit: options.daily_limit, key };
-        let cache = DiskCache::open_folder(&options.folder, settings)?;
+        let settings = Settings { quota: options.quota, daily_limit: options.daily_limit, key, shared_secret: None };
+        let (cache, remote) = match &options.store {
+            Some(store) => open_shared(&options.folder, settings, Arc::new(Remote::new(Arc::clone(store))))?,
+            None => (DiskCache::open_folder(&options.folder, settings)?, None),
+        };
         if let Some(why) = cache.cleared() {
             shared.note(format!("{}: the prompt cache begins anew: {why}", shared.folder));
         }
@@ -87,9 +125,9 @@ impl Writer {
         let path = model_folder.canonicalize().unwrap_or_else(|_| model_folder.to_owned());
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let model_folder = (name, path.to_string_lossy().into_owned());
-        let mut writer = Writer { cache, model_folder, shared, batch: Vec::new(), batched: 0 };
+        let mut writer = Writer { cache, model_folder, shared, remote: remote.clone(), batch: Vec::new(), batched: 0 };
         writer.update_counts();
-        Ok(OpenedFolder { writer, lookups, secret, quota })
+        Ok(OpenedFolder { writer, lookups, secret, quota, remote })
     }
 
     /// From now on entries of this model are written and looked up.
@@ -98,6 +136,7 @@ impl Writer {
     /// When the folder cannot be written.
     pub fn set_fingerprint(&mut self, model: u64) -> Result<(), Error> {
         self.cache.note_model(model, &self.model_folder.0, &self.model_folder.1)?;
+        self.remote.iter().for_each(|remote| remote.note_model(model, &self.model_folder.0));
         self.shared.set_fingerprint(model);
         Ok(())
     }
@@ -200,13 +239,19 @@ impl Writer {
             tokens: &new.tokens,
             parts,
         });
-        self.cache.store(self.model(), &news.collect::<Vec<_>>())?;
+        let stored = self.cache.store(self.model(), &news.collect::<Vec<_>>())?;
+        if let Some(remote) = &self.remote {
+            let model = self.model();
+            remote.offer(batch[..stored.present].iter().map(|new| (model, new.hash)));
+        }
         Ok(())
     }
 
     fn touch(&mut self, path: &[BlockHash]) -> Result<(), Error> {
         let model = self.model();
         let keys: Vec<Key> = path.iter().map(|hash| (model, *hash)).collect();
+        // What an earlier run did not come to store, or what has expired there since.
+        self.remote.iter().for_each(|remote| remote.offer(keys.iter().copied()));
         self.cache.touch(&keys)
     }
 }

@@ -4,6 +4,7 @@
 use crate::support;
 
 mod prefetch;
+mod shared;
 mod weights;
 
 use std::fs;
@@ -27,6 +28,7 @@ fn cached(cache: &Path) -> Options {
             key_file: None,
             sums_file: Some(cache.join("sums.json")),
             sum_at_start: PromptCacheOptions::SUM_AT_START,
+            store: None,
         }),
         ..Options::for_this_machine().unwrap()
     }
