@@ -1,4 +1,4 @@
-//! Integers of 11 bits times weights in groups: sixteen rows at a time, two columns a lane.
+//! Integers of 11 bits times weights that are integers: sixteen rows at a time, two columns a lane.
 
 use super::unpack::Unpack;
 
@@ -12,7 +12,7 @@ pub(crate) trait Int11Dot: Unpack {
     unsafe fn zero() -> Self::Sums;
     /// 32 bytes from `p` as 32 u16, two in the bits of each lane.
     unsafe fn widen_pairs(p: *const u8) -> Self;
-    /// Adds to row r the products of the pair `w[2 r]`, `w[2 r + 1]` with the pair at `x`.
+    /// Adds to row r the products of the pair `w[2 r]`, `w[2 r + 1]`, of sixteen bits with a sign, with the pair at `x`.
     unsafe fn add_pairs(sums: Self::Sums, w: Self, x: *const i16) -> Self::Sums;
     /// To the nearest f32, ties to even.
     unsafe fn to_f32(sums: Self::Sums) -> Self;
