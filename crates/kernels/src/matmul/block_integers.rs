@@ -26,12 +26,9 @@ const BITS: i32 = 11;
 /// The least exponent of a piece. So the product of a piece's unit and its sum is a normal number, and exact.
 const LEAST: i32 = -60;
 /// Sizes of bf16 from here on, 2^100, are treated as infinite.
-const TOO_BIG: i16 = (100 + 127) << 7;
+const TOO_BIG: u16 = (100 + 127) << 7;
 /// Sizes of f16 from here on are infinite, or no numbers.
-const F16_INFINITE: i16 = 0x7c00;
-/// Adding it rounds to an integer, ties to even, which is then in the lowest bits.
-const MAGIC: f32 = 12_582_912.0;
-
+const F16_INFINITE: u16 = 0x7c00;
 /// The block's integers, pair by pair; units of its pieces; the accumulators of each token.
 fn sizes(tokens: usize) -> [usize; 3] {
     [2 * ROWS * BLOCK, 4 * ROWS * BLOCK / GROUP * PIECES, 4 * ROWS * tokens]
@@ -47,26 +44,9 @@ fn power(e: i32) -> f32 {
     f32::from_bits(((e + 127) as u32) << 23)
 }
 
-/// The greatest sizes of the two pieces of 64 elements, as their bits: those of floats of sixteen bits are ordered as integers.
-#[inline(always)]
-fn greatest(w: &[u16; GROUP]) -> [i16; PIECES] {
-    let mut most = [0i16; HALF];
-    for half in w.chunks_exact(HALF) {
-        for (most, w) in most.iter_mut().zip(half) {
-            *most = (*most).max((w & 0x7fff) as i16);
-        }
-    }
-    let mut both = [0; 2 * RUN];
-    for (i, both) in both.iter_mut().enumerate() {
-        *both = most[i].max(most[2 * RUN + i]);
-    }
-    let of = |run: &[i16]| run.iter().fold(0, |m, w| m.max(*w));
-    [of(&both[..RUN]), of(&both[RUN..])]
-}
-
 /// What elements of a piece whose greatest size has these bits are multiplied with before they are rounded, and their integers afterwards.
 #[inline(always)]
-fn factors(float: Float, most: i16) -> (f32, f32) {
+fn factors(float: Float, most: u16) -> (f32, f32) {
     let (e, infinite) = match float {
         // Below the normal numbers: a 2^-24.
         Float::F16 if most < 0x400 => (16 - most.leading_zeros() as i32 - 24, false),
@@ -138,44 +118,28 @@ unsafe fn fold<V: Int11Dot, const T: usize>(block: Block, x: Int11, cols: usize,
     }
 }
 
-/// Rounds a group of columns of sixteen rows. `elements` gives a row's, with zeros behind its end.
+/// Rounds a group of columns of sixteen rows, whose elements are there.
 ///
 /// # Safety
-/// `w` and `units` have room for a group, and the instruction set of `V` is available.
+/// `rows` have a group each, `w` and `units` have room for one, and the instruction set of `V` is available.
 // As in `fold`.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn round_group<V: Int11Dot>(
-    float: Float,
-    elements: impl Fn(usize) -> [u16; GROUP],
-    w: *mut i16,
-    units: *mut f32,
-) {
+unsafe fn round_group<V: Int11Dot>(float: Float, rows: [*const u16; ROWS], w: *mut i16, units: *mut f32) {
     // SAFETY: the caller's.
     unsafe {
-        let mut integers = [[0i16; GROUP]; ROWS];
+        let mut by = [[0f32; PIECES]; ROWS];
         for r in 0..ROWS {
-            let own = elements(r);
-            let most = greatest(&own);
-            let (first, second) = (factors(float, most[0]), factors(float, most[1]));
-            (*units.add(r), *units.add(ROWS + r)) = (first.1, second.1);
-            let mut by = [first.0; 2 * RUN];
-            by[RUN..].fill(second.0);
-            let by = V::load(by.as_ptr());
-            let mut rounded = [0f32; GROUP];
-            for k in (0..GROUP).step_by(2 * RUN) {
-                let from = own.as_ptr().add(k).cast();
-                let v = if float == Float::F16 { V::load_f16(from) } else { V::load_bf16(from) };
-                v.mul(by).add(V::splat(MAGIC)).store(rounded.as_mut_ptr().add(k));
-            }
-            for k in 0..GROUP {
-                integers[r][k] = rounded[k].to_bits() as i16;
+            let most = V::greatest_of_runs(rows[r]);
+            for piece in 0..PIECES {
+                (by[r][piece], *units.add(piece * ROWS + r)) = factors(float, most[piece]);
             }
         }
         for half in 0..2 {
             let mut lanes = [V::splat(0.0); ROWS];
             for r in 0..ROWS {
-                lanes[r] = V::load(integers[r].as_ptr().add(half * HALF).cast());
+                let from = rows[r].add(half * HALF);
+                lanes[r] = if float == Float::F16 { V::round_f16(from, by[r]) } else { V::round_bf16(from, by[r]) };
             }
             let lanes = V::transpose16(lanes);
             for pair in 0..ROWS {
@@ -206,22 +170,23 @@ unsafe fn direct_lanes<V: Int11Dot>(
         // the caller vouches for the instruction set.
         unsafe {
             acc.write_bytes(0, ROWS * tokens.len());
+            let mut rests = [[0u16; GROUP]; ROWS];
             for first in (0..w.cols).step_by(BLOCK) {
                 let cols = BLOCK.min(w.cols - first);
                 for g in 0..cols.div_ceil(GROUP) {
                     let column = first + g * GROUP;
-                    let elements = |r: usize| {
-                        let from = &w.row(first_row + r.min(rows - 1))[2 * column..];
-                        let mut own = [0u16; GROUP];
-                        std::ptr::copy_nonoverlapping(
-                            from.as_ptr(),
-                            own.as_mut_ptr().cast(),
-                            from.len().min(2 * GROUP),
-                        );
-                        own
-                    };
+                    let mut from = [w.data.as_ptr().cast::<u16>(); ROWS];
+                    for r in 0..ROWS {
+                        from[r] = from[r].add((first_row + r.min(rows - 1)) * w.cols + column);
+                        if w.cols - column < GROUP {
+                            // Columns that are missing are zeros.
+                            let bytes = 2 * (w.cols - column);
+                            std::ptr::copy_nonoverlapping(from[r].cast::<u8>(), rests[r].as_mut_ptr().cast(), bytes);
+                            from[r] = rests[r].as_ptr();
+                        }
+                    }
                     let at = g * PIECES * ROWS;
-                    round_group::<V>(float, elements, pairs.add(at * 2 * PAIRS), units.add(at));
+                    round_group::<V>(float, from, pairs.add(at * 2 * PAIRS), units.add(at));
                 }
                 let block = Block { w: pairs, units, first, cols };
                 let token = |i: usize| tokens[i] as usize;
