@@ -123,7 +123,7 @@ MEASURED = {
     f"{SMALL}: 4 bit": lambda rounds: decode(SMALL, "q4", "Q4_0", rounds, 2.5, deep=True),
     f"{SMALL}: bf16": lambda rounds: decode(SMALL, "bf16", "BF16", rounds, 2.5),
     f"{SMALL}: bf16 prompts": lambda rounds: prompts_of_bf16(rounds),
-    f"{SMALL}: bits": lambda _: bits(SMALL, "q4", ("int8", "bf16", "f32")) + bits(SMALL, "bf16", ("int8", "f32")),
+    f"{SMALL}: bits": lambda _: bits(SMALL, "q4", ("int8", "bf16", "f32")) + bits(SMALL, "bf16", ("int8", "f32", "int11")),
     f"{LARGE}: decode": lambda rounds: decode(LARGE, "q4", "Q4_0", rounds, 2.1, of_limit=0.6, matrices=lambda _: 0.85),
     f"{LARGE}: decode, int11": lambda rounds: decode_finely(rounds),
     f"{LARGE}: prompts": lambda rounds: prefill(LARGE, rounds, 1.2),
@@ -302,8 +302,8 @@ def decode_finely(rounds):
 
 def prompts_of_bf16(rounds):
     """A prompt through weights in bf16, beside llama.cpp and beside torch."""
-    n, case = 2048, f"prefill 2,048, {SMALL}, bf16"
-    [line] = ours("prefill", quickly(SHAPES[SMALL], "bf16"), rounds, "--tokens", n)
+    n, case = 2048, f"prefill 2,048, {SMALL}, bf16{FINELY}"
+    [line] = ours("prefill", quickly(SHAPES[SMALL], "bf16"), rounds, "--tokens", n, *FINE)
     peer, died = beside(rounds, quickly(SHAPES[SMALL], "BF16"), "-p", n, "-n", 0, "-ub", 2048)
     other, without = torch(SHAPES[SMALL], rounds, n)
     return [

@@ -106,7 +106,7 @@ impl Encoded {
             ActivationFormat::Int11 => Input::Int11(Int11 {
                 n: &self.int11[..n],
                 steps: &self.int11_steps[..self.rows * self.cols.div_ceil(int11::GROUP)],
-                sums: &self.int11_sums[..n / int11::HALF],
+                sums: &self.int11_sums[..self.rows * (self.cols / int11::HALF)],
                 scales: &self.int11_scales[..self.rows],
             }),
         }

@@ -24,8 +24,8 @@ struct EncodedSize {
     f32: usize,
     bf16: usize,
     int8: usize,
-    /// Of integers of 11 bits, their rows too.
-    int11: [usize; 2],
+    /// Of integers of 11 bits, their groups and their rows too.
+    int11: [usize; 3],
 }
 
 impl EncodedSize {
@@ -36,13 +36,14 @@ impl EncodedSize {
         }
         if needs.int11 {
             self.f32 = self.f32.max(n);
-            self.int11 = [self.int11[0].max(n), self.int11[1].max(rows)];
+            let of = [n, rows * cols.div_ceil(int11::GROUP), rows];
+            self.int11 = std::array::from_fn(|i| self.int11[i].max(of[i]));
         }
     }
 
     fn bytes(&self) -> usize {
-        let [n, rows] = self.int11;
-        let int11 = 2 * n + 4 * (n / int11::HALF + n / int11::GROUP) + 8 * rows;
+        let [n, groups, rows] = self.int11;
+        let int11 = 2 * n + 4 * (n / int11::HALF + groups) + 8 * rows;
         4 * self.f32 + 2 * self.bf16 + self.int8 + 8 * (self.int8 / GROUP) + int11
     }
 }

@@ -16,7 +16,7 @@ use cudarc::driver::{DriverError, sys};
 
 pub use self::choice::{FEW, LaunchShape, SQUARE, SQUARE_THREADS, TILE};
 pub use self::families::Kernel;
-pub use self::format::{KernelFormat, Needs};
+pub use self::format::{INT11_FLOAT_FORMATS, KernelFormat, Needs};
 pub use self::objects::embedded_bytes;
 use self::objects::{Code, Objects};
 pub use self::rows::RowLayout;
@@ -49,12 +49,16 @@ pub enum Variant {
     Joined,
 }
 
-/// Which kernels give a device the bits of plain arithmetic.
+/// Which kernels give a device the bits of plain arithmetic: with affine weights, and with floats of sixteen bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exact {
-    pub few: bool,
-    pub wide: bool,
+    pub few: [bool; 2],
+    pub wide: [bool; 2],
 }
+
+/// Places in [`Exact`].
+pub const AFFINE: usize = 0;
+pub const FLOATS: usize = 1;
 
 /// Whether a variant is taken: all are, unless `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds with the feature `tuning`.
 pub fn chosen(variant: Variant) -> bool {

@@ -147,6 +147,11 @@ parameters! {
     Products {
         parts: [Matmul; PARTS],
     }
+    /// Matrices of which integers are made, and where these go.
+    Split {
+        parts: [Matmul; PARTS],
+        to: [Address; PARTS],
+    }
     /// One token as floats, for products of integers of 11 bits.
     OneToken {
         parts: [Matmul; PARTS],

@@ -165,6 +165,38 @@ pub fn large_tiles(c: &mut Case) {
     c.see("out", out.whole);
 }
 
+/// Projections and a feed-forward layer whose weights are floats of sixteen bits, for one token, a few and many, as large models have them.
+pub fn sixteen_bits(c: &mut Case) {
+    c.uniform = Some(WeightFormat::Float(c.one_of(&[Float::F16, Float::Bf16, Float::Bf16])));
+    let many = c.random.usize(9..=150);
+    let tokens = c.one_of(&[1, 1, 1, 2, 3, 5, 8, many, many, many]);
+    let unit = c.one_of(&[64, 256]);
+    let (hidden, width) = (unit * c.random.usize(1..=1536 / unit), 64 * c.random.usize(1..=20));
+    let (norm, mlp) = (c.norm(hidden), c.mlp(hidden, width));
+    let (x, sum) = (c.tensor(tokens, hidden), c.tensor(tokens, hidden));
+    let (mut projections, mut outs) = (Vec::new(), Vec::new());
+    for _ in 0..c.random.usize(1..=3) {
+        let (rows, bias) = (c.random.usize(1..300), c.once_in(3));
+        let (linear, out) = (c.linear(rows, hidden, bias), c.tensor(tokens, rows));
+        c.shape(format!("rows {:?}, bias {bias}, out {out}", linear.rows));
+        projections.push(Projection { linear, out: out.tensor });
+        outs.push(out);
+    }
+    let add = c.linear(hidden, hidden, false);
+    c.shape(format!("{tokens} tokens, x {x}, mlp of {width}, sum {sum}"));
+    let norms = c.coin().then_some(norm);
+    c.step(tokens, |b| {
+        b.project(x.tensor, norms, &projections);
+        b.project_add(x.tensor, &add, sum.tensor);
+        b.mlp(sum.tensor, norm, &mlp, x.tensor);
+    });
+    for (i, out) in outs.iter().enumerate() {
+        c.see(format!("projection {i}"), out.whole);
+    }
+    c.see("sum", sum.whole);
+    c.see("x", x.whole);
+}
+
 /// Enough sequences for evenly divided blocks of rows, mostly with formats that have such blocks.
 pub fn tens_of_tokens(c: &mut Case) {
     let (tokens, cols) = (c.random.usize(17..=64), c.one_of(&[64, 128, 256, 320, 1024, 1344, 2048]));

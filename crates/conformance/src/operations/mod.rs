@@ -20,6 +20,7 @@ pub const PROJECTIONS: Family = Family { name: "projections", cases: 120, run: d
 pub const INTERLEAVED_HEADS: Family = Family { name: "interleaved heads", cases: 60, run: dense::interleaved_heads };
 pub const LONG_ROWS: Family = Family { name: "long rows", cases: 16, run: dense::long_rows };
 pub const LARGE_TILES: Family = Family { name: "large tiles", cases: 16, run: dense::large_tiles };
+pub const SIXTEEN_BITS: Family = Family { name: "sixteen bits", cases: 48, run: dense::sixteen_bits };
 pub const TENS_OF_TOKENS: Family = Family { name: "tens of tokens", cases: 40, run: dense::tens_of_tokens };
 pub const BLOCKS: Family = Family { name: "blocks", cases: 105, run: dense::blocks };
 pub const MIXTURES_OF_BLOCKS: Family =

@@ -12,7 +12,7 @@ static const u32 THREADS_MOST = 1024;
 extern "C" __global__ void __launch_bounds__(1024) encode_int11(const Quantize p) {
     __shared__ float inverse;
     __shared__ u32 greatest[THREADS_MOST / WARP];
-    const u32 lane = threadIdx.x % WARP, eights = p.cols / 8, groups = (p.cols + 63) / 64;
+    const u32 lane = threadIdx.x % WARP, groups = (p.cols + 63) / 64;
     const float* w = p.norm.weight;
     const bool keeps = p.to.unused;
     begin();
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(1024) encode_int11(const Quantize p
         };
         // 1. The token's exponent
         u32 most = 0;
-        const bool by_four = (((u64)x | (u64)up) & 15) == 0 && keeps;
+        const bool by_four = (((u64)x | (u64)up) & 15) == 0 && keeps && p.cols % 4 == 0;
         if (by_four && !w) {
 #pragma unroll 2
             for (u32 i = threadIdx.x; i < p.cols / 4; i += blockDim.x) {
@@ -71,12 +71,12 @@ extern "C" __global__ void __launch_bounds__(1024) encode_int11(const Quantize p
         // 2. Whole groups stay in a warp. Columns beyond the last are zeros.
         for (u32 i = threadIdx.x; i / WARP * WARP < 8 * groups; i += blockDim.x) {
             float x_own[8], v[8], sum;
-            if (keeps && i < eights) {
+            if (keeps && 8 * i + 8 <= p.cols) {
                 const float4 low = ((const float4*)smem)[2 * i], high = ((const float4*)smem)[2 * i + 1];
                 x_own[0] = low.x, x_own[1] = low.y, x_own[2] = low.z, x_own[3] = low.w, x_own[4] = high.x, x_own[5] = high.y, x_own[6] = high.z, x_own[7] = high.w;
             } else {
 #pragma unroll
-                for (u32 k = 0; k < 8; k++) x_own[k] = i < eights ? value(8 * i + k) : 0.0f;
+                for (u32 k = 0; k < 8; k++) x_own[k] = 8 * i + k < p.cols ? value(8 * i + k) : 0.0f;
             }
             round_eight(x_own, scale.before, v, sum);
             const u32 g = i / 8, j = i % 8 / 2, a = i % 2;

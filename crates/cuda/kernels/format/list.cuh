@@ -6,6 +6,7 @@
 #pragma once
 #include "format/affine.cuh"
 #include "format/bf16.cuh"
+#include "format/block_integers.cuh"
 #include "format/blocks.cuh"
 #include "format/floats.cuh"
 #include "format/fp8.cuh"
@@ -67,14 +68,19 @@
     X(v4_int8, V4)              \
     X(h4_int8, H4)
 
+// Weights as floats of sixteen bits that become integers of 11 bits, activations as integers of 11 bits.
+#define INT11_FLOAT_FORMATS(X)              \
+    X(f16_int11, BlockIntegers<F16>)        \
+    X(bf16_int11, BlockIntegers<BF16>)
+
 // `Matrix::kind`: the number of a format in the order of the lists.
 enum : u32 {
 #define KIND(name, F) KIND_##name,
-    F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND)
+    F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND) INT11_FLOAT_FORMATS(KIND)
 #undef KIND
 };
 
 template <class F> constexpr u32 KIND_OF = 0;
 #define KIND(name, F) template <> constexpr u32 KIND_OF<F> = KIND_##name;
-F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND)
+F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND) INT11_FLOAT_FORMATS(KIND)
 #undef KIND

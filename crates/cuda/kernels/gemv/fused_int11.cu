@@ -6,22 +6,10 @@
 // before. Of gate and up a block takes the same rows, one after the other, so that the thread that ends up's chain still has gate's.
 #include "format/int11.cuh"
 #include "format/list.cuh"
-#include "gemm/matmul.cuh"
-#include "gemv/fused.cuh"
+#include "gemv/one_token.cuh"
 #include "prim/cp_async.cuh"
 #include "prim/pdl.cuh"
-#include "prim/reduce.cuh"
 #include "prim/smem.cuh"
-
-struct OneToken {
-    Matmul parts[3];
-    Tensor x;
-    Norm norm;
-    // Parts are gate and up; the first's output takes silu(gate) * up.
-    u32 gated;
-    // Whether there is room to keep the floats; a norm needs it.
-    u32 keeps;
-};
 
 static const u32 WARPS = 16, ROWS = 32;
 
@@ -40,48 +28,9 @@ __device__ __forceinline__ void slice(u32 a, u32 b, u32 c, u32 d, u32& high, u32
     high = __byte_perm(__byte_perm(a + 128, b + 128, 0x0051), __byte_perm(c + 128, d + 128, 0x0051), 0x5410);
 }
 
-// Encodes a token by the whole block. `kept`: room for it as floats; without it they are read twice. Returns what results are multiplied with.
+// Encodes a token by the whole block.
 __device__ __forceinline__ float stage(const float* x, const Norm& norm, u32 cols, const Slices& to, float* kept, const float* weights) {
-    __shared__ float inverse;
-    __shared__ u32 greatest[WARPS + 1];
-    const u32 lane = threadIdx.x % WARP, eights = cols / 8;
-    if (norm.weight) {
-        for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x) ((float4*)kept)[i] = __ldcg((const float4*)x + i);
-        cp_async_wait_all();
-        __syncthreads();
-        if (threadIdx.x < WARP) {
-            const float own = inverse_rms_256(kept, cols, norm.eps);
-            if (lane == 0) inverse = own;
-        }
-        __syncthreads();
-    }
-    u32 most = 0;
-#pragma unroll 2
-    for (u32 i = threadIdx.x; i < cols / 4; i += blockDim.x) {
-        float4 v = norm.weight ? ((const float4*)kept)[i] : __ldcg((const float4*)x + i);
-        if (norm.weight) {
-            const float4 w = ((const float4*)weights)[i];
-            const float inv = inverse;
-            v = make_float4(mul(mul(v.x, inv), w.x), mul(mul(v.y, inv), w.y), mul(mul(v.z, inv), w.z), mul(mul(v.w, inv), w.w));
-        }
-        if (kept) ((float4*)kept)[i] = v;
-        most = max(max(most, max(bits(v.x) & 0x7fffffffu, bits(v.y) & 0x7fffffffu)), max(bits(v.z) & 0x7fffffffu, bits(v.w) & 0x7fffffffu));
-    }
-    most = warp_max_redux(most);
-    if (lane == 0) greatest[threadIdx.x / WARP] = most;
-    __syncthreads();
-    most = 0;
-#pragma unroll
-    for (u32 i = 0; i <= WARPS; i++) most = max(most, greatest[i]);
-    const TokenScale scale = scale_of_token(most);
-    // Whole warps go on, so that groups stay together.
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i / WARP * WARP < eights; i += blockDim.x) {
-        float own[8], v[8], sum;
-        if (kept) load_eight(own, kept, i, i < eights);
-        else load_eight_written(own, x, i, i < eights);
-        const int e = round_eight(own, scale.before, v, sum);
-        if (i >= eights) continue;
+    return encode_token<WARPS + 1>(x, norm, cols, kept, weights, [&](u32 i, const float (&v)[8], int e, float sum) {
         // Adding 1.5 2^23 leaves an integer in the low bits; both are exact.
         const float by = power(-e);
         u32 n[8];
@@ -98,8 +47,7 @@ __device__ __forceinline__ float stage(const float* x, const Norm& norm, u32 col
             // A sum of integers below 2^20: exact.
             to.sums[i / 8] = mul(sum, STEP);
         }
-    }
-    return scale.behind;
+    });
 }
 
 // A place among turns of sets of rows, which all threads of a block go through together.

@@ -102,6 +102,11 @@ impl KernelFormat {
         Kernel::of(Family::GemmWide, self, 0)
     }
 
+    /// The kernel that makes integers of 11 bits of weights that are floats, for [`KernelFormat::gemm_wide`].
+    pub fn int11_split(self) -> Option<Kernel> {
+        Kernel::of(Family::Int11Split, self, 0)
+    }
+
     /// The kernel for so many tokens together with all that comes before the product.
     pub fn gemv_batched(self, tokens: usize) -> Option<Kernel> {
         let tile = [1, 2, 4, 8].iter().position(|most| tokens <= *most)?;
@@ -118,6 +123,11 @@ impl KernelFormat {
     pub fn gemv_one(self, groups: usize) -> Option<(Kernel, usize)> {
         let (tile, lanes) = if (1..=16).contains(&(groups % 32)) { (1, 16) } else { (0, 32) };
         Some((Kernel::of(Family::GemvOne, self, tile)?, lanes))
+    }
+
+    /// The same with weights that are floats of sixteen bits.
+    pub fn gemv_one_floats(self) -> Option<Kernel> {
+        Kernel::of(Family::GemvOneFloats, self, 0)
     }
 
     /// The kernels of a mixture for one token: of gate and up, of these where the device may have to ask for experts, and of down.

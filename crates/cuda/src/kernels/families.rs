@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::format::{
-    BF16_FORMATS, BLOCK_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, INT11_FORMATS, INT11_TENSOR_FORMATS,
-    KernelFormat,
+    BF16_FORMATS, BLOCK_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, INT11_FLOAT_FORMATS, INT11_FORMATS,
+    INT11_TENSOR_FORMATS, KernelFormat,
 };
 use crate::parameters as p;
 
@@ -134,6 +134,7 @@ kernels! {
             in "gemv/bf16" of BF16_FORMATS by [""] takes Products;
             in "gemv/int8" of INT8_FORMATS by ["", "_wide"] takes Products;
             in "gemv/int11" of INT11_FORMATS by [""] takes Products;
+            in "gemv/int11_floats" of INT11_FLOAT_FORMATS by [""] takes Products;
             in "gemv/blocks" of BLOCK_FORMATS by [""] takes Products;
         }
         /// Tiles of eight tokens, without tensor cores.
@@ -142,6 +143,7 @@ kernels! {
             in "gemm/bf16" of BF16_FORMATS by [""] takes Products;
             in "gemm/int8" of INT8_FORMATS by [""] takes Products;
             in "gemm/int11" of INT11_FORMATS by [""] takes Products;
+            in "gemm/int11_floats" of INT11_FLOAT_FORMATS by [""] takes Products;
             in "gemm/blocks" of BLOCK_FORMATS by [""] takes Products;
         }
         /// Lane sums by tiles of 32 rows and 32 tokens.
@@ -161,6 +163,10 @@ kernels! {
         /// One token with integers of 11 bits, with what comes before the product and behind it: rows by 32 lanes, and by 16.
         GemvOne "gemv_one" {
             in "gemv/fused_int11" of INT11_FORMATS by ["", "_short"] takes OneToken;
+        }
+        /// The same with weights that are floats of sixteen bits.
+        GemvOneFloats "gemv_one" {
+            in "gemv/fused_int11_floats" of INT11_FLOAT_FORMATS by [""] takes OneToken;
         }
         /// Many tokens on tensor cores; tiles by groups of activations in a weight group.
         GemmMma "gemm_mma" {
@@ -189,10 +195,16 @@ kernels! {
         /// Integers of 11 bits for up to eight tokens on tensor cores.
         GemmFew "gemm_few" {
             in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_1", "_2", "_4", "_8"] takes Products;
+            in "gemm/int11_floats_few" of INT11_FLOAT_FORMATS by ["_1", "_2", "_4", "_8"] takes Products;
         }
         /// The same for prompts, by wgmma.
         GemmWide "gemm_wide" {
             in "gemm/int11_wide" of INT11_TENSOR_FORMATS by [""] takes Products;
+            in "gemm/int11_floats_wide" of INT11_FLOAT_FORMATS by [""] takes Products;
+        }
+        /// Integers of 11 bits that are made of weights for these.
+        Int11Split "int11_split" {
+            in "gemm/int11_split" of INT11_FLOAT_FORMATS by [""] takes Split;
         }
         /// Experts that have a few tokens each: one product, or gate and up.
         GroupedGemm "grouped_gemm" {
@@ -328,7 +340,7 @@ impl Kernel {
     /// The only compute capability that has its instructions (90 for 9.0); `None`: it is for all.
     pub fn only(self) -> Option<i32> {
         // `specific` of `kernels/nvrtc.json`.
-        matches!(self.unit(), "attention/int16_wide" | "gemm/int11_wide").then_some(90)
+        matches!(self.unit(), "attention/int16_wide" | "gemm/int11_wide" | "gemm/int11_floats_wide").then_some(90)
     }
 
     fn instance(self) -> Option<(&'static Instances, KernelFormat, usize)> {

@@ -64,6 +64,7 @@ macro_rules! format_lists {
     (BF16 $($variant:ident)*) => { pub const BF16_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (INT8 $($variant:ident)*) => { pub const INT8_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (INT11 $($variant:ident)*) => { pub const INT11_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
+    (INT11_FLOAT $($variant:ident)*) => { pub const INT11_FLOAT_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (INT11_TENSOR $($variant:ident)*) => { pub const INT11_TENSOR_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (BLOCK $($variant:ident)*) => { pub const BLOCK_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (BYTE $($variant:ident)*) => { pub const BYTE_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
@@ -79,6 +80,8 @@ impl KernelFormat {
     pub fn of(form: WeightFormat, mode: Activations) -> KernelFormat {
         match (form, mode) {
             (WeightFormat::Float(Float::F32), _) => KernelFormat::F32F32,
+            (WeightFormat::Float(Float::F16), Activations::Int11) => KernelFormat::F16Int11,
+            (WeightFormat::Float(Float::Bf16), Activations::Int11) => KernelFormat::Bf16Int11,
             (WeightFormat::Float(Float::F16), _) => KernelFormat::F16F32,
             (WeightFormat::Float(Float::Bf16), Activations::F32) => KernelFormat::Bf16F32,
             (WeightFormat::Float(Float::Bf16), _) => KernelFormat::Bf16Bf16,
@@ -130,7 +133,7 @@ impl KernelFormat {
         match () {
             () if F32_FORMATS.contains(&self) => Needs::F32,
             () if BF16_FORMATS.contains(&self) => Needs::BF16,
-            () if INT11_FORMATS.contains(&self) => Needs::INT11,
+            () if INT11_FORMATS.contains(&self) || INT11_FLOAT_FORMATS.contains(&self) => Needs::INT11,
             () => Needs::INT8,
         }
     }
@@ -146,7 +149,8 @@ mod tests {
             assert_eq!(*format as usize, i);
             assert_eq!(KernelFormat::from_number(i as u32), *format);
         }
-        let lists = [F32_FORMATS, BF16_FORMATS, INT8_FORMATS, INT11_FORMATS, BLOCK_FORMATS].concat();
+        let lists =
+            [F32_FORMATS, BF16_FORMATS, INT8_FORMATS, INT11_FORMATS, BLOCK_FORMATS, INT11_FLOAT_FORMATS].concat();
         assert_eq!(lists, KernelFormat::ALL);
         assert!(BYTE_FORMATS.iter().all(|format| INT8_FORMATS.contains(format)));
         assert!(INT11_TENSOR_FORMATS.iter().all(|format| INT11_FORMATS.contains(format)));

@@ -58,7 +58,6 @@ impl EncodedActivations {
             self.view.mx = self.means.reserve(gpu, 4 * n / GROUP)?;
         }
         if needs.int11 {
-            assert!(cols.is_multiple_of(GROUP), "integers of 11 bits come in halves of groups, of {GROUP}");
             let [n, sums, scales] = int11_bytes(rows, cols);
             self.view.n = self.int11.reserve(gpu, n)?;
             self.view.sn = self.int11_sums.reserve(gpu, sums)?;

@@ -7,8 +7,10 @@ use anyhow::Result;
 
 use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::device::stream::Gpu;
-use crate::kernels::{Exact, KernelFormat, STATIC_SHARED, Variant};
+use crate::device::sys::Address;
+use crate::kernels::{AFFINE, Exact, INT11_FLOAT_FORMATS, KernelFormat, STATIC_SHARED, Variant};
 use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, encode};
+use crate::ops::int11_floats;
 use crate::ops::product::{MAX_GRID_Y, MatmulInput, Product};
 use crate::parameters::{self as p, number};
 use crate::weights::{HALVES, Needs};
@@ -24,7 +26,7 @@ const ONE_ROWS: usize = 32;
 const ONE_THREADS: u32 = 544;
 const ONE_BLOCKS: usize = 2;
 /// Columns whose squares are summed together.
-const NORMED: usize = 256;
+pub const NORMED: usize = 256;
 /// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
 const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
@@ -66,12 +68,15 @@ pub fn multiply(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Re
 fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact: Exact) -> Result<bool> {
     let first = &products[0];
     let kind = first.kinds()[0];
+    if INT11_FLOAT_FORMATS.contains(&kind) {
+        return int11_floats::multiply(gpu, products, parameters.parts[0].x, exact);
+    }
     if first.kinds().len() > 1 || !fits(products) {
         return Ok(false);
     }
     let shared = gpu.device.shared;
     if let Some(kernel) = kind.gemm_wide().filter(|kernel| {
-        exact.wide
+        exact.wide[AFFINE]
             && gpu.device.has_kernel(*kernel)
             && first.outputs >= MIN_WIDE
             && WIDE_SHARED + STATIC_SHARED <= shared
@@ -88,7 +93,7 @@ fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact:
     let room = |tokens: usize| few_shared(tokens, first.cols) + STATIC_SHARED <= shared;
     let mut fitting = FEW.iter().enumerate().filter(|(_, (tokens, _))| room(*tokens));
     let all = fitting.clone().find(|(_, (tokens, _))| *tokens >= first.outputs);
-    let Some((tile, &(tokens, threads))) = all.or_else(|| fitting.next_back()).filter(|_| exact.few) else {
+    let Some((tile, &(tokens, threads))) = all.or_else(|| fitting.next_back()).filter(|_| exact.few[AFFINE]) else {
         return Ok(false);
     };
     let Some(kernel) = kind.gemm_few(tile).filter(|_| first.outputs.div_ceil(tokens) <= MAX_GRID_Y) else {
@@ -108,6 +113,9 @@ fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact:
 pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool) -> Result<bool> {
     let MatmulInput::Floats { x, norm, rows: 1 } = input else { return Ok(false) };
     let first = &products[0];
+    if INT11_FLOAT_FORMATS.contains(&first.kinds()[0]) {
+        return int11_floats::multiply_one(gpu, (x, norm), products, gated);
+    }
     let (cols, m) = (first.cols, first.matrix);
     let groups = cols / GROUP;
     let Some((kernel, lanes)) = first.kinds()[0].gemv_one(groups).filter(|_| gpu.device.has(Variant::One)) else {
@@ -157,11 +165,6 @@ pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: 
 /// # Errors
 /// Where the device fails.
 pub fn probe(gpu: &Gpu) -> Result<Exact> {
-    const ROWS: usize = 128;
-    const COLS: usize = 1024;
-    const TOKENS: usize = 128;
-    const GREATEST: f32 = 0.99999;
-    const LEAST: f32 = 1.0 / 16384.0;
     // 1. Extreme values: the greatest everywhere, beside the least, of both signs, and many exponents
     let hash = |i: usize| (i as u32).wrapping_mul(2_654_435_761) >> 13;
     let value = |(t, k): (usize, usize)| match (t % 4, hash(t * COLS + k)) {
@@ -172,19 +175,12 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
         (_, h) => (h as f32 / (1 << 18) as f32 - 1.0) * 2f32.powi(-((k / 64 % 8) as i32)),
     };
     let x: Vec<f32> = (0..TOKENS * COLS).map(|i| value((i / COLS, i % COLS))).collect();
+    let x = upload(gpu, bytes_of(&x))?;
     let data: Vec<u8> = (0..ROWS * COLS / 2).map(|i| if i < ROWS * COLS / 4 { 255 } else { hash(i) as u8 }).collect();
     let scale =
         |from: u16| -> Vec<u8> { (0..ROWS * COLS / 64).flat_map(|i| (from + (i % 97) as u16).to_le_bytes()).collect() };
-    let (scales, biases) = (scale(0x3c00), scale(0xbe00));
-    let upload = |bytes: &[u8]| -> Result<DeviceBuffer> {
-        let buffer = DeviceBuffer::zeroed(gpu, bytes.len(), "a probe of tensor cores")?;
-        // SAFETY: as many bytes.
-        unsafe { gpu.write(buffer.at, bytes, gpu.wait_permit()?)? };
-        Ok(buffer)
-    };
-    let [x, data, scales, biases] = [upload(bytes_of(&x))?, upload(&data)?, upload(&scales)?, upload(&biases)?];
-    // 2. Their products in each way
-    let matrix = p::Matrix {
+    let [data, scales, biases] = [upload(gpu, &data)?, upload(gpu, &scale(0x3c00))?, upload(gpu, &scale(0xbe00))?];
+    let affine = p::Matrix {
         data: data.at,
         scales: scales.at,
         biases: biases.at,
@@ -196,10 +192,48 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
         bits: 4,
         unused: 0,
     };
+    // As bf16: the greatest high slice, the greatest low ones of both signs, and many exponents.
+    let float = |(r, h): (usize, u32)| match r % 4 {
+        0 => 0x3f7f,
+        1 => 0x3f04,
+        2 => [0x3f7f, 0x3f04, 0xbf04, 0xbf7f][h as usize % 4],
+        _ => (0x3b00 + h % 0x500) as u16 | (h >> 3) as u16 & 0x8000,
+    };
+    let floats: Vec<u8> = (0..ROWS * COLS).flat_map(|i| float((i / COLS, hash(i))).to_le_bytes()).collect();
+    let floats = upload(gpu, &floats)?;
+    let float = p::Matrix {
+        data: floats.at,
+        row_bytes: 2 * COLS as u64,
+        kind: KernelFormat::Bf16Int11 as u32,
+        element: 2,
+        ..p::Matrix::default()
+    };
+    // 2. Their products in each way
+    let (affine, float) = (probe_matrix(gpu, x.at, affine)?, probe_matrix(gpu, x.at, float)?);
+    Ok(Exact { few: [affine[0], float[0]], wide: [affine[1], float[1]] })
+}
+
+/// Rows, columns and tokens of a probe, and sizes of its activations.
+const ROWS: usize = 128;
+const COLS: usize = 1024;
+const TOKENS: usize = 128;
+const GREATEST: f32 = 0.99999;
+const LEAST: f32 = 1.0 / 16384.0;
+
+fn upload(gpu: &Gpu, bytes: &[u8]) -> Result<DeviceBuffer> {
+    let buffer = DeviceBuffer::zeroed(gpu, bytes.len(), "a probe of tensor cores")?;
+    // SAFETY: as many bytes.
+    unsafe { gpu.write(buffer.at, bytes, gpu.wait_permit()?)? };
+    Ok(buffer)
+}
+
+/// Which kernels give the products of this matrix with these tokens the bits of plain arithmetic.
+fn probe_matrix(gpu: &Gpu, x: Address, matrix: p::Matrix) -> Result<[bool; 2]> {
+    let kind = KernelFormat::from_number(matrix.kind);
     let mut encoded = EncodedActivations::default();
     let product = |tokens: usize, exact: Option<Exact>, encoded: &mut EncodedActivations| -> Result<Vec<f32>> {
         let out = DeviceBuffer::zeroed(gpu, 4 * TOKENS * ROWS, "a probe of tensor cores")?;
-        let input = EncodeInput { x: p::Tensor::dense(x.at, COLS), rows: tokens, cols: COLS, ..EncodeInput::default() };
+        let input = EncodeInput { x: p::Tensor::dense(x, COLS), rows: tokens, cols: COLS, ..EncodeInput::default() };
         encode(gpu, input, Needs::INT11, encoded)?;
         let product = Product {
             matrix,
@@ -220,7 +254,7 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
                 multiply_by(gpu, &[product], &parameters, exact)?;
             }
             None => {
-                let shape = KernelFormat::Q4Int11.gemv_or_gemm(true, ROWS, COLS);
+                let shape = kind.gemv_or_gemm(true, ROWS, COLS);
                 let grid = [number(ROWS.div_ceil(shape.rows)), number(tokens.div_ceil(8)), 1];
                 // SAFETY: as above, of the buffers that were just made.
                 unsafe { gpu.launch(shape.kernel, grid, shape.threads, 0, &parameters)? };
@@ -233,9 +267,9 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
     };
     let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
     let wanted = bits(product(TOKENS, None, &mut encoded)?);
-    let few = Some(Exact { few: true, wide: false });
+    let few = Some(Exact { few: [true; 2], wide: [false; 2] });
     let one = bits(product(1, few, &mut encoded)?);
     let some = bits(product(TOKENS, few, &mut encoded)?);
-    let wide = bits(product(TOKENS, Some(Exact { few: false, wide: true }), &mut encoded)?);
-    Ok(Exact { few: one == wanted[..ROWS] && some == wanted, wide: wide == wanted })
+    let wide = bits(product(TOKENS, Some(Exact { few: [false; 2], wide: [true; 2] }), &mut encoded)?);
+    Ok([one == wanted[..ROWS] && some == wanted, wide == wanted])
 }

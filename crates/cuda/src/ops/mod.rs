@@ -10,6 +10,7 @@ pub mod gemv;
 pub mod gemv_fused;
 pub mod grouped_gemm;
 pub mod int11;
+pub mod int11_floats;
 pub mod logits;
 pub mod matmul;
 pub mod mlp;

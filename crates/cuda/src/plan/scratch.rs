@@ -6,11 +6,13 @@ use sluice_backend::{
     Norm, Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
+use crate::kernels::INT11_FLOAT_FORMATS;
 use crate::moe::activate::needs_with_floats;
 use crate::moe::experts::operands;
 use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
 use crate::ops::activations::{GROUP, int11_bytes};
 use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
+use crate::ops::int11_floats::{WIDE, scratch_bytes};
 use crate::ops::sampling;
 use crate::weights::{Needs, Weight};
 
@@ -72,6 +74,8 @@ pub struct ScratchPlanner<'a> {
     shared: usize,
     delta: usize,
     logits: usize,
+    /// Bytes of integers that are made of weights.
+    slices: usize,
     per_128_positions: usize,
     /// The operations in order.
     pub operations: Vec<PlannedOperation>,
@@ -106,6 +110,7 @@ impl<'a> ScratchPlanner<'a> {
             shared: 0,
             delta: 0,
             logits: 0,
+            slices: 0,
             per_128_positions: 0,
             operations: Vec::new(),
         }
@@ -120,7 +125,8 @@ impl<'a> ScratchPlanner<'a> {
     pub fn scratch(&self, angles: &[usize]) -> StepScratch {
         let encoded = [&self.encoded, &self.hidden, &self.moe_x, &self.moe_hidden, &self.shared_hidden];
         let encoded: usize = encoded.into_iter().map(EncodedSize::bytes).sum();
-        let rest = self.moe_both + self.choice + self.outputs + self.pairs + self.shared + self.delta + self.logits;
+        let rest = self.moe_both + self.choice + self.outputs + self.pairs + self.shared + self.delta;
+        let rest = rest + self.logits + self.slices;
         // The arrays of tokens and sequences for each group. Block tables grow with the context.
         let step = (64 * self.tokens + (1 << 14)) * self.layouts.len().max(1);
         StepScratch {
@@ -131,6 +137,14 @@ impl<'a> ScratchPlanner<'a> {
                 + PIECE * (angles.len() + self.layouts.len()),
             per_128_positions: self.per_128_positions + 128 * angles.iter().sum::<usize>(),
         }
+    }
+
+    /// Products of one input with so many tokens may have integers made of their weights first.
+    fn split(&mut self, linears: &[&Linear], tokens: usize) {
+        let split = |l: &&&Linear| INT11_FLOAT_FORMATS.contains(&self.weights[l.matrix.number()].kind(self.mode));
+        let rows = linears.iter().filter(split).map(|l| l.rows.len().next_multiple_of(WIDE)).sum();
+        let cols = linears.iter().map(|l| self.weights[l.matrix.number()].cols()).max().unwrap_or(0);
+        grow(&mut self.slices, scratch_bytes(rows, cols, tokens));
     }
 
     fn needs<'l>(&self, linears: impl IntoIterator<Item = &'l Linear>) -> Needs {
@@ -144,12 +158,14 @@ impl Operations for ScratchPlanner<'_> {
         let needs = self.needs(projections.iter().map(|p| &p.linear));
         self.encoded.grow(x.rows, x.cols, needs);
         let linears: Vec<&Linear> = projections.iter().map(|p| &p.linear).collect();
+        self.split(&linears, x.rows);
         self.note(OperationKey::project(projections), &linears, None);
     }
 
     fn project_add(&mut self, x: Tensor, linear: &Linear, out: Tensor) {
         self.note(OperationKey::Add(linear.matrix.number()), &[linear], Some(out));
         let needs = self.needs([linear]);
+        self.split(&[linear], x.rows);
         self.encoded.grow(x.rows, x.cols, needs);
     }
 
@@ -170,6 +186,8 @@ impl Operations for ScratchPlanner<'_> {
         self.note(OperationKey::Mlp(mlp.gate.matrix.number()), &[&mlp.gate, &mlp.up, &mlp.down], Some(residual));
         let (both, last) = (self.needs([&mlp.gate, &mlp.up]), self.needs([&mlp.down]));
         let intermediate = mlp.gate.rows.len();
+        self.split(&[&mlp.gate, &mlp.up], x.rows);
+        self.split(&[&mlp.down], x.rows);
         grow(&mut self.gates, 4 * x.rows * intermediate);
         self.encoded.grow(x.rows, x.cols, both);
         self.hidden.grow(x.rows, intermediate, last);
@@ -203,6 +221,8 @@ impl Operations for ScratchPlanner<'_> {
         if let Some(shared) = &moe.shared {
             first = first.and(self.needs([&shared.mlp.gate, &shared.mlp.up]));
             let (needs, width) = (self.needs([&shared.mlp.down]), shared.mlp.gate.rows.len());
+            self.split(&[&shared.mlp.gate, &shared.mlp.up], x.rows);
+            self.split(&[&shared.mlp.down], x.rows);
             self.shared_hidden.grow(x.rows, width, needs);
             grow(&mut self.moe_gates, 4 * x.rows * width);
             grow(&mut self.shared, 4 * x.rows * (residual.cols + 1));
@@ -234,6 +254,9 @@ impl Operations for ScratchPlanner<'_> {
         });
         let weight = &self.weights[head.number()];
         grow(&mut self.logits, 4 * self.wanted * weight.rows() + sampling::bytes(self.wanted, weight.rows()));
+        if INT11_FLOAT_FORMATS.contains(&weight.kind(self.mode)) {
+            grow(&mut self.slices, scratch_bytes(weight.rows(), weight.cols(), self.wanted));
+        }
         self.encoded.grow(self.wanted, x.cols, weight.kind(self.mode).needs());
     }
 

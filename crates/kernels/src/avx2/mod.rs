@@ -5,6 +5,7 @@ mod bytes;
 pub mod encode;
 pub mod f32_dot;
 mod int11_dot;
+pub(crate) use int11_dot::greatest_of_two;
 mod int8_dot;
 mod peak;
 mod unpack;

@@ -18,6 +18,7 @@ impl Format for Float {
 
     fn activation_format(&self, mode: Activations) -> ActivationFormat {
         match (self, mode) {
+            (Float::F16 | Float::Bf16, Activations::Int11) => ActivationFormat::Int11,
             (Float::F32 | Float::F16, _) | (_, Activations::F32) => ActivationFormat::F32,
             (Float::Bf16, _) => ActivationFormat::Bf16,
         }

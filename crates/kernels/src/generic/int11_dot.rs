@@ -19,7 +19,8 @@ impl Int11Dot for Generic16 {
         let [x0, x1] = unsafe { x.cast::<[i16; 2]>().read_unaligned() };
         std::array::from_fn(|r| {
             let w = w.0[r].to_bits();
-            sums[r] + (w & 0xffff) as i32 * x0 as i32 + (w >> 16) as i32 * x1 as i32
+            // Of weights that are no numbers anything may come, since their unit is none.
+            sums[r].wrapping_add(w as i16 as i32 * x0 as i32).wrapping_add((w >> 16) as i16 as i32 * x1 as i32)
         })
     }
     #[inline(always)]

@@ -1,11 +1,12 @@
 //! Matrix products: `y = W x` for every weight format, one token or many, straight from the checkpoint's own bytes.
 //!
-//! Weights are unpacked and go through one of four dot products, which [`WeightFormat::activation_format`] chooses: f32 lanes (`f32_dot`), bf16
-//! pairs (`bf16_dot`), integer groups (`int8_dot`) or integers of 11 bits (`int11_dot`). `docs/numerics.md` defines each output to the bit. A result must not depend on the range
+//! Weights are unpacked and go through one of five dot products, which [`WeightFormat::activation_format`] chooses: f32 lanes (`f32_dot`), bf16
+//! pairs (`bf16_dot`), integer groups (`int8_dot`), or integers of 11 bits with weights in groups (`int11_dot`) or floats of sixteen bits (`block_integers`). `docs/numerics.md` defines each output to the bit. A result must not depend on the range
 //! of rows, the number or order of tokens, the blocking or the instruction set. [`matmul`] allocates nothing
 //! when its [`Scratch`] was sized ahead, and never reads past the end of a matrix (which may be the end of a mapped file).
 
 mod bf16_dot;
+mod block_integers;
 mod f32_dot;
 mod int11_dot;
 mod int8_dot;
@@ -50,6 +51,7 @@ pub fn matmul(
     match (w.format, x) {
         (WeightFormat::Float(_), Input::F32(x)) => f32_dot::direct(isa, w, x, tokens, tile),
         (WeightFormat::Float(Float::Bf16), Input::Bf16(x)) => bf16_dot::direct(isa, w, x, tokens, tile, scratch),
+        (WeightFormat::Float(_), Input::Int11(x)) => block_integers::direct(isa, w, x, tokens, tile, scratch),
         (format @ WeightFormat::Float(_), _) => panic!("{format:?} does not take activations in this encoding"),
         (_, Input::F32(x)) => f32_dot::grouped(isa, w, x, tokens, tile, scratch),
         (_, Input::Bf16(x)) => bf16_dot::grouped(isa, w, x, tokens, tile, scratch),
@@ -65,6 +67,7 @@ pub fn matmul(
 pub fn scratch_bytes(format: WeightFormat, cols: usize, rows: usize, tokens: usize, mode: Activations) -> usize {
     match (format, format.activation_format(mode)) {
         (WeightFormat::Float(_), ActivationFormat::Bf16) => bf16_dot::direct_scratch_bytes(rows, cols, tokens),
+        (WeightFormat::Float(_), ActivationFormat::Int11) => block_integers::scratch_bytes(tokens),
         (WeightFormat::Float(_), _) => 0,
         (_, ActivationFormat::F32) => f32_dot::scratch_bytes(cols),
         (_, ActivationFormat::Bf16) => bf16_dot::grouped_scratch_bytes(cols, tokens),

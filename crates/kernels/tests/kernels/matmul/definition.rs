@@ -112,6 +112,21 @@ pub fn defined(w: &Weights, r: usize, x: &Tokens, token: usize, encoding: Activa
             }
             ((lanes[0] + lanes[2]) + (lanes[1] + lanes[3]), exact)
         }
+        ActivationFormat::Int11 if matches!(w.format, WeightFormat::Float(_)) => {
+            let (groups, x) = (cols.div_ceil(64), &x.int11);
+            let (mut acc, mut exact) = (0f32, 0f64);
+            for piece in 0..2 * groups {
+                let columns = || (piece / 2 * 64..cols.min(piece / 2 * 64 + 64)).filter(|k| k / 8 % 2 == piece % 2);
+                let most = columns().fold(0f64, |m, k| m.max(row[k].abs() as f64));
+                let e = if most == 0.0 { -60 } else { (most.log2().floor() as i32 + 1).max(-60) };
+                let integer = |k: usize| (row[k] as f64 * 2f64.powi(11 - e)).round_ties_even();
+                let sum: f64 = columns().map(|k| integer(k) * x.n[token * cols + k] as f64).sum();
+                let unit = 2f64.powi(e - 11) * x.steps[token * groups + piece / 2] as f64;
+                acc += sum as f32 * unit as f32;
+                exact += sum * unit;
+            }
+            (acc * x.scales[token], exact * x.scales[token] as f64)
+        }
         ActivationFormat::Int11 => {
             let (group, x) = (group_of(w.format), &x.int11);
             let (q, scale_and_bias) = grouped_row(w, r);

@@ -66,8 +66,9 @@ fn integer_products_are_the_same_beside_any_number_of_tokens() {
             .into_iter()
             .filter(|format| format.activation_format(Activations::Int8) == ActivationFormat::Int8),
     );
-    for format in formats {
+    for format in formats.chain([Float::F16, Float::Bf16].map(WeightFormat::Float)) {
         let group = match format {
+            WeightFormat::Float(_) => 1,
             WeightFormat::Blocks(blocks) => blocks.block_columns(),
             _ => group_of(format),
         };

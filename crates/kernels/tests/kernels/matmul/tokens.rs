@@ -19,14 +19,10 @@ pub struct Integers {
 }
 
 impl Integers {
-    /// Nothing where the columns are no whole halves of groups.
     pub fn of(isa: Isa, x: &[f32], cols: usize) -> Integers {
-        if !cols.is_multiple_of(32) {
-            return Integers::default();
-        }
         let tokens = x.len() / cols;
         let (n, steps) = (vec![0; x.len()], vec![0.0; tokens * cols.div_ceil(64)]);
-        let mut all = Integers { n, steps, sums: vec![0.0; x.len() / 32], scales: vec![0.0; tokens] };
+        let mut all = Integers { n, steps, sums: vec![0.0; tokens * (cols / 32)], scales: vec![0.0; tokens] };
         encode_int11(isa, x, cols, &mut all.n, &mut all.steps, &mut all.sums, &mut all.scales);
         all
     }

@@ -1,0 +1,175 @@
+//! Products of integers of 11 bits with weights that are floats of sixteen bits, on tensor cores where these were seen to add exactly ([`super::int11`]).
+//!
+//! Prompts first make integers of the weights, some rows at a time, in scratch memory: a block of the product's kernel would have to make them anew for each 128 tokens.
+
+use std::slice;
+
+use anyhow::Result;
+
+use crate::device::stream::Gpu;
+use crate::kernels::{Exact, FLOATS, STATIC_SHARED, Variant};
+use crate::ops::activations::INT11_GROUP as GROUP;
+use crate::ops::int11::NORMED;
+use crate::ops::product::{MAX_GRID_Y, Product};
+use crate::parameters::{self as p, number};
+
+/// `kernels/gemm/int11_floats_few.cu`: rows of a set, groups of a turn, tokens and threads of a block, the most blocks of a multiprocessor, bytes of its rings.
+const SET: usize = 16;
+const TURN: usize = 16;
+const FEW: [(usize, u32); 4] = [(1, 288), (2, 288), (4, 320), (8, 384)];
+const FEW_BLOCKS: usize = 2;
+const FEW_RINGS: usize = 8 * 3 * 4096;
+/// `kernels/gemm/int11_floats_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
+pub const WIDE: usize = 128;
+const WIDE_THREADS: u32 = 384;
+const WIDE_SHARED: usize = 6 * (16384 + RECORD_BYTES) + 1024;
+/// `kernels/gemm/int11_split.cu`: bytes of a record of [`WIDE`] rows and a group of columns, threads.
+const RECORD_BYTES: usize = 16384 + 1024;
+const SPLIT_THREADS: u32 = 256;
+/// `kernels/gemv/fused_int11_floats.cu`: rows of a set, columns of a step, threads of a block, the most blocks of a multiprocessor.
+const ONE_ROWS: usize = 2;
+const ONE_STEP: usize = 256;
+const ONE_THREADS: u32 = 512;
+const ONE_BLOCKS: usize = 2;
+/// From so many tokens on large tiles are taken.
+const MIN_WIDE: usize = 24;
+/// The most bytes of integers that are made at a time, unless a product's rows are not consecutive.
+const MOST_SPLIT: usize = 64 << 20;
+
+/// Bytes of shared memory of a block for `tokens` tokens.
+fn few_shared(tokens: usize, cols: usize) -> usize {
+    FEW_RINGS + 4 * 2 * 2 * TURN * tokens * SET + cols / GROUP * 128 * tokens
+}
+
+/// Bytes of the integers of these rows.
+fn split_bytes(rows: usize, cols: usize) -> usize {
+    rows.div_ceil(WIDE) * (cols / GROUP) * RECORD_BYTES
+}
+
+/// Bytes of scratch memory that products of one input with `tokens` tokens take, whose matrices have so many rows together.
+pub fn scratch_bytes(rows: usize, cols: usize, tokens: usize) -> usize {
+    if tokens < MIN_WIDE { 0 } else { split_bytes(rows, cols).min(MOST_SPLIT) }
+}
+
+/// Whether rows of all are aligned as tensor-core kernels load them.
+fn fits(products: &[Product]) -> bool {
+    products.iter().all(|product| {
+        product.table.is_none()
+            && product.cols.is_multiple_of(GROUP)
+            && (product.matrix.data | product.matrix.row_bytes).is_multiple_of(16)
+            && product.rows > 0
+    })
+}
+
+/// Products of the same columns and tokens on tensor cores. Returns whether a kernel took them.
+pub fn multiply(gpu: &Gpu, products: &[Product], x: p::Encoded, exact: Exact) -> Result<bool> {
+    let first = &products[0];
+    let kind = first.kinds()[0];
+    if first.kinds().len() > 1 || !fits(products) {
+        return Ok(false);
+    }
+    let shared = gpu.device.shared;
+    if let (Some(split), Some(wide)) = (kind.int11_split(), kind.gemm_wide())
+        && exact.wide[FLOATS]
+        && gpu.device.has_kernel(wide)
+        && first.outputs >= MIN_WIDE
+        && WIDE_SHARED + STATIC_SHARED <= shared
+    {
+        let bytes = |products: &[Product]| products.iter().map(|of| split_bytes(of.rows, of.cols)).sum::<usize>();
+        let launch = |products: &[Product]| -> Result<()> {
+            let mut at = gpu.slices().reserve(gpu, bytes(products))?;
+            let (mut splits, mut wides) = (p::Split::default(), p::Products::default());
+            let mut most_tiles = 0;
+            for (i, product) in products.iter().enumerate() {
+                let of = product.parameters(x);
+                (splits.parts[i], splits.to[i]) = (of, at);
+                wides.parts[i] = p::Matmul { matrix: p::Matrix { data: at, ..of.matrix }, ..of };
+                at += split_bytes(product.rows, product.cols) as u64;
+                most_tiles = most_tiles.max(product.rows.div_ceil(WIDE));
+            }
+            let grid = [number(most_tiles * (first.cols / GROUP)), number(products.len()), 1];
+            // SAFETY: rows of the matrices were checked against their buffers; the scratch was just reserved.
+            unsafe { gpu.launch(split, grid, SPLIT_THREADS, 0, &splits)? };
+            let tiles: usize = products.iter().map(|product| product.rows.div_ceil(WIDE)).sum();
+            let tiles = tiles * first.outputs.div_ceil(WIDE);
+            let grid = [number(tiles.min(gpu.device.multiprocessors)), 1, 1];
+            // SAFETY: as above, and so were rows of x and the tensors written.
+            unsafe { gpu.launch(wide, grid, WIDE_THREADS, number(WIDE_SHARED), &wides)? };
+            Ok(())
+        };
+        if bytes(products) <= MOST_SPLIT {
+            launch(products)?;
+            return Ok(true);
+        }
+        let at_a_time = (MOST_SPLIT / split_bytes(WIDE, first.cols)).max(1) * WIDE;
+        for product in products {
+            if product.runs.is_some() {
+                launch(slice::from_ref(product))?;
+                continue;
+            }
+            for row in (0..product.rows).step_by(at_a_time) {
+                let mut some = Product { rows: at_a_time.min(product.rows - row), ..*product };
+                some.matrix.data += row as u64 * product.matrix.row_bytes;
+                some.out.at += 4 * row as u64;
+                some.bias += if product.bias == 0 { 0 } else { 4 * row as u64 };
+                launch(&[some])?;
+            }
+        }
+        return Ok(true);
+    }
+    // All tokens at once, or as many as there is room for.
+    let room = |tokens: usize| few_shared(tokens, first.cols) + STATIC_SHARED <= shared;
+    let mut fitting = FEW.iter().enumerate().filter(|(_, (tokens, _))| room(*tokens));
+    let all = fitting.clone().find(|(_, (tokens, _))| *tokens >= first.outputs);
+    let Some((tile, &(tokens, threads))) = all.or_else(|| fitting.next_back()).filter(|_| exact.few[FLOATS]) else {
+        return Ok(false);
+    };
+    let Some(kernel) = kind.gemm_few(tile).filter(|_| first.outputs.div_ceil(tokens) <= MAX_GRID_Y) else {
+        return Ok(false);
+    };
+    let mut parameters = p::Products::default();
+    for (product, part) in products.iter().zip(&mut parameters.parts) {
+        *part = product.parameters(x);
+    }
+    let bytes = few_shared(tokens, first.cols);
+    let blocks = gpu.device.multiprocessors * (shared / (bytes + 1024)).clamp(1, FEW_BLOCKS);
+    let sets = products.iter().map(|p| p.rows.div_ceil(SET)).sum::<usize>();
+    let grid = [number(sets.min(blocks)), number(first.outputs.div_ceil(tokens)), 1];
+    // SAFETY: as above.
+    unsafe { gpu.launch(kernel, grid, threads, number(bytes), &parameters)? };
+    Ok(true)
+}
+
+/// [`super::int11::multiply_one`] with such weights: products of one token that comes as floats.
+pub fn multiply_one(gpu: &Gpu, (x, norm): (p::Tensor, p::Norm), products: &[Product], gated: bool) -> Result<bool> {
+    let first = &products[0];
+    let (kind, cols) = (first.kinds()[0], first.cols);
+    let Some(kernel) = kind.gemv_one_floats().filter(|_| gpu.device.has(Variant::One)) else { return Ok(false) };
+    let alike =
+        |product: &Product| (product.cols, product.outputs, product.matrix.kind) == (cols, 1, first.matrix.kind);
+    let aligned = [x.at, norm.weight].iter().all(|at| at.is_multiple_of(16));
+    let normed = norm.weight == 0 || cols.is_multiple_of(NORMED);
+    if products.len() > p::PARTS || !fits(products) || !products.iter().all(alike) || !aligned || !normed {
+        return Ok(false);
+    }
+    // Integers, what makes up for additions, powers, and the norm's weights.
+    let padded = cols.next_multiple_of(ONE_STEP);
+    let bytes = 4 * padded + 4 * padded / 8 + 4 * padded / GROUP + if norm.weight != 0 { 4 * cols } else { 0 };
+    if bytes + STATIC_SHARED > gpu.device.shared {
+        return Ok(false);
+    }
+    let mut parameters = p::OneToken { x, norm, gated: gated.into(), keeps: 1, ..p::OneToken::default() };
+    for (product, part) in products.iter().zip(&mut parameters.parts) {
+        *part = product.parameters(p::Encoded::default());
+    }
+    let sets = products.iter().map(|product| product.rows.div_ceil(ONE_ROWS)).sum::<usize>();
+    let tasks = if gated { sets / 2 } else { sets };
+    let multiprocessors = gpu.device.multiprocessors;
+    let resident = (gpu.device.shared / (bytes + 2048)).clamp(1, ONE_BLOCKS);
+    // A few tasks are spread over all multiprocessors.
+    let blocks =
+        tasks.div_ceil(ONE_THREADS as usize / 32).clamp(tasks.min(multiprocessors), resident * multiprocessors);
+    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+    unsafe { gpu.launch(kernel, [number(blocks), 1, 1], ONE_THREADS, number(bytes), &parameters)? };
+    Ok(true)
+}
