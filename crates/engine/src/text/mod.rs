@@ -19,7 +19,7 @@ mod stop;
 mod template;
 mod tokenizer;
 
-pub(crate) use answers::harmony_marks;
+pub(crate) use answers::{harmony_marks, marks};
 pub use answers::{AnswerParser, Calls, Opened, Reading, Style, Tools};
 pub use detokenizer::Detokenizer;
 pub use dialogue::Dialogue;
