@@ -74,6 +74,8 @@ pub struct LatentLayer {
     pub layer: usize,
     /// Scores are multiplied by it.
     pub scale: f32,
+    /// A token sees only those positions that the indexer before has selected for it, instead of all up to its own. In ascending order they take the places of positions.
+    pub selected: bool,
 }
 
 impl LatentLayer {

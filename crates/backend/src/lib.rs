@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod index;
 mod latent;
 mod layers;
 mod memory;
@@ -19,6 +20,7 @@ mod step;
 mod streamed;
 
 pub use backend::Backend;
+pub use index::{IndexLayer, LayerNorm};
 pub use latent::{HeadRows, LatentKeys, LatentLayer};
 pub use layers::*;
 pub use memory::*;

@@ -1,8 +1,8 @@
 //! The operations that a model is written in.
 
 use crate::{
-    AttentionLayer, DeltaLayer, Elementwise, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing,
-    StateSpaceLayer, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, IndexLayer, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection,
+    Routing, StateSpaceLayer, Tensor,
 };
 
 /// What a step computes, one method per fused operation. Shapes stand at the arguments; `tokens` is the number of rows of the step.
@@ -24,6 +24,11 @@ pub trait Operations {
     /// Norms and rotates a token's latent row and stores it in its slot; takes each head's queries to the rows' space, attends over the block tables, and projects
     /// each head's result. Only devices that pass [`crate::Resources::check_latent_attention`] are given any.
     fn latent_attention(&mut self, layer: &LatentLayer) {
+        unreachable!("layer {} of a model that was refused", layer.layer)
+    }
+    /// Norms and turns an indexer's keys and stores them in their slots; scores what each token may see, and selects what the latent attention behind sees. Only devices that pass
+    /// [`crate::Resources::check_latent_attention`] are given any.
+    fn index(&mut self, layer: &IndexLayer) {
         unreachable!("layer {} of a model that was refused", layer.layer)
     }
     /// Short convolution, gates, delta rule and gated norm.

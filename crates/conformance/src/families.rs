@@ -29,6 +29,7 @@ macro_rules! tests {
             attention_over_shared_prefixes_agrees_with_the_generic_cpu SHARED_PREFIXES;
             attention_behind_deep_contexts_agrees_with_the_generic_cpu DEEP_CONTEXTS;
             latent_attention_agrees_with_the_generic_cpu LATENT_ATTENTION;
+            sparse_indexers_agree_with_the_generic_cpu SPARSE_INDEXERS;
             delta_rules_agree_with_the_generic_cpu DELTA_RULES;
             delta_rules_of_one_token_agree_with_the_generic_cpu DELTA_RULES_OF_ONE_TOKEN;
             state_spaces_agree_with_the_generic_cpu STATE_SPACES;

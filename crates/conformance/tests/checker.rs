@@ -13,8 +13,17 @@ use sluice_conformance::{Candidate, Checker, FAMILIES, Family, check};
 use sluice_engine::{Cpu, Engine, Isa, MemoryClass as Class, Options, Placement};
 use support::*;
 
-const FOLDERS: [&str; 7] =
-    ["qwen3", "qwen3_window", "qwen3_moe", "qwen3_next", "mlx_qwen3_widths", "mlx_qwen3_next", "mlx_qwen3_5_moe"];
+const FOLDERS: [&str; 9] = [
+    "qwen3",
+    "qwen3_window",
+    "qwen3_moe",
+    "qwen3_next",
+    "nemotron_h_moe",
+    "deepseek_v32",
+    "mlx_qwen3_widths",
+    "mlx_qwen3_next",
+    "mlx_qwen3_5_moe",
+];
 
 fn options() -> Options {
     Options {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use sluice_backend::{Activations, Capacity, KvPool, Logits, Norm, Phase, Profile, StepInputs, Tensor};
 use sluice_kernels::Isa;
 
-use crate::attention::{AttentionWork, LatentWork};
+use crate::attention::{AttentionWork, IndexWork, LatentWork};
 use crate::delta_net::DeltaWork;
 use crate::encoded::Encoded;
 use crate::exec::{Product, Worker, context};
@@ -52,6 +52,7 @@ pub struct Cpu {
     pub(crate) latents: LatentWork,
     pub(crate) delta: DeltaWork,
     pub(crate) state_spaces: StateSpaceWork,
+    pub(crate) index: IndexWork,
     pub(crate) mixture: HostMixture,
     /// Tables that stay on disk.
     pub(crate) tables: Tables,
@@ -93,6 +94,7 @@ impl Cpu {
             latents: LatentWork::default(),
             delta: DeltaWork::default(),
             state_spaces: StateSpaceWork::default(),
+            index: IndexWork::default(),
             mixture: HostMixture::default(),
             tables: Tables::default(),
             logits: Vec::new(),

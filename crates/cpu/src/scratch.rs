@@ -14,8 +14,9 @@ use crate::moe::MAX_KEPT_BYTES;
 use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, KvLayout, LatentKeys, LatentLayer, Linear,
-    MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer, StepInputs, StepScratch, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, IndexLayer, KvLayout, LatentKeys, LatentLayer,
+    Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer, StepInputs, StepScratch,
+    Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -80,7 +81,9 @@ struct Sizes {
     attention: usize,
     delta: usize,
     state_spaces: usize,
+    index: usize,
     per_128_positions: usize,
+    index_per_128_positions: usize,
 }
 
 fn grow(size: &mut usize, to: usize) {
@@ -102,7 +105,14 @@ impl Sizes {
         let encoded: usize = encoded.iter().map(|e| e.bytes()).sum();
         let lists = self.identity_rows + self.moe_identity_rows + self.router_logits + self.shared_gates;
         let lists = lists + self.latent_rows + self.kept + self.guess + self.normed + self.logits;
-        encoded + threads * worker + 4 * lists + self.grouping + self.attention + self.delta + self.state_spaces
+        encoded
+            + threads * worker
+            + 4 * lists
+            + self.grouping
+            + self.attention
+            + self.delta
+            + self.state_spaces
+            + self.index
     }
 }
 
@@ -143,7 +153,10 @@ impl<'a> ScratchPlanner<'a> {
 
     /// The scratch of the step.
     pub fn scratch(&self) -> StepScratch {
-        StepScratch { fixed: self.sizes.bytes(self.threads), per_128_positions: self.sizes.per_128_positions }
+        StepScratch {
+            fixed: self.sizes.bytes(self.threads),
+            per_128_positions: self.sizes.per_128_positions + self.sizes.index_per_128_positions,
+        }
     }
 }
 
@@ -346,6 +359,13 @@ impl Operations for ScratchPlanner<'_> {
             product(keys, layer.plain());
         }
         product(layer.values, rank);
+    }
+
+    fn index(&mut self, layer: &IndexLayer) {
+        grow(&mut self.sizes.row, layer.dim());
+        let (scores, keys) = tasks::index_sizes(self.tokens, self.threads, 128);
+        grow(&mut self.sizes.index_per_128_positions, 4 * scores + 8 * keys);
+        grow(&mut self.sizes.index, 4 * self.tokens * layer.top);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, LatentLayer, Linear, Logits, MatrixId, MemoryClass,
-    MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, RowStats, StateSpaceLayer,
-    StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, IndexLayer, LatentLayer, Linear, Logits, MatrixId,
+    MemoryClass, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, RowStats,
+    StateSpaceLayer, StepInputs, Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
@@ -127,9 +127,34 @@ impl Operations for Cpu {
             pool: &mut self.pool,
             workers: &mut self.workers,
         };
-        self.latents.run(context, &mut self.attention, &self.inputs, blocks, &operands, layer);
+        let selected = layer.selected.then_some(&self.index);
+        self.latents.run(context, &mut self.attention, &self.inputs, blocks, &operands, (layer, selected));
         let used = [layer.keys.rows(), layer.values].map(|rows| (rows.matrix.number(), layer.heads * rows.rows));
         self.record(Phase::Attention, t0, used.into_iter(), self.inputs.tokens().len());
+    }
+
+    fn index(&mut self, layer: &IndexLayer) {
+        let t0 = Instant::now();
+        let operands = attention::IndexOperands {
+            q: self.place(layer.q),
+            k: self.place(layer.k),
+            weights: self.place(layer.weights),
+            norm: [self.place(layer.norm.scale.weight), self.place(layer.norm.bias)],
+            angles: self.rotary[layer.rotary.number()].place(),
+        };
+        let (kv, row_block) = (self.kv[layer.group], self.kv[layer.rows_group].layout.block_tokens);
+        let blocks = attention::Blocks { layout: kv.layout, bytes: self.buffers[kv.buffer.number()].as_bytes_mut() };
+        // All places are known, so that no buffer is looked up.
+        let context = ExecContext {
+            isa: self.isa,
+            mode: self.mode,
+            weights: &self.weights,
+            buffers: &[],
+            pool: &mut self.pool,
+            workers: &mut self.workers,
+        };
+        self.index.run(context, &self.inputs, blocks, &operands, layer, row_block);
+        self.record(Phase::Attention, t0, std::iter::empty(), 0);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
@@ -399,8 +424,12 @@ impl Backend for Cpu {
         let scratch =
             scratch + self.workers.iter_mut().map(|w| w.bytes()).sum::<usize>() + 4 * self.identity_rows.len();
         let scratch = scratch + self.rotary.iter().map(RotaryTable::bytes).sum::<usize>();
-        let scratch =
-            scratch + self.attention.bytes() + self.latents.bytes() + self.delta.bytes() + self.state_spaces.bytes();
+        let scratch = scratch
+            + self.attention.bytes()
+            + self.latents.bytes()
+            + self.delta.bytes()
+            + self.state_spaces.bytes()
+            + self.index.bytes();
         let bytes = |class| match class {
             MemoryClass::WeightsMapped => of(class) + weights(true),
             MemoryClass::WeightsCopied => of(class) + weights(false) + copies + self.tables.bytes(),

@@ -13,7 +13,16 @@ use sluice_engine::{
 #[test]
 fn a_step_allocates_nothing() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    for folder in ["qwen3", "qwen3_window", "qwen3_moe", "qwen3_next", "mlx_qwen3_widths", "mlx_qwen3_5_moe"] {
+    for folder in [
+        "qwen3",
+        "qwen3_window",
+        "qwen3_moe",
+        "qwen3_next",
+        "nemotron_h_moe",
+        "deepseek_v32",
+        "mlx_qwen3_widths",
+        "mlx_qwen3_5_moe",
+    ] {
         let streamed = [Placement::Mapped, Placement::Slots, Placement::PageCache].map(|p| (Activations::Int8, p));
         let mapped = [Activations::F32, Activations::Bf16].map(|a| (a, Placement::Mapped));
         let mut engines = Vec::new();

@@ -190,6 +190,31 @@ unsafe fn of_gated_in_place_lanes<V: Lanes>(x: &mut [f32], gate: &[f32], w: &[f3
     }
 }
 
+#[inline(always)]
+unsafe fn layer_in_place_lanes<V: Lanes>(x: &mut [f32], w: &[f32], bias: &[f32], eps: f32) {
+    let n = x.len();
+    assert!(w.len() == n && bias.len() == n, "all have {n} elements");
+    let p = x.as_mut_ptr();
+    // SAFETY: all three have `n` elements; the shell has the instruction set.
+    unsafe {
+        let mut sum = V::splat(0.0);
+        for i in (0..n).step_by(16) {
+            sum = sum.add(V::load_first(p.add(i), 16.min(n - i)));
+        }
+        let mean = V::splat(sum.sum() / n as f32);
+        for i in (0..n).step_by(16) {
+            let left = 16.min(n - i);
+            V::load_first(p.add(i), left).sub(mean).store_first(p.add(i), left);
+        }
+        let inv = V::splat(inverse_rms::<V>(p, n, eps));
+        for i in (0..n).step_by(16) {
+            let left = 16.min(n - i);
+            let (w, bias) = (V::load_first(w.as_ptr().add(i), left), V::load_first(bias.as_ptr().add(i), left));
+            V::load_first(p.add(i), left).mul(inv).fma(w, bias).store_first(p.add(i), left);
+        }
+    }
+}
+
 /// `out` may be `x`.
 #[inline(always)]
 unsafe fn gated_raw<V: Lanes>(x: *const f32, w: *const f32, gate: *const f32, eps: f32, out: *mut f32, n: usize) {
@@ -236,6 +261,11 @@ simd! {
 }
 
 simd! {
+    /// Layer norm (Ba et al. 2016), in place: with d the distances from the mean, `x = fma(d * (1 / sqrt(mean of squares of d + eps)), w, bias)`. All `[n]`.
+    pub fn layer_norm_in_place(x: &mut [f32], w: &[f32], bias: &[f32], eps: f32) = layer_in_place_lanes
+}
+
+simd! {
     /// `x = rms_norm(x * silu(gate))`, in place: the output norm of Mamba-2, whose groups callers take one by one. All `[n]`.
     pub fn rms_norm_of_gated_in_place(x: &mut [f32], gate: &[f32], w: &[f32], eps: f32) = of_gated_in_place_lanes
 }
@@ -274,6 +304,8 @@ mod tests {
                 let mut gated_first = vec![0.0; n];
                 rms_norm(isa, &products, &w, 1e-6, &mut gated_first);
                 assert!(of_gated == gated_first);
+                let mut layer = x.clone();
+                layer_norm_in_place(isa, &mut layer, &w, &gate, 1e-6);
                 // Fused with the sum: the same as the sum and then the norm.
                 let mut residual = gate.clone();
                 add_rms_norm(isa, &x, &mut residual, &w, 1e-6, &mut summed);
@@ -281,7 +313,7 @@ mod tests {
                 let mut apart = vec![0.0; n];
                 rms_norm(isa, &sum, &w, 1e-6, &mut apart);
                 assert!(residual == sum && summed == apart);
-                [rms, gated, l2, bare, summed].concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+                [rms, gated, l2, bare, summed, layer].concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };
             let oracle = run(Isa::GENERIC);
             for isa in Isa::supported() {
@@ -327,6 +359,14 @@ mod tests {
             rms_norm_gated(isa, &x, &w, &gate, 1e-6, &mut out);
             let gated: Vec<f64> = rms.iter().zip(&gate).map(|(r, g)| r * silu(*g as f64)).collect();
             assert_close(&out, &gated, 1e-6);
+            let mean = x.iter().map(|x| *x as f64).sum::<f64>() / n as f64;
+            let spread = x.iter().map(|x| (*x as f64 - mean).powi(2)).sum::<f64>() / n as f64;
+            let of =
+                |((x, w), b): ((&f32, &f32), &f32)| (*x as f64 - mean) / (spread + 1e-6).sqrt() * *w as f64 + *b as f64;
+            let layer: Vec<f64> = x.iter().zip(&w).zip(&gate).map(of).collect();
+            let mut out = x.clone();
+            layer_norm_in_place(isa, &mut out, &w, &gate, 1e-6);
+            assert_close(&out, &layer, 1e-6);
             let mut out = x.clone();
             l2_norm(isa, &mut out, 1e-6, 0.5);
             let l2: Vec<f64> = x.iter().map(|x| *x as f64 * 0.5 / (squares + 1e-6).sqrt()).collect();

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use sluice_store::{MAX_SETTINGS, read_small};
 
 use crate::method::Method;
-use crate::mlx_names;
+use crate::{mlx_names, python_json};
 
 /// The part of a `config.json` that describes the text model, with accessors that say which key is wrong.
 #[derive(Debug)]
@@ -38,8 +38,8 @@ impl Config {
 
     /// Parses `text`; `path` is for messages.
     pub fn parse(path: PathBuf, text: &[u8]) -> Result<Config> {
-        let read =
-            serde_json::from_slice(text).or_else(|e| serde_json::from_slice(&without_infinities(text)).map_err(|_| e));
+        let read = serde_json::from_slice(text)
+            .or_else(|e| serde_json::from_slice(&python_json::without_infinities(text)).map_err(|_| e));
         let root: Value = read.map_err(|e| anyhow!("{}: not JSON: {e}", path.display()))?;
         ensure!(root.is_object(), "{}: not a JSON object", path.display());
         let nested = root.get("text_config").is_some_and(Value::is_object);
@@ -160,7 +160,9 @@ impl Config {
     /// A value outside of 0 to 1.
     pub fn norm_eps(&self) -> Result<f64> {
         let default = match self.text_type() {
-            "mixtral" | "ministral3" | "phi3" | "olmo2" | "olmo3" | "glm4_moe" | "glm4_moe_lite" => 1e-5,
+            "mixtral" | "ministral3" | "phi3" | "olmo2" | "olmo3" | "glm4_moe" | "glm4_moe_lite" | "glm_moe_dsa" => {
+                1e-5
+            }
             "glm4" => 1.5625e-7,
             _ => 1e-6,
         };
@@ -178,7 +180,8 @@ impl Config {
             "gemma2" => 8192,
             "mistral" | "ministral" | "mixtral" | "glm4" | "glm4_moe" | "gemma4_text" => 131_072,
             "minimax_m2" => 196_608,
-            "glm4_moe_lite" => 202_752,
+            "glm4_moe_lite" | "glm_moe_dsa" => 202_752,
+            "deepseek_v32" => 163_840,
             "mistral4" => 1_048_576,
             "ministral3" => 262_144,
             _ => 32768,
@@ -317,25 +320,6 @@ impl Config {
     }
 }
 
-/// A text with nulls for the numbers that Python writes and JSON does not have.
-fn without_infinities(text: &[u8]) -> Vec<u8> {
-    const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
-    let (mut out, mut rest, mut quoted) = (Vec::with_capacity(text.len()), text, false);
-    while let Some((&byte, behind)) = rest.split_first() {
-        if let Some(word) = WORDS.into_iter().find(|word| !quoted && rest.starts_with(word)) {
-            out.extend_from_slice(b"null");
-            rest = &rest[word.len()..];
-            continue;
-        }
-        // What is escaped ends no string.
-        let len = if quoted && byte == b'\\' { rest.len().min(2) } else { 1 };
-        quoted ^= byte == b'"';
-        out.extend_from_slice(&rest[..len]);
-        rest = if len == 1 { behind } else { &rest[len..] };
-    }
-    out
-}
-
 /// What MLX's groups consist of: its `mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupMode {
@@ -459,17 +443,6 @@ mod tests {
         assert!(error.contains("`vocab_size` is missing in `text_config`"), "{error}");
         let flat = of(r#"{"rms_norm_eps": 0.5}"#);
         assert_eq!((flat.norm_eps().unwrap(), flat.misplaced().len()), (0.5, 0));
-    }
-
-    #[test]
-    fn numbers_that_only_python_writes_are_none() {
-        let text = r#"{"limits": [0.0, Infinity, -Infinity], "x": NaN, "text": "a \" Infinity"}"#;
-        let config = Config::parse("config.json".into(), text.as_bytes()).unwrap();
-        assert_eq!(config.get("limits"), Some(&serde_json::json!([0.0, null, null])));
-        assert_eq!(config.get("text").and_then(Value::as_str), Some("a \" Infinity"));
-        assert!(config.get("x").is_none());
-        let error = Config::parse("config.json".into(), b"{\"x\": Inf}").unwrap_err().to_string();
-        assert!(error.contains("config.json: not JSON"), "{error}");
     }
 
     #[test]

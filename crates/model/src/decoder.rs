@@ -186,7 +186,11 @@ impl Decoder {
                     };
                     if let AttentionVariant::Latent(sizes) = a.variant {
                         let scratch = latent.as_ref().expect("of this layer");
-                        let latent = LatentAttention::load(w, (a, sizes), scratch, rotary, i, slot)?;
+                        let index = d.index_group_of(a).map(|group| {
+                            of_group[group] += 1;
+                            (group, of_group[group] - 1)
+                        });
+                        let latent = LatentAttention::load(w, (a, sizes), scratch, rotary, i, slot, index)?;
                         Mixer::Latent(Box::new(latent))
                     } else {
                         let (scratch, rotary) = (attention.as_ref().expect("of this layer"), (rotary, d.rotary_dim(a)));

@@ -15,6 +15,7 @@ mod method;
 mod mlx_lm;
 mod mlx_names;
 mod options;
+mod python_json;
 mod rope;
 pub mod source;
 mod weights;

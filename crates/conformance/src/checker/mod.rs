@@ -15,9 +15,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
-    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, KvPool, LatentLayer, Linear,
-    Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection, Routing, StateSpaceLayer,
-    StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, IndexLayer, KvPool,
+    LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection,
+    Routing, StateSpaceLayer, StepInputs, Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
@@ -234,6 +234,10 @@ impl Operations for Checker {
 
     fn latent_attention(&mut self, layer: &LatentLayer) {
         self.checked("latent_attention").latent_attention(layer);
+    }
+
+    fn index(&mut self, layer: &IndexLayer) {
+        self.checked("index").index(layer);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

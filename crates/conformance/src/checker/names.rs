@@ -1,9 +1,9 @@
 //! The checker's own handles, and the inner handles and shapes that belong to them.
 
 use sluice_backend::{
-    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts, HeadRows, KvPool,
-    LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Projection, RotaryId, RowFactors, SharedExpert,
-    StateSpaceLayer, Tensor,
+    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts, HeadRows, IndexLayer,
+    KvPool, LatentKeys, LatentLayer, LayerNorm, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Projection, RotaryId,
+    RowFactors, SharedExpert, StateSpaceLayer, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -227,6 +227,13 @@ impl Names {
             }
             Elementwise::SplitPairs { x, head } => Elementwise::SplitPairs { x: self.tensor(x), head },
         }
+    }
+
+    pub fn index(&self, l: &IndexLayer) -> IndexLayer {
+        let [q, k, weights] = [l.q, l.k, l.weights].map(|t| self.tensor(t));
+        let norm = LayerNorm { scale: self.norm(l.norm.scale), bias: self.tensor(l.norm.bias) };
+        let rotary = self.rotaries.get(l.rotary.number(), "rotary embedding").0;
+        IndexLayer { q, k, weights, norm, rotary, ..l.clone() }
     }
 
     pub fn delta(&self, d: &DeltaLayer) -> DeltaLayer {

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm,
-    Operations, Projection, RotaryId, Routing, StateSpaceLayer, StepInputs, Tensor,
+    AttentionLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp,
+    MoeId, Norm, Operations, Projection, RotaryId, Routing, StateSpaceLayer, StepInputs, Tensor,
 };
 
 use super::names::Names;
@@ -89,6 +89,7 @@ impl CheckedStep<'_> {
             }
             Operation::Attention(layer) => b.attention(&n.attention(layer)),
             Operation::LatentAttention(layer) => b.latent_attention(&n.latent(layer)),
+            Operation::Index(layer) => b.index(&n.index(layer)),
             Operation::DeltaNet(layer) => b.delta_net(&n.delta(layer)),
             Operation::StateSpace(layer) => b.state_space(&n.state_space(layer)),
             Operation::Mlp { x, norm, mlp, residual } => {
@@ -159,6 +160,8 @@ impl Operations for CheckedStep<'_> {
         assert_eq!(layer.norm.weight.cols, rank, "a norm over the vector");
         let keys = if let LatentKeys::Rows(_) = layer.keys { layer.plain() } else { rank };
         assert_eq!(layer.keys.rows().rows, keys, "rows of a head's keys");
+        let indexed = self.step.operations.iter().any(|o| matches!(o, Operation::Index(of) if of.rows_group == group));
+        assert!(!layer.selected || indexed, "an indexer before, in this step");
         if !self.step.is_sizing {
             let pool = self.names.pools.all().get(group).expect("a cache group");
             let KvLayout { kv_heads, k_dim, v_dim, block_tokens, layers, .. } = pool.outer.layout;
@@ -167,6 +170,23 @@ impl Operations for CheckedStep<'_> {
             self.check_slots(group, block_tokens, None, layer.rotary);
         }
         self.run(Operation::LatentAttention(layer.clone()));
+    }
+
+    fn index(&mut self, layer: &IndexLayer) {
+        let tokens = self.tokens();
+        let IndexLayer { q, k, weights, heads, top, group, rows_group, .. } = *layer;
+        assert!([q, k, weights].iter().all(|t| t.rows >= tokens), "a row for each token");
+        assert!((q.cols, weights.cols) == (heads * layer.dim(), heads) && top > 0, "columns of an indexer");
+        assert!(layer.norm.scale.weight.cols == layer.dim(), "a norm over the key");
+        if !self.step.is_sizing {
+            let pools = self.names.pools.all();
+            let KvLayout { kv_heads, k_dim, v_dim, block_tokens, layers, .. } =
+                pools.get(group).expect("a cache group").outer.layout;
+            assert_eq!((kv_heads, k_dim, v_dim), (1, layer.dim(), 0), "keys of an indexer's group");
+            assert!(layer.layer < layers && rows_group < pools.len(), "layers of a group");
+            self.check_slots(group, block_tokens, None, layer.rotary);
+        }
+        self.run(Operation::Index(layer.clone()));
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

@@ -1,7 +1,7 @@
 //! Recorded calls of a backend, and their replay on another.
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, KvLayout, KvPool, LatentLayer, Linear, MatrixId, MatrixSource,
+    AttentionLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, MatrixId, MatrixSource,
     MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StateSpaceLayer, StepInputs, Tensor,
 };
 
@@ -26,6 +26,7 @@ pub enum Operation {
     ProjectAdd { x: Tensor, linear: Linear, out: Tensor },
     Attention(AttentionLayer),
     LatentAttention(LatentLayer),
+    Index(IndexLayer),
     DeltaNet(DeltaLayer),
     StateSpace(StateSpaceLayer),
     Mlp { x: Tensor, norm: Norm, mlp: Mlp, residual: Tensor },
@@ -42,6 +43,7 @@ impl Operation {
             Operation::ProjectAdd { .. } => "project_add",
             Operation::Attention(_) => "attention",
             Operation::LatentAttention(_) => "latent_attention",
+            Operation::Index(_) => "index",
             Operation::DeltaNet(_) => "delta_net",
             Operation::StateSpace(_) => "state_space",
             Operation::Mlp { .. } => "mlp",

@@ -61,6 +61,7 @@ fn replay_operation(to: &mut dyn Operations, operation: &Operation) {
         Operation::ProjectAdd { x, linear, out } => to.project_add(*x, linear, *out),
         Operation::Attention(layer) => to.attention(layer),
         Operation::LatentAttention(layer) => to.latent_attention(layer),
+        Operation::Index(layer) => to.index(layer),
         Operation::DeltaNet(layer) => to.delta_net(layer),
         Operation::StateSpace(layer) => to.state_space(layer),
         Operation::Mlp { x, norm, mlp, residual } => to.mlp(*x, *norm, mlp, *residual),

@@ -6,9 +6,9 @@ use super::attention::{POSITIONS, Sequence};
 use crate::case::{Case, Placed};
 
 /// A layer with its own tensors.
-struct LatentCase {
-    inner: LatentLayer,
-    out: Placed,
+pub struct LatentCase {
+    pub inner: LatentLayer,
+    pub out: Placed,
 }
 
 impl Case {
@@ -18,7 +18,7 @@ impl Case {
     }
 
     /// A layer of the group `layout`, for steps of at most `tokens` tokens.
-    fn latent_layer(&mut self, layout: &KvLayout, rank: usize, place: (usize, usize), tokens: usize) -> LatentCase {
+    pub fn latent_layer(&mut self, layout: &KvLayout, rank: usize, place: (usize, usize), tokens: usize) -> LatentCase {
         let rotated = layout.k_dim - rank;
         let heads = self.one_of(&[1, 3, 5, 8, 20, 44]);
         // Whole groups of most formats, or anything.
@@ -48,6 +48,7 @@ impl Case {
             group: place.0,
             layer: place.1,
             scale: ((plain + rotated) as f32).sqrt().recip(),
+            selected: false,
         };
         self.shape(format!(
             "layer {place:?}: {heads} heads of {plain} and {rotated}, values of {v_dim}, a vector of {rank}, by columns {by_columns}"

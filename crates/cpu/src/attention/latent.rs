@@ -6,14 +6,16 @@
 use std::ops::Range;
 
 use sluice_backend::{HeadRows, KvLayout, LatentKeys, LatentLayer, StepInputs};
-use sluice_kernels::attention::{KvShape, store_row};
+use sluice_kernels::attention::{self, Head, KvShape, KvView, Run, store_row};
 use sluice_kernels::{Isa, latent, matmul, norm, rotary};
 
+use super::index::IndexWork;
 use super::{AttentionWork, Blocks, Queries, TOKENS, kv_shape};
 use crate::encoded::{Encoded, Needs};
-use crate::exec::ExecContext;
+use crate::exec::{ExecContext, Worker};
 use crate::matmul::block_rows;
-use crate::memory::{Parts, Place, part};
+use crate::memory::{Parts, PerThread, Place, part};
+use crate::threads::Pool;
 
 /// Query rows (heads of tokens) that are taken at a time, if one head of all tokens is not more.
 const ROWS: usize = 8192;
@@ -66,15 +68,15 @@ pub struct LatentOperands {
 
 /// Turns the elements `from` of a token, into `to`.
 #[derive(Clone, Copy)]
-struct Turn<'a> {
-    isa: Isa,
-    angles: Place,
-    positions: &'a [u32],
-    adjacent_pairs: bool,
+pub(super) struct Turn<'a> {
+    pub isa: Isa,
+    pub angles: Place,
+    pub positions: &'a [u32],
+    pub adjacent_pairs: bool,
 }
 
 impl Turn<'_> {
-    fn token(&self, t: usize, from: &[f32], to: &mut [f32]) {
+    pub fn token(&self, t: usize, from: &[f32], to: &mut [f32]) {
         if self.adjacent_pairs {
             let (first, second) = to.split_at_mut(from.len() / 2);
             for ((pair, first), second) in from.as_chunks::<2>().0.iter().zip(first).zip(second) {
@@ -102,7 +104,7 @@ impl LatentWork {
         inputs: &StepInputs,
         blocks: Blocks,
         operands: &LatentOperands,
-        layer: &LatentLayer,
+        (layer, selected): (&LatentLayer, Option<&IndexWork>),
     ) {
         let shape = shape_of_latents(&blocks.layout, layer.layer, layer.rotated());
         assert_eq!(operands.angles.cols, layer.rotated(), "angles of all rotated elements");
@@ -137,7 +139,10 @@ impl LatentWork {
                 finish: &nothing,
             };
             let exec = (isa, &mut *context.pool, &mut *context.workers);
-            attention.attend(exec, inputs, &*blocks.bytes, &queries);
+            match selected.filter(|of| of.selects()) {
+                Some(of) => attend_selected(exec, inputs, &*blocks.bytes, &queries, of),
+                None => attention.attend(exec, inputs, &*blocks.bytes, &queries),
+            }
             self.project(context.reborrow(), operands.out, layer, (some, tokens));
         }
     }
@@ -269,6 +274,46 @@ impl LatentWork {
             }
         });
     }
+}
+
+/// Heads that one task takes through what a token sees.
+const HEADS: usize = 16;
+
+/// Attends, for each token, over what was selected for it.
+fn attend_selected(
+    (isa, pool, workers): (Isa, &mut Pool, &mut PerThread<Worker>),
+    inputs: &StepInputs,
+    kv_bytes: &[u8],
+    queries: &Queries,
+    selected: &IndexWork,
+) {
+    let (tokens, shape) = (inputs.tokens().len(), KvShape { by_slot: true, ..queries.shape });
+    let (dim, v_dim, heads) = (shape.k_dim, shape.v_dim, queries.heads);
+    let groups = heads.div_ceil(HEADS);
+    workers.reserve(0, 0, attention::scratch_len(&shape, HEADS.min(heads), 1), 0);
+    let workers = &*workers;
+    pool.run(tokens * groups, &|task, thread| {
+        let (t, from) = (task / groups, task % groups * HEADS);
+        let some = from..(from + HEADS).min(heads);
+        let Some(slots) = selected.seen(t, inputs.positions()[t] as usize) else { return };
+        let head = Head {
+            kv: KvView { bytes: kv_bytes, shape },
+            kv_head: 0,
+            group: some.len(),
+            scale: queries.scale,
+            window: None,
+            softcap: None,
+            sinks: None,
+        };
+        let run = Run { table: slots, position: slots.len() - 1, row: t, tokens: 1 };
+        // SAFETY: one borrow, by the task that runs as this thread; it alone writes what comes of these heads of this token, whose queries are only read now.
+        unsafe {
+            let scratch = part(&mut workers.get(thread).floats, head.scratch_len(1));
+            let q = queries.q.part(0..tokens, some.start * dim..some.end * dim).as_rows();
+            let mut out = queries.out.part(0..tokens, some.start * v_dim..some.end * v_dim).as_rows_mut();
+            attention::attend(isa, &head, &[run], q, &mut out, scratch);
+        }
+    });
 }
 
 /// Norms the vectors of a step's tokens, turns their keys, and writes both into their slots.

@@ -1,6 +1,7 @@
 //! Paged attention on the CPU, in rounds of tasks: norms, rotation and cache writes by tokens; attention by KV heads and units of [`WorkSplit`] (which also norms and
 //! rotates the queries of longer runs); and the join of partitions.
 
+mod index;
 mod latent;
 mod work_split;
 
@@ -13,6 +14,7 @@ use sluice_kernels::{Isa, elementwise, rotary};
 use crate::exec::{ExecContext, Worker};
 use crate::memory::{Parts, PerThread, Place, part};
 use crate::threads::Pool;
+pub use index::{IndexOperands, IndexWork, sizes as index_sizes};
 pub use latent::{LatentOperands, LatentWork, heads_at_once, most_rows, product_rows, shape_of_latents};
 use sluice_backend::{AttentionLayer, KvLayout, StepInputs};
 pub use work_split::{PARTITION_BYTES, ROWS, SEQUENCE_BYTES, TOKEN_BYTES};
@@ -55,6 +57,7 @@ pub fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
         k_dim,
         v_dim,
         values_in_keys: false,
+        by_slot: false,
         kv_type,
         mode,
     }

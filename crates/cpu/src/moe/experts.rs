@@ -130,8 +130,7 @@ fn operand(part: &ExpertPart, expert: usize) -> Operand {
     }
 }
 
-/// Gate, up and down projection of an expert. Where rows of gate and up take turns, the first has both and the second none. Without gates, the first is up and the
-/// second none, too.
+/// Gate, up and down projection of an expert. Where rows of gate and up take turns, the first has both and the second none. Without gates, the first is up.
 pub fn operands(experts: &Experts, expert: usize) -> [Operand; 3] {
     if let [up, down] = &experts.parts[..] {
         let up = operand(up, expert);

@@ -34,13 +34,6 @@ const TIME: Duration = Duration::from_secs(10);
 const MAX_LATE: usize = 2;
 /// Bytes of a compiling thread's stack. They are reserved, and only used by deeply nested grammars.
 const STACK: usize = 256 << 20;
-/// Calls in an answer, at most, if one must be made.
-const MAX_CALLS: usize = 16;
-
-/// The marks around a call.
-const BEGIN: &str = "<tool_call>";
-const END: &str = "</tool_call>";
-
 /// The form of an answer's text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum GrammarFormat {
@@ -135,7 +128,7 @@ impl Grammars {
                 };
                 match text {
                     Some(text) => writeln!(source, "start: calls | text\ntext: {text}")?,
-                    None if is_within_text => self.within_text(&mut source, called.several)?,
+                    None if is_within_text => self.within_text(&mut source, calls, called.several)?,
                     None => writeln!(source, "start: calls")?,
                 }
                 ensure!(source.len() <= MAX_SOURCE, "the schemas have more than {MAX_SOURCE} bytes");
@@ -232,59 +225,6 @@ impl Grammars {
         }
     }
 
-    /// Text with calls anywhere. Their mark always begins a call.
-    fn within_text(&self, source: &mut String, several: bool) -> Result<()> {
-        let times = if several { "*" } else { "?" };
-        if self.is_token(BEGIN) {
-            // Text cannot contain the token.
-            writeln!(source, "start: TEXT? (call TEXT?){times}\nTEXT: /(?s:.+)/")?;
-        } else {
-            writeln!(source, "start: (until inside){times} TEXT?\nuntil[lazy]: /(?s:.*){BEGIN}/")?;
-            writeln!(source, "TEXT: /(?s:.+)/ & ~/(?s:.*{BEGIN}.*)/")?;
-        }
-        Ok(())
-    }
-
-    /// The Lark grammar of calls. `is_within_text`: the arguments of tools that are not strict are free.
-    fn calls(&self, called: &ToolCallRules, calls: Calls, is_within_text: bool) -> Result<String> {
-        let tools = called.tools.as_array().filter(|tools| !tools.is_empty()).context("there are no tools to call")?;
-        let mut source = String::new();
-        let names: Vec<String> = (0..tools.len()).map(|i| format!("tool{i}")).collect();
-        let more = if called.several { format!(" (\"\\n\" call){{0,{}}}", MAX_CALLS - 1) } else { String::new() };
-        let (begin, end) = (self.mark(BEGIN), self.mark(END));
-        if !is_within_text {
-            writeln!(source, "calls: call{more}")?;
-        }
-        if !is_within_text || self.is_token(BEGIN) {
-            writeln!(source, "call: {begin} inside")?;
-        }
-        writeln!(source, "inside: \"\\n\" ({}) \"\\n\" {end}", names.join(" | "))?;
-        for (i, tool) in tools.iter().enumerate() {
-            let function = tool.get("function").unwrap_or(tool);
-            let name = function["name"].as_str().context("a tool has no name")?;
-            let is_free = is_within_text && !called.strict.iter().any(|strict| strict == name);
-            let schema = match &function["parameters"] {
-                Value::Object(schema) if !schema.is_empty() && !is_free => Value::Object(schema.clone()),
-                _ => json!({"type": "object"}),
-            };
-            match calls {
-                Calls::Json => {
-                    let head = format!("{{\"name\": {}, \"arguments\": ", Value::from(name));
-                    writeln!(source, "tool{i}: {} args{i} \"}}\"", literal(&head))?;
-                    writeln!(source, "args{i}: %json {}", spaced(&as_object(schema))?)?;
-                }
-                Calls::Xml if is_free => {
-                    ensure!(!name.contains(['<', '>', '\n']), "a tool cannot be called {name:?}");
-                    writeln!(source, "tool{i}: {} tool{i}v", literal(&format!("<function={name}>\n")))?;
-                    writeln!(source, "tool{i}v[lazy]: /(?s:.*)<\\/function>/")?;
-                }
-                Calls::Xml => xml(&mut source, i, name, &schema)?,
-                _ => bail!("calls of {calls:?} cannot be forced"),
-            }
-        }
-        Ok(source)
-    }
-
     pub(super) fn is_token(&self, text: &str) -> bool {
         matches!(self.tokenizer.encode(text, false).as_deref(), Ok([_]))
     }
@@ -296,42 +236,6 @@ impl Grammars {
             _ => literal(text),
         }
     }
-}
-
-/// A tool's call in XML: its parameters in the schema's order, of which some may be optional.
-fn xml(source: &mut String, i: usize, name: &str, schema: &Value) -> Result<()> {
-    ensure!(!name.contains(['<', '>', '\n']), "a tool cannot be called {name:?}");
-    let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let properties: Vec<(&String, &Value)> = schema["properties"].as_object().into_iter().flatten().collect();
-    let rule = |(j, (name, _)): (usize, &(&String, &Value))| {
-        format!(" tool{i}p{j}{}", if required.contains(&name.as_str()) { "" } else { "?" })
-    };
-    let rules: String = properties.iter().enumerate().map(rule).collect();
-    writeln!(source, "tool{i}: {}{rules} \"</function>\"", literal(&format!("<function={name}>\n")))?;
-    const END: &str = "\n</parameter>\n";
-    for (j, (name, schema)) in properties.into_iter().enumerate() {
-        ensure!(!name.contains(['<', '>', '\n']), "a parameter cannot be called {name:?}");
-        let begin = literal(&format!("<parameter={name}>\n"));
-        let words = schema["enum"].as_array().map(|all| all.iter().map(Value::as_str).collect::<Option<Vec<&str>>>());
-        let end = literal(END);
-        match (words, schema["const"].as_str(), schema["type"].as_str()) {
-            (Some(Some(words)), ..) if !words.is_empty() => {
-                let words: Vec<String> = words.into_iter().map(literal).collect();
-                writeln!(source, "tool{i}p{j}: {begin} ({}) {end}", words.join(" | "))?;
-            }
-            (_, Some(word), _) => writeln!(source, "tool{i}p{j}: {begin} {} {end}", literal(word))?,
-            (_, _, Some("string")) => {
-                let (least, most) = (schema["minLength"].as_u64().unwrap_or(0), schema["maxLength"].as_u64());
-                let most = most.map_or(String::new(), |most| most.to_string());
-                writeln!(source, "tool{i}p{j}: {begin} tool{i}v{j}")?;
-                writeln!(source, "tool{i}v{j}[lazy]: /(?s:.{{{least},{most}}})\\n<\\/parameter>\\n/")?;
-            }
-            // As templates print them.
-            (_, _, Some("boolean")) => writeln!(source, "tool{i}p{j}: {begin} (\"True\" | \"False\") {end}")?,
-            _ => writeln!(source, "tool{i}p{j}: {begin} tool{i}v{j} {end}\ntool{i}v{j}: %json {}", spaced(schema)?)?,
-        }
-    }
-    Ok(())
 }
 
 /// A string in Lark, which is the same as in JSON.

@@ -3,9 +3,11 @@
 //! llguidance compiles grammars over the bytes of the tokenizer's tokens. A [`guide::Guide`] follows the tokens of a sequence, and says which may come next and which
 //! must. A thread makes the masks of allowed tokens while the step computes logits. Sequences without a constraint need none of this.
 
+mod calls;
 mod grammar;
 mod guide;
 mod harmony;
+mod notation;
 mod schema;
 mod vocabulary;
 

@@ -10,13 +10,16 @@ use sluice_engine::{
 use support::*;
 
 /// Checkpoints of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 16] = [
+const FOLDERS: [&str; 19] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "olmo3",
     "phi3",
     "glm4_moe",
     "deepseek_v3",
+    "deepseek_v32",
+    "nemotron_h_moe",
+    "granitemoehybrid_mamba",
     "qwen3",
     "qwen3_window",
     "qwen3_moe",

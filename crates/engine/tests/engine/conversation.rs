@@ -217,7 +217,7 @@ fn a_dense_model_recomputes_at_most_the_last_turn() {
 #[test]
 fn a_hybrid_model_recomputes_at_most_the_last_turn() {
     converse(&folder("qwen3_5"), false, false);
-    for model in [folder("qwen3_5"), folder("qwen3_next"), demo()] {
+    for model in [folder("qwen3_5"), folder("qwen3_next"), folder("nemotron_h"), demo()] {
         converse(&model, true, false);
     }
 }

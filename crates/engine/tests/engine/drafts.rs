@@ -182,6 +182,8 @@ fn drafts_change_nothing_that_a_caller_sees() {
         "qwen3_5",
         "qwen3_next",
         "qwen3_5_moe",
+        "nemotron_h",
+        "deepseek_v32",
     ] {
         let options = with(DrafterChoice::Ngram, None, &options());
         let accepted = compare(&folder(model), &options, "ngram", 0..cases(24));

@@ -9,7 +9,7 @@ use support::*;
 const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
-const FOLDERS: [&str; 24] = [
+const FOLDERS: [&str; 28] = [
     "gemma4",
     "gemma4_moe",
     "gemma4_per_layer",
@@ -22,6 +22,10 @@ const FOLDERS: [&str; 24] = [
     "glm4",
     "glm4_moe",
     "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "nemotron_h_moe",
+    "granitemoehybrid_mamba",
     "glm4_moe_lite",
     "mistral4",
     "qwen3",

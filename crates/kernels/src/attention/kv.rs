@@ -91,12 +91,19 @@ pub struct KvShape {
     pub v_dim: usize,
     /// A value is the last `v_dim` elements of its key. `v_offset` means nothing then.
     pub values_in_keys: bool,
+    /// Tables name a slot for each position, instead of a block for as many as it has (positions that an indexer has selected).
+    pub by_slot: bool,
     /// Their stored type.
     pub kv_type: KvType,
     pub mode: AttentionMode,
 }
 
 impl KvShape {
+    /// Positions of an entry of a table.
+    pub(super) fn entry_tokens(&self) -> usize {
+        if self.by_slot { 1 } else { self.block_tokens }
+    }
+
     /// Bytes from a value's high bytes to its low ones, where it has both.
     pub(super) fn v_plane(&self) -> usize {
         if self.values_in_keys { self.k_dim } else { self.v_dim }

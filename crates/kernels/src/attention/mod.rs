@@ -8,6 +8,7 @@
 //! their queries ([`Together`]). Nothing here allocates.
 
 mod head;
+mod index;
 mod integers;
 mod join;
 mod kv;
@@ -22,6 +23,7 @@ use crate::Isa;
 use crate::rows::{Rows, RowsMut};
 
 pub use head::{Head, Run};
+pub use index::{best_positions, index_scores};
 use integers::{DIRECT, Packed, attend_directly, attend_integers, pack, quantise_query};
 use join::{finish, join_two};
 pub use kv::{AttentionMode, KvShape, KvType, KvView, store_row};
@@ -58,7 +60,7 @@ impl Head<'_> {
         for run in runs {
             assert!(run.tokens > 0, "a run of no tokens");
             let last = run.last();
-            assert!(last / s.block_tokens < run.table.len(), "position {last} in {} blocks", run.table.len());
+            assert!(last / s.entry_tokens() < run.table.len(), "position {last} in {} blocks", run.table.len());
         }
         assert!(s.mode.takes(s.kv_type), "attention in mode {:?}, of keys and values in {:?}", s.mode, s.kv_type);
         assert!(!s.values_in_keys || s.v_dim <= s.k_dim, "values of {} elements within keys of {}", s.v_dim, s.k_dim);

@@ -52,9 +52,10 @@ impl<'a> Paged<'a> {
         let mut i = seen.start;
         while i < seen.end {
             // The rest of a block: its rows are contiguous.
-            let (block, token) = ((base + i) / s.block_tokens, (base + i) % s.block_tokens);
-            let n = (s.block_tokens - token).min(seen.end - i);
-            let slot = table[block] as usize * s.block_tokens + token;
+            let entry = s.entry_tokens();
+            let (block, token) = ((base + i) / entry, (base + i) % entry);
+            let n = (entry - token).min(seen.end - i);
+            let slot = table[block] as usize * entry + token;
             let (k, v) = (s.k_at(slot, kv_head), s.v_at(slot, kv_head));
             let [k_row, v_row] = s.row_strides();
             let k = &kv.bytes[k.start..k.end + (n - 1) * k_row];
@@ -89,7 +90,8 @@ impl<'a> Paged<'a> {
 /// The address of a position's key, for a prefetch.
 pub fn key_at(kv: &KvView, table: &[u32], kv_head: usize, position: usize) -> *const u8 {
     let s = &kv.shape;
-    let slot = table[position / s.block_tokens] as usize * s.block_tokens + position % s.block_tokens;
+    let entry = s.entry_tokens();
+    let slot = table[position / entry] as usize * entry + position % entry;
     kv.bytes.as_ptr().wrapping_add(s.k_at(slot, kv_head).start)
 }
 

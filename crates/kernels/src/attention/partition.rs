@@ -222,7 +222,7 @@ unsafe fn dots<V: Lanes, T: KvElement, const Q: usize, const K: usize, const A: 
 
 /// Sixteen scores of each of `Q` rows, [`PARTITION`] apart, in tiles of `K` positions; `Q` times `K` is 16.
 #[inline(always)]
-unsafe fn score_tile<V: Lanes, T: KvElement, const Q: usize, const K: usize, const A: bool>(
+pub unsafe fn score_tile<V: Lanes, T: KvElement, const Q: usize, const K: usize, const A: bool>(
     rows: &[QueryRow],
     keys: &[*const u8; 16],
     dim: usize,

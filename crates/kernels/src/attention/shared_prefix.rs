@@ -88,7 +88,7 @@ pub(super) fn alike(head: &Head, leader: &Run, run: &Run, p: usize) -> bool {
 }
 
 fn same_blocks(head: &Head, a: &Run, b: &Run, p: usize, seen: Range<usize>) -> bool {
-    let (base, block) = (p * PARTITION, head.kv.shape.block_tokens);
+    let (base, block) = (p * PARTITION, head.kv.shape.entry_tokens());
     let blocks = (base + seen.start) / block..(base + seen.end - 1) / block + 1;
     a.table[blocks.clone()] == b.table[blocks]
 }

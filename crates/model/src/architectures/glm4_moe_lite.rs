@@ -21,7 +21,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let attention = deepseek::scaled(read, &rotary);
     let moe = Arc::new(glm4_moe::mixture(config, options, (1, 1), 1.8)?);
     let mut layers = Vec::with_capacity(outline.count);
-    for is_dense in dense_layers(config, outline.count)? {
+    for is_dense in dense_layers(config, outline.count, 1)? {
         let feed_forward = match is_dense {
             true => FeedForwardDescription::dense(config.size("intermediate_size")?),
             false => FeedForwardDescription::Moe(Arc::clone(&moe)),
@@ -33,11 +33,11 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     Ok(Description { spelling: glm4_moe::SPELLING, ..described })
 }
 
-/// Which layers are dense: by `mlp_layer_types`, or the first `first_k_dense_replace`.
-fn dense_layers(config: &Config, count: usize) -> Result<Vec<bool>> {
+/// Which layers are dense: by `mlp_layer_types`, or the first `first_k_dense_replace`, by default `first`.
+pub(super) fn dense_layers(config: &Config, count: usize, first: usize) -> Result<Vec<bool>> {
     let path = config.path().display();
     let Some(types) = config.strings("mlp_layer_types")? else {
-        let dense = config.count_or("first_k_dense_replace", 1)?;
+        let dense = config.count_or("first_k_dense_replace", first)?;
         return Ok((0..count).map(|layer| layer < dense).collect());
     };
     ensure!(types.len() == count, "{path}: {} mlp_layer_types for {count} layers", types.len());

@@ -1,6 +1,7 @@
 //! The architectures: one file each, from `config.json` to a [`Description`], and a line in [`BUILT_IN`].
 
 mod deepseek;
+mod deepseek_v32;
 mod gemma3;
 mod gemma4;
 mod glm4;
@@ -83,6 +84,8 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "glm4_moe_lite", describe: glm4_moe_lite::describe },
     Architecture { model_type: "deepseek_v2", describe: deepseek::describe_v2 },
     Architecture { model_type: "deepseek_v3", describe: deepseek::describe },
+    Architecture { model_type: "deepseek_v32", describe: deepseek_v32::describe },
+    Architecture { model_type: "glm_moe_dsa", describe: deepseek_v32::describe_glm },
     Architecture { model_type: "kimi_k2", describe: deepseek::describe },
     Architecture { model_type: "kimi_k25", describe: deepseek::describe },
     Architecture { model_type: "mistral4", describe: mistral4::describe },

@@ -1,10 +1,8 @@
 //! What to say of an architecture that is not supported: the nearest that is, and what is missing.
 
 /// Types that people run: the beginning of their names, the nearest supported type, and what no operation computes of them. Longer beginnings come first.
-const KNOWN: [(&str, &str, &str); 18] = [
-    ("deepseek_v32", "deepseek_v3", "the sparse indexer of its attention"),
+const KNOWN: [(&str, &str, &str); 16] = [
     ("deepseek_v4", "deepseek_v3", "compressed attention and hyper-connections"),
-    ("glm_moe_dsa", "deepseek_v3", "the sparse indexer of its attention"),
     ("kimi", "qwen3_next", "Kimi Delta Attention"),
     ("gemma3n", "gemma4_text", "alternating updates of several residuals, and sparse activations"),
     ("falcon_h1", "granitemoehybrid", "Mamba-2 and attention side by side"),
@@ -62,8 +60,8 @@ mod tests {
     #[test]
     fn the_nearest_type_is_named_with_what_is_missing() {
         let all = supported();
-        let said = nearest("deepseek_v32", &all);
-        assert!(said.contains("\"deepseek_v3\"") && said.contains("sparse indexer"), "{said}");
+        let said = nearest("minimax_m3", &all);
+        assert!(said.contains("\"minimax_m2\"") && said.contains("sparse indexer"), "{said}");
         assert!(nearest("gemma3n_text", &all).contains("alternating updates"));
         assert_eq!(nearest("qwen3_moee", &all), "; did you mean \"qwen3_moe\"?");
         assert_eq!(nearest("t5", &all), "");

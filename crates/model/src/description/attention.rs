@@ -28,6 +28,23 @@ pub struct LatentDescription {
     /// The projections of keys and of values are two stacks with a matrix for each head, that of keys transposed (MLX, newer GGUF files); otherwise they are rows of
     /// one matrix, head after head.
     pub split: bool,
+    /// What selects the positions that a token sees; `None`: it sees all.
+    pub index: Option<IndexDescription>,
+}
+
+/// A sparse indexer (DeepSeek-V3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexDescription {
+    /// Its heads.
+    pub heads: usize,
+    /// Elements of its keys, and of each head's query. The first are rotated, as many as in attention.
+    pub head_dim: usize,
+    /// The most positions that a token sees.
+    pub top: usize,
+    /// Elements 2i and 2i + 1 of what is rotated are turned together, instead of i and half of it later.
+    pub adjacent_pairs: bool,
+    /// The positions are those that the last indexer before has selected: there is none of its own (GLM-5).
+    pub shared: bool,
 }
 
 /// What the references' norms of the small vectors add, whatever a config's `rms_norm_eps` is.
@@ -154,6 +171,7 @@ impl AttentionDescription {
             rotary_dim,
             norm_eps: LATENT_EPS,
             split: false,
+            index: None,
         };
         let v_dim = config.size("v_head_dim")?;
         config.product("`num_attention_heads` and `v_head_dim`", &[read.heads, plain + v_dim])?;
@@ -235,7 +253,14 @@ impl AttentionDescription {
             AttentionVariant::Latent(latent) => (1, latent.kv_rank + latent.rotary_dim, 0),
         };
         let kind = self.window.map_or(CacheKind::Full, CacheKind::Window);
-        CacheGroup { kind, layers: 1, kv_heads, k_dim, v_dim }
+        CacheGroup { kind, layers: 1, kv_heads, k_dim, v_dim, is_index: false }
+    }
+
+    /// The cache group of its indexer's keys, if it has one of its own.
+    pub(super) fn index_group(&self) -> Option<CacheGroup> {
+        let AttentionVariant::Latent(LatentDescription { index: Some(index), .. }) = self.variant else { return None };
+        let group = CacheGroup { k_dim: index.head_dim, v_dim: 0, kv_heads: 1, is_index: true, ..self.cache_group() };
+        (!index.shared).then_some(group)
     }
 }
 
@@ -261,6 +286,8 @@ pub struct CacheGroup {
     pub k_dim: usize,
     /// Elements of a value.
     pub v_dim: usize,
+    /// They are keys of indexers.
+    pub is_index: bool,
 }
 
 impl CacheGroup {
@@ -272,6 +299,12 @@ impl CacheGroup {
     /// How blocks of so many tokens hold the keys and values of its layers.
     pub fn layout(&self, kv_type: KvType, mode: AttentionMode, block_tokens: usize) -> KvLayout {
         let CacheGroup { layers, kv_heads, k_dim, v_dim, .. } = *self;
+        // Indexers have no integers of sixteen bits, and compute with what others stand for.
+        let (kv_type, mode) = match (self.is_index, kv_type) {
+            (true, KvType::Int16) => (KvType::F16, AttentionMode::F32),
+            (true, kv_type) => (kv_type, AttentionMode::F32),
+            (false, kv_type) => (kv_type, mode),
+        };
         KvLayout { layers, kv_heads, k_dim, v_dim, kv_type, mode, block_tokens }
     }
 }

@@ -23,8 +23,8 @@ use crate::config::Config;
 use crate::mlx_lm::MlxLm;
 use crate::rope::Rotary;
 pub use attention::{
-    AttentionBiases, AttentionDescription, AttentionVariant, CacheGroup, CacheKind, LatentDescription, QueryGrowth,
-    ValueSource,
+    AttentionBiases, AttentionDescription, AttentionVariant, CacheGroup, CacheKind, IndexDescription,
+    LatentDescription, QueryGrowth, ValueSource,
 };
 pub use delta_net::{DeltaDescription, ProjectionLayout};
 pub use experts::{
@@ -295,11 +295,12 @@ impl Description {
         let mut groups: Vec<CacheGroup> = Vec::new();
         let of_mtp = self.mtp.as_ref().and_then(|mtp| mtp.layer.mixer.attention());
         for attention in self.attention_layers().chain(of_mtp) {
-            let own = attention.cache_group();
-            match groups.iter_mut().find(|group| group.is_like(&own)) {
-                Some(_) if attention.shared => {}
-                Some(group) => group.layers += 1,
-                None => groups.push(own),
+            for own in std::iter::once(attention.cache_group()).chain(attention.index_group()) {
+                match groups.iter_mut().find(|group| group.is_like(&own)) {
+                    Some(_) if attention.shared => {}
+                    Some(group) => group.layers += 1,
+                    None => groups.push(own),
+                }
             }
         }
         groups
@@ -309,6 +310,12 @@ impl Description {
     pub(crate) fn group_of(&self, attention: &AttentionDescription) -> usize {
         let group = self.groups().iter().position(|group| group.is_like(&attention.cache_group()));
         group.expect("one of this model's layers")
+    }
+
+    /// The cache group of an attention layer's indexer, if it has one of its own.
+    pub(crate) fn index_group_of(&self, attention: &AttentionDescription) -> Option<usize> {
+        let own = attention.index_group()?;
+        self.groups().iter().position(|group| group.is_like(&own))
     }
 
     /// What this architecture's checkpoints call the part or module `part` of a layer.

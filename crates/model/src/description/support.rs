@@ -36,6 +36,9 @@ impl Description {
             let unsupported = unsupported.or_else(|| other.then(|| "a recurrent state of another size".to_owned()));
             let before = &self.layers[..number];
             let unsupported = unsupported.or_else(|| match &layer.mixer {
+                MixerDescription::Attention(a) if a.takes_selection() && !before.iter().any(selects) => {
+                    Some("what an indexer before it has selected, and there is none".into())
+                }
                 MixerDescription::Attention(a) if a.shared => a.unshared(before),
                 _ => None,
             });
@@ -69,7 +72,17 @@ impl Description {
     }
 }
 
+/// Whether a layer has an indexer of its own.
+fn selects(layer: &LayerDescription) -> bool {
+    layer.mixer.attention().is_some_and(|attention| attention.index_group().is_some())
+}
+
 impl AttentionDescription {
+    /// Whether what it sees is what another layer's indexer has selected.
+    fn takes_selection(&self) -> bool {
+        matches!(self.variant, AttentionVariant::Latent(latent) if latent.index.is_some_and(|index| index.shared))
+    }
+
     /// Why this layer cannot share the keys and values of an earlier one, if it cannot. `before`: all earlier layers.
     fn unshared(&self, before: &[LayerDescription]) -> Option<String> {
         let own = self.cache_group();
@@ -92,6 +105,7 @@ impl AttentionDescription {
                 (self.window.is_some(), "a window"),
                 (self.softcap.is_some(), "a soft cap"),
                 (self.sinks, "sinks"),
+                (latent.index.is_some() && latent.q_rank.is_none(), "an indexer, and queries straight from the input"),
             ];
             let found = more.into_iter().find(|(is_there, _)| *is_there);
             return found.map(|(_, what)| format!("latent attention with {what}"));

@@ -5,8 +5,8 @@ use sluice_backend::{DeltaShape, StateSpaceShape};
 
 use super::{
     AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, DenseActivation, Description,
-    FeedForwardDescription, LatentDescription, LayerDescription, MixerDescription, MtpDescription, PROJECTIONS,
-    PerLayerDescription, ProjectionLayout, StateSpaceDescription, ValueSource,
+    FeedForwardDescription, IndexDescription, LatentDescription, LayerDescription, MixerDescription, MtpDescription,
+    PROJECTIONS, PerLayerDescription, ProjectionLayout, StateSpaceDescription, ValueSource,
 };
 use crate::mlx_names;
 
@@ -185,7 +185,7 @@ impl AttentionDescription {
         biased: bool,
     ) -> Vec<WeightDescription> {
         let projection = |part, rows, cols| matrix(part, WeightClass::Attention, rows, cols);
-        let LatentDescription { q_rank, kv_rank, rotary_dim, split, .. } = *latent;
+        let LatentDescription { q_rank, kv_rank, rotary_dim, split, index, .. } = *latent;
         let mut all = match q_rank {
             None => vec![projection("self_attn.q_proj", self.q_cols(), hidden)],
             Some(rank) => vec![
@@ -204,6 +204,16 @@ impl AttentionDescription {
             all.push(projection("self_attn.unembed_out", self.heads * self.v_dim, kv_rank));
         } else {
             all.push(projection("self_attn.kv_b_proj", self.heads * (unrotated + self.v_dim), kv_rank));
+        }
+        if let Some(index) = index.filter(|index| !index.shared) {
+            let IndexDescription { heads, head_dim, .. } = index;
+            let k_norm = vector("self_attn.indexer.k_norm", WeightKind::Norm { centred: false }, head_dim);
+            all.extend([
+                projection("self_attn.indexer.wq_b", heads * head_dim, q_rank.unwrap_or(hidden)),
+                projection("self_attn.indexer.wk", head_dim, hidden),
+                projection("self_attn.indexer.weights_proj", heads, hidden),
+                WeightDescription { biased: true, ..k_norm },
+            ]);
         }
         all
     }

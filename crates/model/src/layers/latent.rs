@@ -2,12 +2,16 @@
 
 use anyhow::Result;
 use sluice_backend::{
-    Elementwise, HeadRows, LatentKeys, LatentLayer, Norm, Operations, Projection, RotaryId, RowFactors, Tensor,
+    Elementwise, HeadRows, IndexLayer, LatentKeys, LatentLayer, Norm, Operations, Projection, RotaryId, RowFactors,
+    Tensor,
 };
 
 use super::ordered::{Inputs, Output};
-use crate::description::{AttentionDescription, Description, LatentDescription};
+use crate::description::{AttentionDescription, Description, IndexDescription, LatentDescription};
 use crate::weights::Weights;
+
+/// Added to the mean of squares in the norm of an indexer's keys, whatever a config says.
+const INDEX_EPS: f32 = 1e-6;
 
 /// Activations shared by all latent layers of a model: `[max_tokens, ..]` each.
 #[derive(Clone, Copy)]
@@ -18,6 +22,15 @@ pub struct LatentScratch {
     kv: Tensor,
     /// Before the output projection: `[max_tokens, heads * v_dim]`.
     mixed: Tensor,
+    index: Option<IndexScratch>,
+}
+
+/// Activations of indexers: queries, keys, and the weights of heads.
+#[derive(Clone, Copy)]
+struct IndexScratch {
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
 }
 
 impl LatentScratch {
@@ -30,12 +43,22 @@ impl LatentScratch {
         let widest = |cols: fn(&AttentionDescription, LatentDescription) -> usize| {
             d.latent_layers().map(|(a, latent)| cols(a, latent)).max().unwrap_or_default()
         };
+        let of_index = |cols: fn(IndexDescription) -> usize| {
+            d.latent_layers().filter_map(|(_, latent)| latent.index).map(cols).max().unwrap_or_default()
+        };
+        let index = [of_index(|i| i.heads * i.head_dim), of_index(|i| i.head_dim), of_index(|i| i.heads)];
         let q_a = widest(|_, latent| latent.q_rank.unwrap_or(0));
         Ok(Some(LatentScratch {
             q: w.scratch(widest(|a, _| a.q_cols()))?,
             q_a: if q_a > 0 { Some(w.scratch(q_a)?) } else { None },
             kv: w.scratch(widest(|_, latent| latent.kv_rank + latent.rotary_dim))?,
             mixed: w.scratch(widest(|a, _| a.out_cols()))?,
+            index: match index {
+                [0, ..] => None,
+                [q, k, weights] => {
+                    Some(IndexScratch { q: w.scratch(q)?, k: w.scratch(k)?, weights: w.scratch(weights)? })
+                }
+            },
         }))
     }
 }
@@ -46,6 +69,8 @@ pub struct LatentAttention {
     down: Inputs,
     /// Queries, where they are projections of a small vector: that and what is made of it.
     up: Option<(Tensor, Inputs)>,
+    /// What selects the positions that tokens see, unless another layer's has.
+    index: Option<IndexLayer>,
     /// What queries are multiplied by.
     growth: Option<RowFactors>,
     inner: LatentLayer,
@@ -61,8 +86,9 @@ impl LatentAttention {
         rotary: RotaryId,
         at: usize,
         (group, layer): (usize, usize),
+        index_slot: Option<(usize, usize)>,
     ) -> Result<LatentAttention> {
-        let LatentDescription { q_rank, kv_rank, rotary_dim, norm_eps, split } = latent;
+        let LatentDescription { q_rank, kv_rank, rotary_dim, norm_eps, split, index } = latent;
         let (q, kv) = (s.q.columns(0..d.q_cols()), s.kv.columns(0..kv_rank + rotary_dim));
         let norm = w.norm(at, "input_layernorm")?;
         let mut of =
@@ -73,15 +99,45 @@ impl LatentAttention {
             Some(q_a) => of("self_attn.q_a_proj", q_a)?,
             None => of("self_attn.q_proj", q)?,
         };
-        let down = vec![queries, of("self_attn.kv_a_proj_with_mqa", kv)?];
+        let mut down = vec![queries, of("self_attn.kv_a_proj_with_mqa", kv)?];
+        let own_index = match index.zip(index_slot).zip(s.index) {
+            None => None,
+            Some(((index, slot), all)) => {
+                let IndexDescription { heads, head_dim, top, adjacent_pairs, .. } = index;
+                let (q, k) = (all.q.columns(0..heads * head_dim), all.k.columns(0..head_dim));
+                let weights = all.weights.columns(0..heads);
+                down.push(of("self_attn.indexer.wk", k)?);
+                down.push(of("self_attn.indexer.weights_proj", weights)?);
+                let root = |n: usize| (1.0 / (n as f64).sqrt()) as f32;
+                Some(IndexLayer {
+                    q,
+                    k,
+                    weights,
+                    norm: w.layer_norm(at, "self_attn.indexer.k_norm", INDEX_EPS)?,
+                    heads,
+                    top,
+                    rotary,
+                    adjacent_pairs,
+                    group: slot.0,
+                    layer: slot.1,
+                    rows_group: group,
+                    scale: root(head_dim),
+                    weight_scale: root(heads),
+                })
+            }
+        };
         let down = Inputs::new(w, Some(norm), down)?;
         // 2. up again
         let up = match small {
             None => None,
             Some(q_a) => {
                 let norm = Norm { eps: norm_eps as f32, ..w.norm(at, "self_attn.q_a_layernorm")? };
-                let up = Projection { linear: w.ordered_linear(at, "self_attn.q_b_proj")?, out: q };
-                Some((q_a, Inputs::new(w, Some(norm), vec![up])?))
+                let mut all = vec![Projection { linear: w.ordered_linear(at, "self_attn.q_b_proj")?, out: q }];
+                if let Some(index) = &own_index {
+                    let linear = w.ordered_linear(at, "self_attn.indexer.wq_b")?;
+                    all.push(Projection { linear, out: index.q });
+                }
+                Some((q_a, Inputs::new(w, Some(norm), all)?))
             }
         };
         let (heads, plain, v_dim) = (d.heads, d.head_dim - rotary_dim, d.v_dim);
@@ -110,13 +166,14 @@ impl LatentAttention {
             group,
             layer,
             scale: d.score_scale(),
+            selected: index.is_some(),
         };
         let growth = match d.query_growth {
             Some(growth) => Some(w.row_factors(&growth)?),
             None => None,
         };
         let out = w.ordered_linear(at, "self_attn.o_proj")?;
-        Ok(LatentAttention { down, up, growth, inner, out: Output::new(w, out, None)? })
+        Ok(LatentAttention { down, up, index: own_index, growth, inner, out: Output::new(w, out, None)? })
     }
 
     /// `x += attention(norm(x))`
@@ -125,6 +182,9 @@ impl LatentAttention {
         self.down.forward(backend, x);
         if let Some((q_a, up)) = &self.up {
             up.forward(backend, q_a.first_rows(x.rows));
+        }
+        if let Some(index) = &self.index {
+            backend.index(index);
         }
         if let Some(factors) = self.growth {
             backend.elementwise(&Elementwise::ScaleRows { x: self.inner.q.first_rows(x.rows), factors });

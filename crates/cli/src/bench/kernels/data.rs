@@ -48,6 +48,7 @@ pub(super) fn kv_shape((kv_type, mode): Kind, kv_heads: usize, dim: usize, block
         k_dim: dim,
         v_dim: dim,
         values_in_keys: false,
+        by_slot: false,
         kv_type,
         mode,
     }

@@ -8,7 +8,7 @@ mod gemma;
 mod harmony;
 mod history;
 mod json;
-mod marks;
+pub(crate) mod marks;
 mod parser;
 mod piece_list;
 mod reading;

@@ -78,7 +78,7 @@ impl Calls {
 
     /// Whether a grammar can hold a model to calls of this kind.
     pub(crate) fn can_be_forced(self) -> bool {
-        matches!(self, Calls::Json | Calls::Xml | Calls::Harmony)
+        self != Calls::DeepSeek
     }
 }
 

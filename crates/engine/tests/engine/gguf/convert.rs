@@ -14,7 +14,7 @@ use sluice_store::{Dtype, TensorPlan, Writer};
 use super::writer::{BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 24] = [
+pub const ARCHITECTURES: [&str; 25] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -38,6 +38,7 @@ pub const ARCHITECTURES: [&str; 24] = [
     "glm4",
     "glm4_moe",
     "deepseek_v3",
+    "glm_moe_dsa",
     "gpt_oss",
 ];
 
@@ -86,7 +87,8 @@ pub fn model(model_type: &str) -> Model {
         };
         let parts = ["self_attn", "mamba.conv1d"];
         let has_bias = w.biased && (parts.iter().any(|part| w.part.starts_with(part)) || model_type == "gpt_oss");
-        Weight { description: w, values, bias: has_bias.then(|| draw(w.count * w.rows, 0.0, 1.0)) }
+        let count = if matches!(w.kind, WeightKind::Norm { .. }) { w.cols } else { w.count * w.rows };
+        Weight { description: w, values, bias: has_bias.then(|| draw(count, 0.0, 1.0)) }
     });
     let weights = weights.collect();
     Model { config, description, weights, kinds: [F32, F16, BF16], splits: false }
@@ -137,7 +139,7 @@ impl Model {
                 WeightKind::Matrix => tensors.push((format!("{module}.weight"), vec![w.rows, w.cols], values)),
             }
             if let Some(bias) = bias.as_ref().filter(|_| w.count == 1) {
-                tensors.push((format!("{module}.bias"), vec![w.rows], bias));
+                tensors.push((format!("{module}.bias"), vec![bias.len()], bias));
             }
         }
         let plan = |(name, shape, _): &(String, Vec<usize>, &[f32])| TensorPlan {
@@ -174,6 +176,7 @@ impl Model {
             "minimax_m2" => "minimax-m2",
             "glm4_moe" => "glm4moe",
             "deepseek_v3" => "deepseek2",
+            "glm_moe_dsa" => "glm-dsa",
             "gpt_oss" => "gpt-oss",
             "granitemoehybrid" => "granitehybrid",
             "nemotron_h" => "nemotron_h_moe",
@@ -298,73 +301,10 @@ impl Model {
             {
                 "post_attention_norm"
             }
-            "self_attn.sinks" => "attn_sinks.weight",
-            "layer_scalar" => "layer_output_scale.weight",
-            "mlp.router_scale" => "ffn_gate_inp.scale",
-            "mlp.expert_scales" => "ffn_down_exps.scale",
-            "post_feedforward_layernorm_1" => "post_ffw_norm_1",
-            "pre_feedforward_layernorm_2" => "pre_ffw_norm_2",
-            "post_feedforward_layernorm_2" => "post_ffw_norm_2",
-            "per_layer_input_gate" => "inp_gate",
-            "per_layer_projection" => "proj",
-            "post_per_layer_input_norm" => "post_norm",
-            "embed_tokens_per_layer" => "per_layer_token_embd",
-            "per_layer_model_projection" => "per_layer_model_proj",
-            "per_layer_projection_norm" => "per_layer_proj_norm",
             "post_attention_layernorm" if self.weights.iter().any(|w| w.description.part == "linear_attn.A_log") => {
                 "post_attention_norm"
             }
-            "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
-            "post_feedforward_layernorm" => "post_ffw_norm",
-            "input_layernorm" => "attn_norm",
-            "self_attn.q_proj" => "attn_q",
-            "self_attn.k_proj" => "attn_k",
-            "self_attn.v_proj" => "attn_v",
-            "self_attn.o_proj" => "attn_output",
-            "self_attn.qkv_proj" => "attn_qkv",
-            "mlp.gate_up_proj" => "ffn_up",
-            "mlp.gate.e_score_correction_bias" => "exp_probs_b.bias",
-            "self_attn.q_norm" => "attn_q_norm",
-            "self_attn.q_a_proj" => "attn_q_a",
-            "self_attn.q_a_layernorm" => "attn_q_a_norm",
-            "self_attn.q_b_proj" => "attn_q_b",
-            "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
-            "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
-            "self_attn.kv_b_proj" => "attn_kv_b",
-            "self_attn.k_norm" => "attn_k_norm",
-            "mlp.gate_proj" => "ffn_gate",
-            "mlp.up_proj" => "ffn_up",
-            "mlp.down_proj" => "ffn_down",
-            "mlp.gate" => "ffn_gate_inp",
-            "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
-            "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
-            "mlp.shared_expert.up_proj" => "ffn_up_shexp",
-            "mlp.shared_expert.down_proj" => "ffn_down_shexp",
-            "mlp.experts.gate_proj" => "ffn_gate_exps",
-            "mlp.experts.up_proj" => "ffn_up_exps",
-            "mlp.experts.down_proj" => "ffn_down_exps",
-            "linear_attn.in_proj_qkv" | "linear_attn.in_proj_qkvz" => "attn_qkv",
-            "linear_attn.in_proj_z" => "attn_gate",
-            "linear_attn.in_proj_b" => "ssm_beta",
-            "linear_attn.in_proj_a" => "ssm_alpha",
-            "linear_attn.in_proj_ba" => "ssm_ba",
-            "linear_attn.conv1d" => "ssm_conv1d",
-            "linear_attn.A_log" => "ssm_a",
-            "linear_attn.dt_bias" => "ssm_dt.bias",
-            "linear_attn.norm" => "ssm_norm",
-            "linear_attn.out_proj" => "ssm_out",
-            "mlp.shared_expert.gate_up_proj" => "ffn_up_shexp",
-            "mamba.in_proj" => "ssm_in",
-            "mamba.conv1d" => "ssm_conv1d",
-            "mamba.A_log" => "ssm_a",
-            "mamba.D" => "ssm_d",
-            "mamba.dt_bias" => "ssm_dt.bias",
-            "mamba.norm" => "ssm_norm",
-            "mamba.out_proj" => "ssm_out",
-            "embed_tokens" => "token_embd",
-            "norm" => "output_norm",
-            "lm_head" => "output",
-            other => panic!("{other}"),
+            other => families::part(other),
         };
         let name = w.layer.map_or_else(|| part.to_owned(), |layer| format!("blk.{layer}.{part}"));
         // The embedding's type decides how its scale is rounded.
@@ -375,7 +315,7 @@ impl Model {
         let moved = moves && ["self_attn.q_proj", "self_attn.k_proj"].contains(&w.part);
         if let Some(bias) = bias {
             let bias = if moved { beside(bias, head_dim, 1) } else { bias.clone() };
-            let shape = if w.count > 1 { vec![w.count, w.rows] } else { vec![w.rows] };
+            let shape = if w.count > 1 { vec![w.count, w.rows] } else { vec![bias.len()] };
             file.floats(&format!("{name}.bias"), &shape, F32, &bias);
         }
         let values = values.clone();

@@ -91,6 +91,12 @@ pub fn config(model_type: &str) -> Value {
             "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 20, "rotary_dim": 8,
         }),
         "glm4" => json!({"attention_bias": true, "partial_rotary_factor": 0.5}),
+        "glm_moe_dsa" => json!({
+            "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4,
+            "v_head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+            "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": true,
+            "index_n_heads": 3, "index_head_dim": 8, "index_topk": 9, "indexer_types": ["full", "shared", "full"],
+        }),
         "glm4_moe" => json!({
             "attention_bias": true, "partial_rotary_factor": 0.5, "n_routed_experts": 6, "num_experts_per_tok": 2,
             "moe_intermediate_size": 20, "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "use_qk_norm": true,
@@ -257,6 +263,26 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
             file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
             file.flag(&key("expert_weights_norm"), true);
         }
+        "glm_moe_dsa" => {
+            for (name, ours) in [
+                ("rope.dimension_count", "qk_rope_head_dim"),
+                ("attention.q_lora_rank", "q_lora_rank"),
+                ("attention.kv_lora_rank", "kv_lora_rank"),
+                ("attention.indexer.head_count", "index_n_heads"),
+                ("attention.indexer.key_length", "index_head_dim"),
+                ("attention.indexer.top_k", "index_topk"),
+                ("expert_count", "n_routed_experts"),
+                ("expert_used_count", "num_experts_per_tok"),
+                ("expert_feed_forward_length", "moe_intermediate_size"),
+                ("expert_shared_count", "n_shared_experts"),
+                ("leading_dense_block_count", "first_k_dense_replace"),
+            ] {
+                file.u32(&key(name), size(ours));
+            }
+            file.u32(&key("expert_gating_func"), 2);
+            file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
+            file.flag(&key("expert_weights_norm"), true);
+        }
         "deepseek_v3" => {
             file.u32(&key("rope.dimension_count"), size("qk_rope_head_dim"));
             file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
@@ -280,5 +306,79 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
             file.flag(&key("expert_weights_norm"), true);
         }
         _ => {}
+    }
+}
+
+/// What GGUF calls a part of a layer, or what is outside of them.
+pub fn part(ours: &str) -> &'static str {
+    match ours {
+        "self_attn.sinks" => "attn_sinks.weight",
+        "layer_scalar" => "layer_output_scale.weight",
+        "mlp.router_scale" => "ffn_gate_inp.scale",
+        "mlp.expert_scales" => "ffn_down_exps.scale",
+        "post_feedforward_layernorm_1" => "post_ffw_norm_1",
+        "pre_feedforward_layernorm_2" => "pre_ffw_norm_2",
+        "post_feedforward_layernorm_2" => "post_ffw_norm_2",
+        "per_layer_input_gate" => "inp_gate",
+        "per_layer_projection" => "proj",
+        "post_per_layer_input_norm" => "post_norm",
+        "embed_tokens_per_layer" => "per_layer_token_embd",
+        "per_layer_model_projection" => "per_layer_model_proj",
+        "per_layer_projection_norm" => "per_layer_proj_norm",
+        "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+        "post_feedforward_layernorm" => "post_ffw_norm",
+        "input_layernorm" => "attn_norm",
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.qkv_proj" => "attn_qkv",
+        "mlp.gate_up_proj" => "ffn_up",
+        "mlp.gate.e_score_correction_bias" => "exp_probs_b.bias",
+        "self_attn.indexer.wq_b" => "indexer.attn_q_b",
+        "self_attn.indexer.wk" => "indexer.attn_k",
+        "self_attn.indexer.weights_proj" => "indexer.proj",
+        "self_attn.indexer.k_norm" => "indexer.k_norm",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.q_a_proj" => "attn_q_a",
+        "self_attn.q_a_layernorm" => "attn_q_a_norm",
+        "self_attn.q_b_proj" => "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
+        "self_attn.kv_b_proj" => "attn_kv_b",
+        "self_attn.k_norm" => "attn_k_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        "mlp.gate" => "ffn_gate_inp",
+        "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
+        "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
+        "mlp.shared_expert.up_proj" => "ffn_up_shexp",
+        "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+        "mlp.experts.gate_proj" => "ffn_gate_exps",
+        "mlp.experts.up_proj" => "ffn_up_exps",
+        "mlp.experts.down_proj" => "ffn_down_exps",
+        "linear_attn.in_proj_qkv" | "linear_attn.in_proj_qkvz" => "attn_qkv",
+        "linear_attn.in_proj_z" => "attn_gate",
+        "linear_attn.in_proj_b" => "ssm_beta",
+        "linear_attn.in_proj_a" => "ssm_alpha",
+        "linear_attn.in_proj_ba" => "ssm_ba",
+        "linear_attn.conv1d" => "ssm_conv1d",
+        "linear_attn.A_log" => "ssm_a",
+        "linear_attn.dt_bias" => "ssm_dt.bias",
+        "linear_attn.norm" => "ssm_norm",
+        "linear_attn.out_proj" => "ssm_out",
+        "mlp.shared_expert.gate_up_proj" => "ffn_up_shexp",
+        "mamba.in_proj" => "ssm_in",
+        "mamba.conv1d" => "ssm_conv1d",
+        "mamba.A_log" => "ssm_a",
+        "mamba.D" => "ssm_d",
+        "mamba.dt_bias" => "ssm_dt.bias",
+        "mamba.norm" => "ssm_norm",
+        "mamba.out_proj" => "ssm_out",
+        "embed_tokens" => "token_embd",
+        "norm" => "output_norm",
+        "lm_head" => "output",
+        other => panic!("{other}"),
     }
 }

@@ -118,9 +118,13 @@ fn slabs(home: &Path) -> Vec<PathBuf> {
     all.filter(|p| p.extension().is_some_and(|e| e == "slab")).collect()
 }
 
+/// Models of each kind of cache: with windows, recurrent states, latent rows, keys of indexers, layers that share keys.
+const CACHED: [&str; 7] =
+    ["qwen3", "qwen3_window", "qwen3_5", "deepseek_v3", "deepseek_v32", "granitemoehybrid_mamba", "gemma4_per_layer"];
+
 #[test]
 fn a_flipped_bit_on_disk_is_computed_instead() {
-    for model in ["qwen3", "qwen3_window", "qwen3_5", "deepseek_v3", "gemma4_per_layer"] {
+    for model in CACHED {
         let home = tempfile::tempdir().unwrap();
         let mut engine = Engine::open(&folder(model), cached(home.path())).unwrap();
         let prompt = tokens(&engine, 200, 2);
@@ -159,7 +163,7 @@ fn a_flipped_bit_on_disk_is_computed_instead() {
 
 #[test]
 fn what_memory_has_no_room_for_is_found_on_disk() {
-    for model in ["qwen3", "qwen3_window", "qwen3_5", "deepseek_v3", "gemma4_per_layer"] {
+    for model in CACHED {
         let home = tempfile::tempdir().unwrap();
         // Two prompts of five fit.
         let options = Options { kv_tokens: Some(700), snapshots: 2, ..cached(home.path()) };

@@ -86,7 +86,7 @@ pub fn ask(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Answ
 }
 
 /// Dense, windowed, mixtures, and with recurrent layers: models whose keys, values and states go away and come back.
-pub const MODELS: [&str; 11] = [
+pub const MODELS: [&str; 13] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "ministral3",
@@ -98,4 +98,6 @@ pub const MODELS: [&str; 11] = [
     "qwen3_next",
     "qwen3_5_moe",
     "gpt_oss_mxfp4",
+    "nemotron_h_moe",
+    "deepseek_v32",
 ];

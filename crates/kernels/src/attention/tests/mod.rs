@@ -66,6 +66,7 @@ fn cache((kv_type, mode): Kind, positions: usize, block_tokens: usize, k_dim: us
         k_dim,
         v_dim,
         values_in_keys: false,
+        by_slot: false,
         kv_type,
         mode,
     };
@@ -119,6 +120,7 @@ fn values_within_keys_are_like_values_beside_them() {
             k_dim,
             v_dim,
             values_in_keys,
+            by_slot: false,
             kv_type,
             mode,
         };
@@ -272,6 +274,7 @@ fn shared(random: &mut fastrand::Rng, (kv_type, mode): Kind, dims: (usize, usize
         k_dim,
         v_dim,
         values_in_keys: false,
+        by_slot: false,
         kv_type,
         mode,
     };

@@ -37,15 +37,17 @@ pub enum Architecture {
     Glm4,
     Glm4Moe,
     DeepSeek2,
+    GlmDsa,
 }
 
 use Architecture::{
-    DeepSeek2, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, GptOss, Granite, GraniteHybrid, GraniteMoe, Llama, MiniMaxM2,
-    Mistral3, NemotronH, NemotronHMoe, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
+    DeepSeek2, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, GlmDsa, GptOss, Granite, GraniteHybrid, GraniteMoe, Llama,
+    MiniMaxM2, Mistral3, NemotronH, NemotronHMoe, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe,
+    SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 24] = [
+const ALL: [(Architecture, &str, &str); 25] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -71,6 +73,7 @@ const ALL: [(Architecture, &str, &str); 24] = [
     (Glm4Moe, "glm4moe", "glm4_moe"),
     // And Kimi-K2, and GLM-4.7-Flash.
     (DeepSeek2, "deepseek2", "deepseek_v3"),
+    (GlmDsa, "glm-dsa", "glm_moe_dsa"),
 ];
 
 const ARCHITECTURE: &str = "general.architecture";
@@ -163,7 +166,7 @@ pub fn json(
         Some(length) => length,
         None => hidden.checked_div(heads).ok_or_else(|| keys.wrong("attention.head_count", "is 0"))?,
     };
-    let is_latent = architecture == DeepSeek2;
+    let is_latent = matches!(architecture, DeepSeek2 | GlmDsa);
     if !is_latent && keys.size_if("attention.value_length")?.is_some_and(|length| length != head_dim) {
         return Err(keys.wrong("attention.value_length", "differs from that of keys, which is not supported"));
     }
@@ -258,6 +261,10 @@ pub fn json(
         }
         Glm4Moe => family::glm4_moe(&keys, &mut more)?,
         DeepSeek2 => family::deepseek(&keys, (heads, rotated), config.get_mut("rope_scaling"), &mut more)?,
+        GlmDsa => {
+            family::deepseek(&keys, (heads, rotated), config.get_mut("rope_scaling"), &mut more)?;
+            family::indexer(&keys, layers, &mut more)?;
+        }
         Qwen3Moe => mixture(&keys, &mut more)?,
         Qwen3Next | Qwen35Moe => {
             mixture(&keys, &mut more)?;

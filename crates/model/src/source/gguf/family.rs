@@ -161,6 +161,17 @@ pub fn deepseek(keys: &Keys, (heads, rotated): (u64, u64), rope: Option<&mut Jso
     Ok(())
 }
 
+/// The indexers of GLM-5, by their tensors: layers without one see what the one before them has selected.
+pub fn indexer(keys: &Keys, layers: u64, config: &mut Config) -> Result<()> {
+    config.insert("model_type".into(), json!("glm_moe_dsa"));
+    for (ours, theirs) in [("index_n_heads", "head_count"), ("index_head_dim", "key_length"), ("index_topk", "top_k")] {
+        config.insert(ours.into(), json!(keys.size(&format!("attention.indexer.{theirs}"))?));
+    }
+    let kind = |layer| if keys.has(&format!("blk.{layer}.indexer.attn_k.weight")) { "full" } else { "shared" };
+    config.insert("indexer_types".into(), (0..layers).map(kind).collect());
+    Ok(())
+}
+
 pub fn glm4_moe(keys: &Keys, config: &mut Config) -> Result<()> {
     ensure_gating(keys, &[0, SIGMOID])?;
     mixture_with_shared(keys, config)?;

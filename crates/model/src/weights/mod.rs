@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
-    Backend, Float, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Norm, RowFactors, Tensor, WeightFormat,
-    decay_rates,
+    Backend, Float, LayerNorm, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Norm, RowFactors, Tensor,
+    WeightFormat, decay_rates,
 };
 use sluice_store::Bytes;
 
@@ -273,6 +273,14 @@ impl<'a> Weights<'a> {
         let w = self.described(layer, part);
         let (values, _) = self.values(&format!("{}.bias", self.module(&w)), &[w.rows])?;
         self.upload(&values, 1, w.rows)
+    }
+
+    /// The layer norm `part`, of weights and biases.
+    pub fn layer_norm(&mut self, layer: usize, part: &str, eps: f32) -> Result<LayerNorm> {
+        let w = self.described(layer, part);
+        let scale = Norm { eps, ..self.norm(layer, part)? };
+        let (bias, _) = self.values(&format!("{}.bias", self.module(&w)), &[w.cols])?;
+        Ok(LayerNorm { scale, bias: self.upload(&bias, 1, w.cols)? })
     }
 
     /// What a recurrent layer's decay is multiplied by: `[1, heads]`.

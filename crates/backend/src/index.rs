@@ -1,0 +1,52 @@
+//! The arguments of sparse indexers.
+
+use crate::layers::Norm;
+use crate::memory::{RotaryId, Tensor};
+
+/// Layer norm: of what is left of the mean, over its root of the mean of squares, times a weight, plus a bias.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNorm {
+    /// `[1, cols]`, and what is added to the mean of squares.
+    pub scale: Norm,
+    /// `[1, cols]`
+    pub bias: Tensor,
+}
+
+/// The indexer of a layer of latent attention (DeepSeek-V3.2): which positions the attention behind it sees. The cache holds one key for each token, in a group of its own with
+/// one KV head and no values.
+#[derive(Clone, Debug)]
+pub struct IndexLayer {
+    /// `[tokens, heads * dim]`; may be changed.
+    pub q: Tensor,
+    /// `[tokens, dim]`, before its norm; may be changed.
+    pub k: Tensor,
+    /// `[tokens, heads]`: how much each head counts.
+    pub weights: Tensor,
+    /// Over each key.
+    pub norm: LayerNorm,
+    /// Heads.
+    pub heads: usize,
+    /// The most positions that a token sees.
+    pub top: usize,
+    /// The rotary embedding of the first elements of queries and keys.
+    pub rotary: RotaryId,
+    /// Elements 2i and 2i + 1 of what is rotated are turned together, instead of i and half of it later.
+    pub adjacent_pairs: bool,
+    /// The cache group of its keys.
+    pub group: usize,
+    /// The layer in that cache group.
+    pub layer: usize,
+    /// The cache group of the rows that are selected.
+    pub rows_group: usize,
+    /// Scores of heads are multiplied by this, before what is below 0 becomes 0.
+    pub scale: f32,
+    /// The weights of heads are multiplied by this.
+    pub weight_scale: f32,
+}
+
+impl IndexLayer {
+    /// Elements of a key, and of each head's query.
+    pub fn dim(&self) -> usize {
+        self.k.cols
+    }
+}

@@ -1,0 +1,103 @@
+//! Sparse indexers in front of latent attention: any number of positions that a token sees, contexts above and below it.
+
+use sluice_backend::{AttentionMode, IndexLayer, KvLayout, KvType, LayerNorm};
+
+use super::attention::{POSITIONS, Sequence};
+use crate::case::Case;
+
+impl Case {
+    /// An indexer of layer `layer` of group 1, which selects rows of group 0, for steps of at most `tokens` tokens.
+    fn index_layer(&mut self, layout: &KvLayout, layer: usize, top: usize, tokens: usize) -> IndexLayer {
+        let (dim, heads) = (layout.k_dim, self.one_of(&[1, 2, 3, 7, 16, 64]));
+        let pairs = self.random.usize(1..=dim / 2);
+        let [q, k, weights] = [heads * dim, dim, heads].map(|cols| self.tensor(tokens, cols).tensor);
+        let bias = self.small(dim, 0.5);
+        let norm = LayerNorm { scale: self.norm(dim), bias: self.vector(&bias) };
+        self.shape(format!("indexer {layer}: {heads} heads of {dim}, {pairs} pairs turned, the best {top}"));
+        IndexLayer {
+            q,
+            k,
+            weights,
+            norm,
+            heads,
+            top,
+            rotary: self.rotary(pairs, POSITIONS),
+            adjacent_pairs: self.coin(),
+            group: 1,
+            layer,
+            rows_group: 0,
+            scale: (dim as f32).sqrt().recip(),
+            weight_scale: (heads as f32).sqrt().recip(),
+        }
+    }
+}
+
+pub fn sparse_indexers(c: &mut Case) {
+    const SEQUENCES: usize = 3;
+    if let Err(why) = c.backend.check_latent_attention() {
+        return c.refuse(why.to_string());
+    }
+    let tokens = c.one_of(&[1, 12, 70]);
+    let (rank, rotated) = c.one_of(&[(32, 8), (64, 16), (40, 6)]);
+    let (kv_type, mode) = c.one_of(&[
+        (KvType::F32, AttentionMode::F32),
+        (KvType::Bf16, AttentionMode::F32),
+        (KvType::F16, AttentionMode::F32),
+        (KvType::Int8, AttentionMode::F32),
+        (KvType::Int8, AttentionMode::Int8),
+        (KvType::Int16, AttentionMode::Int16),
+    ]);
+    let of_index = if kv_type == KvType::Int16 { KvType::F16 } else { kv_type };
+    let (layers, blocks) = (c.random.usize(1..=2), [c.one_of(&[16, 48, 128]), c.one_of(&[16, 48, 128])]);
+    let rows =
+        KvLayout { layers, kv_heads: 1, k_dim: rank + rotated, v_dim: 0, kv_type, mode, block_tokens: blocks[0] };
+    let k_dim = c.one_of(&[8, 12, 32, 128]);
+    let keys = KvLayout { k_dim, kv_type: of_index, mode: AttentionMode::F32, block_tokens: blocks[1], ..rows };
+    let positions = (SEQUENCES + 1) * 700;
+    let mut groups = [(rows, 0), (keys, 1)].map(|(layout, n)| c.group_with(layout, n, positions, None, |_| Vec::new()));
+    let top = c.one_of(&[1, 5, 16, 100, 130, 256, 500]);
+    let indexers: Vec<IndexLayer> = (0..layers).map(|layer| c.index_layer(&keys, layer, top, tokens)).collect();
+    let mut cases: Vec<_> = (0..layers).map(|layer| c.latent_layer(&rows, rank, (0, layer), tokens)).collect();
+    cases.iter_mut().for_each(|case| case.inner.selected = true);
+    let mut sequences: Vec<Sequence> = Vec::new();
+    for _ in 0..c.random.usize(1..=SEQUENCES) {
+        let most = c.one_of(&[1, 60, 300, 600]);
+        let len = c.random.usize(..most);
+        let sequence = match sequences.first().cloned().filter(|_| c.coin()) {
+            Some(from) => {
+                let common = from.len.min(len);
+                c.branch(&mut groups, &from, common, len)
+            }
+            None => c.begun(&mut groups, len),
+        };
+        sequences.push(sequence);
+    }
+    for _ in 0..2 {
+        let inputs = c.take_some(&mut groups, &mut sequences, tokens);
+        if inputs.sequences() == 0 {
+            continue;
+        }
+        for (index, case) in indexers.iter().zip(&cases) {
+            [case.inner.q, case.inner.kv, index.q, index.k].into_iter().for_each(|t| c.fill(t));
+            // A few values, so that scores are equal now and then.
+            let weights = index.weights;
+            let drawn =
+                (0..weights.rows * weights.cols).map(|_| c.one_of(&[0.0, 0.5, 1.0, -1.0])).collect::<Vec<f32>>();
+            c.backend.upload(&drawn, weights);
+        }
+        // A layer may see what the one before it has selected.
+        let shares = c.coin();
+        c.backend.begin(&inputs);
+        for (layer, (index, case)) in indexers.iter().zip(&cases).enumerate() {
+            if layer == 0 || !shares {
+                c.backend.index(index);
+            }
+            c.backend.latent_attention(&case.inner);
+        }
+        c.backend.end();
+        for case in &cases {
+            c.see(format!("layer {}", case.inner.layer), case.out.whole);
+        }
+        c.see_blocks(&groups);
+    }
+}

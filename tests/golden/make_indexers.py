@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Tiny random checkpoints of families whose attention is over positions that an indexer selects, as make.py's: see there. Another seed is needed where scores of an indexer are nearly a
+tie, too.
+
+    env/bin/python tests/golden/make_indexers.py [CASE...]
+"""
+import argparse
+
+import torch
+
+import make
+from make import NearTie, changed, make_checkpoint, old_style, seeded
+
+MARGIN = 2e-5  # of the greatest score of an indexer, between the last selected and the first other
+MLA = dict(vocab_size=256, hidden_size=48, intermediate_size=60, moe_intermediate_size=20, num_attention_heads=6, num_key_value_heads=6, q_lora_rank=24, kv_lora_rank=32,
+           qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=12, n_shared_experts=1, num_experts_per_tok=3, max_position_embeddings=128)
+
+CHECKPOINTS = {
+    "deepseek_v32": dict(
+        seed=191, dtype="bfloat16", note="DeepSeek-V3.2: an indexer of its own in each layer, YaRN with its factor of scores, groups of experts, bf16",
+        config=dict(model_type="deepseek_v32", num_hidden_layers=3, n_group=3, topk_group=2, routed_scaling_factor=1.7, first_k_dense_replace=1, index_topk=24, index_n_heads=16,
+                    index_head_dim=20, rope_parameters={"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+                                                        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.7}, **MLA),
+        edit=[old_style, changed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)]),
+    "glm_moe_dsa": dict(
+        seed=192, dtype="bfloat16", note="GLM-5: layers that see what the one before them has selected, pairs beside each other in the indexer, biases, bf16",
+        config=dict(model_type="glm_moe_dsa", num_hidden_layers=4, n_group=1, topk_group=1, routed_scaling_factor=1.5, first_k_dense_replace=2, index_topk=19, index_n_heads=14,
+                    index_head_dim=16, attention_bias=True, indexer_types=["full", "shared", "full", "shared"],
+                    rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, **MLA)),
+}
+
+
+def without_ties(logits_by_steps):
+    """`make.logits_by_steps` of a model whose indexers come nowhere near a tie."""
+    def run(model, tokens):
+        gaps, topk = [], torch.Tensor.topk
+
+        def watched(scores, k, **arguments):
+            if scores.dim() == 3 and scores.shape[-1] == len(tokens) > k:  # of an indexer: [batch, tokens, positions]
+                best = scores.sort(dim=-1, descending=True).values
+                gap = (best[..., k - 1] - best[..., k])[..., k:]
+                gaps.append(float(gap.min() / best[best.abs() < 1e30].abs().max()))
+            return topk(scores, k, **arguments)
+        torch.Tensor.topk = watched
+        try:
+            make.logits_whole(model, tokens)
+        finally:
+            torch.Tensor.topk = topk
+        if min(gaps) < MARGIN:
+            raise NearTie(f"a selection is nearly a tie ({min(gaps):.1e})")
+        print(f"nearest tie of an indexer: {min(gaps):.1e}")
+        return logits_by_steps(model, tokens)
+    return run
+
+
+if __name__ == "__main__":
+    make.logits_by_steps = without_ties(make.logits_by_steps)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", help="folders to make (all, when none is named)")
+    for name in parser.parse_args().cases or CHECKPOINTS:
+        seeded(make_checkpoint, name, CHECKPOINTS[name])
