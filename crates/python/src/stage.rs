@@ -119,7 +119,8 @@ impl Stage {
         let open = move || -> Result<Layers> {
             let source = source::open(&path)?;
             let range = LayerRange { from: first, to: end };
-            let make = |options: &sluice_engine::Options| setup.device.backend(options);
+            let device = setup.device.chosen(&|_| ());
+            let make = |options: &sluice_engine::Options| device.backend(options);
             Layers::open(&source, setup.engine.clone(), range, &make)
         };
         let layers = on_thread(py, "sluice-stage", move || open().map_err(|e| errors::model(&e)), || ())?;
