@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use sluice_kernels::attention::{AttentionMode, KvType};
 use sluice_kernels::format::WeightFormat;
+use sluice_kernels::hadamard::hadamard_run;
 use sluice_store::Bytes;
 
 /// What a buffer is for: memory is accounted by class.
@@ -210,6 +211,13 @@ impl KvLayout {
         let rows = self.kv_heads * self.block_tokens;
         let values = if self.v_dim > 0 { self.kv_type.bytes(rows, self.v_dim) } else { 0 };
         self.kv_type.bytes(rows, self.k_dim) + values
+    }
+
+    /// Elements of queries and keys that are transformed together before keys are rounded, so that no large one makes the step of all others coarse
+    /// ([`sluice_kernels::hadamard`]); 1 where none are: keys of more than eight bits, and those that values are parts of.
+    pub fn hadamard_run(&self) -> usize {
+        let is_rounded = self.kv_type == KvType::Int8 && self.v_dim > 0;
+        if is_rounded { hadamard_run(self.k_dim) } else { 1 }
     }
 
     /// Bytes of a block: all layers, rounded up to 4 KiB.

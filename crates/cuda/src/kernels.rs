@@ -19,7 +19,7 @@ pub use self::families::Kernel;
 pub use self::format::{INT11_FLOAT_FORMATS, KernelFormat, Needs};
 pub use self::objects::embedded_bytes;
 use self::objects::{Code, Objects};
-pub use self::rows::RowLayout;
+pub use self::rows::{RowLayout, row_bytes_on_device};
 pub use self::shared_memory::STATIC_SHARED;
 use self::shared_memory::large_shared;
 use crate::device::sys::checked;

@@ -22,7 +22,7 @@ mod weights;
 pub use cuda::Cuda;
 pub use device::device::{describe, open};
 pub use device::sys::count;
-pub use kernels::{Kernel, embedded_bytes};
+pub use kernels::{Kernel, embedded_bytes, row_bytes_on_device};
 pub use moe::host_split::HostOffload;
 pub use multi::pipeline::Pipeline;
 pub use plan::probes::Probes;

@@ -281,7 +281,7 @@ parameters! {
         parts: Address,
         counters: Address,
         integers: u32,
-        unused: u32,
+        run: u32,
         encoded: Encoded,
     }
     Delta {

@@ -129,9 +129,11 @@ fn quantized(bytes: &[u8]) {
         let _ = (tensors.layout().stored(t), tensors.layout().format(tensors.checkpoint(), t));
     }
     let shape = MatrixShape { leading: &[], rows, cols };
-    let of = |reads| tensors.matrix("model.layers.0.mlp.up_proj.weight", shape, reads);
+    let of = |reads| tensors.ordered_matrix("model.layers.0.mlp.up_proj.weight", shape, reads);
     if let Ok(read) = of(true) {
         let planned = of(false).expect("what is read is planned, too");
+        assert_eq!(planned.order, read.order);
+        let (planned, read) = (planned.matrix, read.matrix);
         assert_eq!(planned.format, read.format);
         let planes = read.format.planes(cols).expect("a format of these columns");
         assert_eq!(read.planes.len(), planes.len());

@@ -44,6 +44,7 @@ mod dispatch;
 pub mod elementwise;
 pub mod format;
 mod generic;
+pub mod hadamard;
 pub mod input;
 pub mod instructions;
 pub mod int11;

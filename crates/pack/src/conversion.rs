@@ -38,9 +38,37 @@ pub struct Source {
     pub pairs: Option<usize>,
     /// Of two matrices whose rows take turns: which of them this is.
     pub turn: Option<usize>,
+    /// The order of columns, where it is not that of the input.
+    pub columns: Option<ColumnBlocks>,
+}
+
+/// Columns in blocks: block `i` of the output is block `order[i]` of the input.
+#[derive(Clone, Debug)]
+pub struct ColumnBlocks {
+    /// Columns of a block.
+    pub len: usize,
+    pub order: Vec<usize>,
+}
+
+impl ColumnBlocks {
+    /// Puts rows of elements of `size` bytes in order.
+    pub fn put(&self, rows: &[u8], size: usize) -> Vec<u8> {
+        let block = self.len * size;
+        let mut out = Vec::with_capacity(rows.len());
+        for row in rows.chunks_exact(block * self.order.len()) {
+            self.order.iter().for_each(|from| out.extend_from_slice(&row[from * block..(from + 1) * block]));
+        }
+        out
+    }
 }
 
 impl Source {
+    /// Rows that are in files, in their order.
+    pub fn of_files(parts: Vec<Rows>, rows: usize, form: Option<WeightFormat>, cols: usize, name: &str) -> Source {
+        let name = name.to_owned();
+        Source { parts, rows, form, cols, made: Vec::new(), name, pairs: None, turn: None, columns: None }
+    }
+
     /// The row of the input that is row `row` of the output.
     pub fn row_of(&self, row: usize) -> usize {
         if let Some(turn) = self.turn {
@@ -81,6 +109,8 @@ pub enum Treatment {
     AddOne(Float),
     /// Store the values of quantised blocks as f32.
     Widen,
+    /// Store f32 numbers whose `-exp` these are.
+    Logarithm,
     Quantize {
         bits: u8,
         group: u16,

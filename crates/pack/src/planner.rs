@@ -2,6 +2,7 @@
 //! that the rules say.
 
 mod made;
+mod recurrent;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -22,12 +23,6 @@ use crate::rules::{Choice, Module, Rules, Width};
 /// Tensors that cannot be packed, experts that are not all there, a rule that no module matches.
 pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Rules) -> Result<Conversion> {
     let checkpoint = tensors.checkpoint();
-    ensure!(
-        !tensors.layout().has_decay_rates() || description.recurrent_layers().next().is_none(),
-        "{}: a GGUF file of {} cannot be packed: its recurrent layers are stored in another order than MLX's",
-        checkpoint.named().display(),
-        description.architecture
-    );
     let files = checkpoint.file_sizes().iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
     let mut planner = Planner {
         tensors,
@@ -129,6 +124,9 @@ impl Planner<'_> {
             return self.made_matrix(i, &weight, t, vec![made], &[weight.rows]);
         }
 
+        if self.recurrent(i, t, &weight, leaf)? {
+            return Ok(());
+        }
         if weight.class == WeightClass::Expert && leaf == Leaf::Bias {
             return self.expert_biases(i, t, [Some(weight), with].into_iter().flatten());
         }
@@ -155,9 +153,7 @@ impl Planner<'_> {
                 let at = |e: usize| (file, offset + ((e * rows + k * per_part) * row_bytes) as u64);
                 let segments = (0..experts).map(at).collect();
                 let parts = vec![Rows { row_bytes, segments }];
-                let (form, name) = (Some(form), t.name.to_string());
-                let source =
-                    Source { parts, rows: per_part, form, cols, made: Vec::new(), name, pairs: None, turn: None };
+                let source = Source::of_files(parts, per_part, Some(form), cols, &t.name);
                 self.matrix(i, weight, source, &[experts, per_part, cols], dtype)?;
             }
             return Ok(());
@@ -185,6 +181,10 @@ impl Planner<'_> {
         if leaf == Leaf::Weight && is_matrix {
             let source = Source { pairs: self.pairs_of(&weight), ..self.whole(t) };
             return self.matrix(i, &weight, source, &t.shape, t.dtype);
+        }
+        // GGUF has a matrix of one row as a vector.
+        if leaf == Leaf::Weight && weight.kind == WeightKind::Matrix && weight.rows == 1 && t.shape.len() == 1 {
+            return self.matrix(i, &weight, self.whole(t), &[1, t.shape[0]], t.dtype);
         }
         ensure!(!is_expert, "tensor {:?}: not a part of an expert that is known", t.name);
 
@@ -243,8 +243,7 @@ impl Planner<'_> {
         let segments = all.iter().map(|t| self.place(t)).collect();
         let parts = vec![Rows { row_bytes: cols * first.dtype.size(), segments }];
         let (form, cols, shape) = (Some(form), inputs, [all.len(), rows, inputs]);
-        let source =
-            Source { parts, rows, form, cols, made: Vec::new(), name: first.name.to_string(), pairs: None, turn: None };
+        let source = Source::of_files(parts, rows, form, cols, &first.name);
         self.matrix(i, &weight, source, &shape, dtype)
     }
 
@@ -288,8 +287,7 @@ impl Planner<'_> {
         }
         let scale = scale.expect("set above");
         let form = Some(WeightFormat::Affine { bits, group, scale });
-        let source =
-            Source { parts, rows, form, cols, made: Vec::new(), name: t.name.to_string(), pairs: None, turn: None };
+        let source = Source::of_files(parts, rows, form, cols, &t.name);
         self.groups(i, weight, source, leading)
     }
 
@@ -457,16 +455,7 @@ impl Planner<'_> {
         let row_bytes = cols * t.dtype.size();
         let rows = t.bytes.len().checked_div(row_bytes).unwrap_or(0);
         let parts = vec![Rows { row_bytes, segments: vec![self.place(t)] }];
-        Source {
-            parts,
-            rows,
-            form: float(t.dtype).map(WeightFormat::Float),
-            cols,
-            made: Vec::new(),
-            name: t.name.to_string(),
-            pairs: None,
-            turn: None,
-        }
+        Source::of_files(parts, rows, float(t.dtype).map(WeightFormat::Float), cols, &t.name)
     }
 }
 

@@ -1,18 +1,22 @@
 //! Writes a file of the output: rows are read, quantised on all cores, and written to their places, a few megabytes at a time.
 
+use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use sluice_backend::decay_rates;
+use sluice_kernels::Isa;
 use sluice_kernels::format::{Float, WeightFormat};
 use sluice_kernels::matrix::Matrix;
 use sluice_store::bundle::FileEntry;
 use sluice_store::{Writer, open_regular, xxh3_of};
 
 use crate::calibrate::Calibrator;
-use crate::conversion::{ConversionUnit, Treatment};
+use crate::conversion::{ConversionUnit, Rows, Source, Treatment};
 use crate::input::{Input, matrix};
 use crate::journal::Finished;
 use crate::layout::{self, Extents, OutFile, UnitExtents};
@@ -187,14 +191,16 @@ impl FileWriter<'_> {
             let unit = &units[b.placed.unit];
             let from = b.expert * experts_and_rows(unit).1;
             let parts = input.read(&unit.source, from + b.rows.start..from + b.rows.end)?;
+            let (source, parts) = in_order(quantizer.isa, &unit.source, parts)?;
             let packed = match unit.treatment {
+                Treatment::Logarithm => logarithms(&parts[0]).map(|bytes| (vec![bytes], SquaredError::default())),
                 Treatment::Copy => Ok((parts, SquaredError::default())),
                 Treatment::AddOne(float) => Ok((vec![plus_one(&parts[0], float)], SquaredError::default())),
-                Treatment::Widen => matrix(&unit.source, &parts).and_then(|m| {
+                Treatment::Widen => matrix(&source, &parts).and_then(|m| {
                     let bytes = values(quantizer.isa, &m)?.iter().flat_map(|x| x.to_le_bytes()).collect();
                     Ok((vec![bytes], SquaredError::default()))
                 }),
-                Treatment::Quantize { bits, group, float } => matrix(&unit.source, &parts)
+                Treatment::Quantize { bits, group, float } => matrix(&source, &parts)
                     .and_then(|m| quantizer.block(&m, float, bits, group))
                     .map(|p| (vec![p.data, p.scales, p.biases], p.error)),
             };
@@ -227,6 +233,37 @@ fn put(writer: &mut Writer, extents: &[Extents], expert: usize, parts: Vec<Vec<u
         writer.write_at(&part, extents.base + expert as u64 * extents.stride)?;
     }
     Ok(())
+}
+
+/// Rows in the output's order of columns: as f32, where they were quantised.
+fn in_order(isa: Isa, source: &Source, parts: Vec<Vec<u8>>) -> Result<(Cow<'_, Source>, Vec<Vec<u8>>)> {
+    let Some(columns) = &source.columns else { return Ok((Cow::Borrowed(source), parts)) };
+    if let Some(WeightFormat::Float(float)) = source.form {
+        return Ok((Cow::Borrowed(source), vec![columns.put(&parts[0], float.size())]));
+    }
+    let values = matrix(source, &parts).and_then(|m| values(isa, &m));
+    let values = values.with_context(|| format!("tensor {:?}", source.name))?;
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let rows = Rows { row_bytes: 4 * source.cols, segments: source.parts[0].segments.clone() };
+    let form = Some(WeightFormat::Float(Float::F32));
+    Ok((Cow::Owned(Source { parts: vec![rows], form, ..source.clone() }), vec![columns.put(&bytes, 4)]))
+}
+
+/// Numbers a with `-exp(a)` as near to each f32 as there are: mostly exactly it. Of several, the one with the fewest digits, which checkpoints have.
+fn logarithms(rates: &[u8]) -> Result<Vec<u8>> {
+    let of = |bytes: &[u8; 4]| -> Result<[u8; 4]> {
+        let rate = f32::from_le_bytes(*bytes);
+        ensure!(rate < 0.0 && rate.is_finite(), "{rate} is no decay rate, which is negative");
+        let first = (f64::from(-rate)).ln() as f32;
+        let near = (-8..=8i32).map(|steps| f32::from_bits(first.to_bits().wrapping_add_signed(steps)));
+        let off = |a: f32| (f64::from(decay_rates(&[a])[0]) - f64::from(rate)).abs();
+        // Distances are not negative, so that their bits are in their order.
+        let key = |a: &f32| (off(*a).to_bits(), Reverse(a.to_bits().trailing_zeros()));
+        let best = near.filter(|a| a.is_finite()).min_by_key(key);
+        Ok(best.unwrap_or(first).to_le_bytes())
+    };
+    let all: Vec<[u8; 4]> = rates.as_chunks::<4>().0.iter().map(of).collect::<Result<_>>()?;
+    Ok(all.as_flattened().to_vec())
 }
 
 /// f32 values with 1 added to each.

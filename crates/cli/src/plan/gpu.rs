@@ -1,6 +1,8 @@
 //! Plans for a GPU that computes: which part of a model its memory holds, and the speed that the link to it allows.
 
 use serde_json::{Value, json};
+use sluice_backend::WeightFormat;
+use sluice_model::{Belongs, Description, ModelTensors, WeightClass};
 
 use super::estimate::{Split, Weights, hit_rate};
 use super::shape::Shape;
@@ -8,6 +10,66 @@ use crate::units;
 
 /// Usual links, in bytes per second of large copies from locked memory; the last was measured.
 const LINKS: [(&str, f64); 3] = [("PCIe 3", 12e9), ("PCIe 4", 25e9), ("PCIe 5", 53e9)];
+
+/// How much longer weights are in a GPU's memory than in the file: types with a codebook have the numbers of values there, not of entries.
+#[derive(Clone, Copy)]
+pub struct OnDevice {
+    /// Of all but routed experts, and of these.
+    resident: f64,
+    experts: f64,
+}
+
+impl Default for OnDevice {
+    fn default() -> OnDevice {
+        OnDevice { resident: 1.0, experts: 1.0 }
+    }
+}
+
+impl OnDevice {
+    pub fn of(tensors: &ModelTensors, description: &Description) -> OnDevice {
+        // Bytes in the file and on the device.
+        let (mut resident, mut experts) = ([0u64; 2], [0u64; 2]);
+        for t in tensors.checkpoint().tensors() {
+            let Belongs::Text(meaning) = tensors.belongs(description, &t.name) else { continue };
+            let (in_file, cols) = (t.bytes.len() as u64, meaning.weight.cols);
+            let rows = tensors.layout().stored(t).1 / cols.max(1) as u64;
+            let there = match tensors.layout().format(tensors.checkpoint(), t) {
+                // Of other producers' forms a tensor has only the numbers, and rows there are as long as all of it.
+                Ok(format @ WeightFormat::Blocks(_)) => {
+                    sluice_cuda::row_bytes_on_device(format, cols).map_or(in_file, |row| rows * row as u64)
+                }
+                _ => in_file,
+            };
+            let sum = if meaning.weight.class == WeightClass::Expert { &mut experts } else { &mut resident };
+            *sum = [sum[0] + in_file, sum[1] + there];
+        }
+        let part = |[file, there]: [u64; 2]| if file > 0 { there as f64 / file as f64 } else { 1.0 };
+        OnDevice { resident: part(resident), experts: part(experts) }
+    }
+
+    /// Bytes of the weights where they are on the device.
+    pub fn weights(self, weights: &Weights) -> Weights {
+        let more = |bytes: u64, by: f64| (bytes as f64 * by) as u64;
+        let per_expert = more(weights.per_expert, self.experts);
+        Weights {
+            resident: more(weights.resident, self.resident),
+            resident_read: more(weights.resident_read, self.resident),
+            per_expert,
+            experts: per_expert * weights.expert_count,
+            ..weights.clone()
+        }
+    }
+
+    /// What it costs, where it is worth a line.
+    pub fn text(self) -> Option<String> {
+        let most = self.resident.max(self.experts);
+        let percent = |by: f64| format!("{:.0} %", 100.0 * (by - 1.0));
+        (most > 1.05).then(|| {
+            let (resident, experts) = (percent(self.resident), percent(self.experts));
+            format!("its layout of these types takes {resident} more than the file of resident weights, {experts} of experts")
+        })
+    }
+}
 
 /// The division of the memory of a GPU, or of several that share the layers.
 pub struct Gpu {
@@ -86,6 +148,29 @@ mod tests {
     use crate::plan::estimate::Precision;
     use crate::presets;
     use std::path::Path;
+
+    #[test]
+    fn types_with_a_codebook_take_more_of_a_gpu_than_of_a_file() {
+        use sluice_backend::BlockFormat;
+        let of = |blocks: BlockFormat| {
+            let own = sluice_cuda::row_bytes_on_device(WeightFormat::Blocks(blocks), 4096).unwrap();
+            own as f64 / (4096 / blocks.block_columns() * blocks.block_bytes()) as f64
+        };
+        assert!(of(BlockFormat::Q4K) < 1.06 && of(BlockFormat::Iq2Xxs) > 1.25);
+        let weights = Weights {
+            resident: 100,
+            resident_read: 50,
+            per_expert: 10,
+            experts: 40,
+            expert_count: 4,
+            expert_layers: 2,
+            taken: 2,
+        };
+        let found = OnDevice { resident: 1.0, experts: 1.5 }.weights(&weights);
+        assert_eq!((found.resident, found.per_expert, found.experts), (100, 15, 60));
+        assert_eq!(OnDevice::default().text(), None);
+        assert!(OnDevice { resident: 1.0, experts: 1.5 }.text().unwrap().contains("50 % of experts"));
+    }
 
     #[test]
     fn a_gpu_holds_what_every_token_reads_before_experts() {

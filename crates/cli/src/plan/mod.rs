@@ -27,7 +27,7 @@ use sluice_store::{Checkpoint, Dtype, Tensor};
 use crate::disk::{self, Case, Order, PAGE};
 use crate::{presets, terminal, units};
 use estimate::{Disk, Precision, Products, Split, Token, Weights, hit_rate};
-use gpu::Gpu;
+use gpu::{Gpu, OnDevice};
 use machines::{Machinery, Machines};
 use memory::Measured;
 use mtp::Mtp;
@@ -173,6 +173,8 @@ pub fn run(args: PlanArgs) -> Result<()> {
     let k = args.experts_per_token.unwrap_or(shape.k);
     ensure!(k <= shape.experts, "--experts-per-token {k}: the model has {} experts", shape.experts);
     let weights = Weights::new(&shape, precision(bits), precision(experts_bits), k);
+    let on_device = there.map_or(OnDevice::default(), |tensors| OnDevice::of(tensors, &described));
+    let weights_there = on_device.weights(&weights);
     let recording = args.trace.as_deref().map(|path| residency::read(path, &shape, k)).transpose()?;
 
     // 2. the machine
@@ -202,7 +204,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
     };
 
     // 3. where things go, and what a token costs
-    let gpu = args.gpu_memory.map(|bytes| Gpu::new(&shape, &weights, (args.gpus, bytes), args.context));
+    let gpu = args.gpu_memory.map(|bytes| Gpu::new(&shape, &weights_there, (args.gpus, bytes), args.context));
     let split = match &gpu {
         None => Split::new(&shape, &weights, memory, args.context, 2),
         // Resident weights and the cache are in the GPU's memory.
@@ -263,7 +265,7 @@ pub fn run(args: PlanArgs) -> Result<()> {
             "memory_for_experts": split.for_experts, "missing": split.missing, "expected_hit_rate": expected,
             "memory_bandwidth": memory_bandwidth, "products_bandwidth": {"resident": products.resident, "experts": products.experts},
             "mtp": mtp.as_ref().map(Mtp::to_json),
-            "gpu": gpu.as_ref().map(|gpu| gpu.to_json(&weights, served)),
+            "gpu": gpu.as_ref().map(|gpu| gpu.to_json(&weights_there, served)),
             "machines": machines.as_ref().map(Machines::to_json),
             "simulated": residency.as_ref().map(Residency::to_json), "tokens": rows,
         });
@@ -314,7 +316,10 @@ pub fn run(args: PlanArgs) -> Result<()> {
         ),
     );
     if let Some(gpu) = &gpu {
-        text += &format!("{:<12}{}", "gpu", gpu.text(&weights, args.context, served));
+        text += &format!("{:<12}{}", "gpu", gpu.text(&weights_there, args.context, served));
+        if let Some(line) = on_device.text() {
+            text += &format!("{:<12}{line}\n", "");
+        }
     }
     if split.missing > 0 {
         text += &line("", format!("TOO LITTLE: {} are missing", units::bytes(split.missing)));

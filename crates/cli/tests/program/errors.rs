@@ -202,7 +202,7 @@ fn whoever_has_seen_enough_of_the_output_is_no_mistake() {
 #[test]
 fn version_names_numerics_and_instruction_set() {
     let out = success(sluice(&["--version"]).env("SLUICE_ISA", "generic").output().unwrap());
-    assert!(out.starts_with("sluice 0.") && out.contains("numerics 3") && out.contains("generic"), "{out}");
+    assert!(out.starts_with("sluice 0.") && out.contains("numerics 4") && out.contains("generic"), "{out}");
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn figures_go_to_standard_error() {
     let with = run(&[&demo, "Hi", "--stats", "--profile"]);
     assert_eq!(plain.stdout, with.stdout);
     let lines = stderr(&with);
-    for part in ["tokens/s", "weights mapped", "scratch", "peak", "seed", "numerics 3", "finish", "delta_net", "GB/s"] {
+    for part in ["tokens/s", "weights mapped", "scratch", "peak", "seed", "numerics 4", "finish", "delta_net", "GB/s"] {
         assert!(lines.contains(part), "{part} is not in: {lines}");
     }
 }

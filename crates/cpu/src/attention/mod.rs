@@ -8,6 +8,7 @@ mod work_split;
 use std::ops::Range;
 
 use sluice_kernels::attention::{self, Head, KvShape, KvView, RUNS, Run, store_row};
+use sluice_kernels::hadamard::hadamard;
 use sluice_kernels::rows::Rows;
 use sluice_kernels::{Isa, elementwise, rotary};
 
@@ -135,13 +136,19 @@ impl AttentionWork {
         let q_width = if step.gated { 2 * dim } else { dim };
         let half = angles.cols / 2;
         let (slots, positions) = (inputs.slots(step.group), inputs.positions());
+        let run = layout.hadamard_run();
         let kv_bytes = blocks.bytes;
 
         // 1. norms, rotation; keys and values into their slots
         let pool_bytes = Parts::new(&mut *kv_bytes);
-        let norm_and_rotate = |head: &mut [f32], norm: Option<(&[f32], f32)>, cos: &[f32], sin: &[f32]| match norm {
-            Some((weight, eps)) => rotary::norm_rotate(isa, head, Some(weight), eps, cos, sin),
-            None => rotary::rotate(isa, head, cos, sin),
+        let norm_and_rotate = |head: &mut [f32], norm: Option<(&[f32], f32)>, cos: &[f32], sin: &[f32]| {
+            match norm {
+                Some((weight, eps)) => rotary::norm_rotate(isa, head, Some(weight), eps, cos, sin),
+                None => rotary::rotate(isa, head, cos, sin),
+            }
+            if run > 1 {
+                hadamard(isa, head);
+            }
         };
         let rotate_queries = |t: usize, heads: Range<usize>| {
             for h in heads {
@@ -200,7 +207,8 @@ impl AttentionWork {
             heads,
             cache_group: step.group,
             shape,
-            scale: step.scale,
+            // A power of two, so that it is exact.
+            scale: step.scale / run as f32,
             window: step.window,
             softcap: step.softcap,
             sinks,

@@ -2,6 +2,7 @@
 
 mod activation;
 pub mod experts;
+mod gather;
 mod offload;
 mod run;
 mod stream;

@@ -9,6 +9,7 @@ use sluice_kernels::format::{ActivationFormat, Activations};
 use sluice_kernels::{math, norm, route};
 
 use super::experts::{self, Grouping, Operand, SharedDown};
+use super::gather::gather;
 use super::stream::{StreamedLayer, Streaming};
 use crate::encoded::{Encoded, Needs};
 use crate::exec::ExecContext;
@@ -246,7 +247,7 @@ impl HostMixture {
         self.extend_identity_rows(tokens.max(pairs));
         if let Some(order) = moe.experts.order {
             let (order, x) = (context.place(order), self.normed(moe, tokens));
-            experts::gather(context.reborrow(), &grouping, (x, order), needs, &mut self.gathered);
+            gather(context.reborrow(), &grouping, (x, order), needs, &mut self.gathered);
         }
         // 2. hidden activations: shared expert, routed experts
         let gate = shared.and_then(|s| self.shared_gate_up(context.reborrow(), s, tokens));

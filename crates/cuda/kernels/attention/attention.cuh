@@ -41,7 +41,8 @@ struct Attention {
     u32* counters;
     // Whether queries and weights are rounded to integers, as keys and values are.
     u32 integers;
-    u32 unused;
+    // Elements of queries and keys that are transformed together before they are rounded; 1: none are.
+    u32 run;
     // [tokens, heads * v_dim]: the combined output, quantized; null: not wanted.
     Encoded encoded;
 };

@@ -105,8 +105,21 @@ __device__ void store(const float* x, u32 dim, u32 type, Place to) {
     }
 }
 
-// Norms and rotates a head from `x` to shared memory, by a warp.
-__device__ void turn(const float* x, float* head, u32 dim, const Norm& norm, const float* angles, u32 half) {
+// Transforms each run of `run` elements of a head, a power of two that divides `dim`, by butterflies of neighbours first (docs/numerics.md). By a warp; 1: nothing.
+__device__ __forceinline__ void hadamard(float* head, u32 dim, u32 run) {
+    for (u32 apart = 1; apart < run; apart *= 2) {
+        for (u32 i = threadIdx.x % WARP; i < dim / 2; i += WARP) {
+            const u32 within = i & apart - 1, at = 2 * (i - within) + within;
+            const float a = head[at], b = head[at + apart];
+            head[at] = add(a, b);
+            head[at + apart] = sub(a, b);
+        }
+        __syncwarp();
+    }
+}
+
+// Norms and rotates a head from `x` to shared memory, by a warp, and transforms runs of it.
+__device__ void turn(const float* x, float* head, u32 dim, const Norm& norm, const float* angles, u32 half, u32 run) {
     u32 lane = threadIdx.x % WARP;
     for (u32 i = lane; i < dim; i += WARP) head[i] = x[i];
     __syncwarp();
@@ -121,4 +134,5 @@ __device__ void turn(const float* x, float* head, u32 dim, const Norm& norm, con
         head[half + i] = fma(a, sin, mul(b, cos));
     }
     __syncwarp();
+    hadamard(head, dim, run);
 }

@@ -76,10 +76,10 @@ template <u32 TYPE> __device__ __forceinline__ void store_twice(const float* x, 
 // A head normed and turned by a whole warp, of which each thread has up to HELD elements; weights and angles are in shared memory.
 static const u32 HELD = 8;
 
-__device__ __forceinline__ void turn_shared(const float* x, float* head, u32 dim, const float* weights, float eps, const float* angles, u32 half) {
+__device__ __forceinline__ void turn_shared(const float* x, float* head, u32 dim, const float* weights, float eps, const float* angles, u32 half, u32 run) {
     const u32 lane = threadIdx.x % WARP;
     if (dim > HELD * WARP) {
-        turn(x, head, dim, {weights, eps, 0}, angles, half);
+        turn(x, head, dim, {weights, eps, 0}, angles, half, run);
         return;
     }
     float v[HELD];
@@ -118,6 +118,7 @@ __device__ __forceinline__ void turn_shared(const float* x, float* head, u32 dim
         if (lane + WARP * j < 2 * half) head[lane + WARP * j] = v[j];
     }
     __syncwarp();
+    hadamard(head, dim, run);
 }
 
 // `sum + a . b` of four i8 each.
@@ -229,7 +230,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         bool is_key = warp == G;
         const float* x = is_key ? p.k.row(t) + kv_head * k_dim : p.q.row(t) + (u64)(first + warp) * k_dim * (p.gated ? 2 : 1);
         const Norm& norm = is_key ? p.k_norm : p.q_norm;
-        turn_shared(x, q + warp * k_dim, k_dim, norm.weight ? norms + (is_key ? k_dim : 0) : nullptr, norm.eps, turns, p.half);
+        turn_shared(x, q + warp * k_dim, k_dim, norm.weight ? norms + (is_key ? k_dim : 0) : nullptr, norm.eps, turns, p.half, p.run);
         if (TYPE == INT16 && !is_key) {
             const float scale = query_bytes(q + warp * k_dim, k_dim);
             if (lane == 0) between.q_scales[warp] = scale;

@@ -121,7 +121,7 @@ __device__ __forceinline__ void multiply(const Attention& p, OfWide& shared, u8*
         for (u32 r = warp * 16; r < warp * 16 + 16; r++) {
             if (r < rows) {
                 const u32 t = first + r / group, h = kv_head * group + r % group;
-                turn(p.q.row(t) + (u64)h * DIM * (p.gated ? 2 : 1), head, DIM, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half);
+                turn(p.q.row(t) + (u64)h * DIM * (p.gated ? 2 : 1), head, DIM, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half, p.run);
                 const Rounding rounding = rounding_of(head, DIM, TOP_INT16);
 #pragma unroll
                 for (u32 d = lane; d < DIM; d += WARP) {

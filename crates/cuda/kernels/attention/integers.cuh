@@ -78,7 +78,7 @@ template <u32 DIM, u32 BYTES> __device__ __forceinline__ void attend_integers(co
             u8* to = queries + r * STRIDE;
             if (r < rows) {
                 const u32 t = first + r / group, h = kv_head * group + r % group;
-                turn(p.q.row(t) + (u64)h * DIM * (p.gated ? 2 : 1), head, DIM, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half);
+                turn(p.q.row(t) + (u64)h * DIM * (p.gated ? 2 : 1), head, DIM, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half, p.run);
                 const Rounding rounding = rounding_of(head, DIM, TOP);
                 for (u32 d = lane; d < DIM; d += WARP) {
                     const int n = round_int(mul(head[d], rounding.inv));

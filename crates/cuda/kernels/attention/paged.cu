@@ -18,7 +18,7 @@ extern "C" __global__ void attention_store_kv(const Attention p) {
         u32 offset = slot % c.block_tokens;
         if (threadIdx.x < WARP) {
             const float* angles = p.angles + (u64)p.positions[t] * 2 * p.half;
-            turn(p.k.row(t) + h * c.k_dim, head, c.k_dim, p.k_norm, angles, p.half);
+            turn(p.k.row(t) + h * c.k_dim, head, c.k_dim, p.k_norm, angles, p.half, p.run);
             store(head, c.k_dim, c.type, place(c, c.k, c.k_scales, c.k_dim, block, offset, h));
             __syncwarp();
         } else {
@@ -288,7 +288,7 @@ __device__ __forceinline__ void turn_queries(const Attention& p, u32 t, u32 firs
     u32 pad = padded(c.k_dim);
     for (u32 g = threadIdx.x / WARP; g < heads; g += blockDim.x / WARP) {
         const float* q_in = p.q.row(t) + (u64)(first + g) * c.k_dim * (p.gated ? 2 : 1);
-        turn(q_in, q + g * pad, c.k_dim, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half);
+        turn(q_in, q + g * pad, c.k_dim, p.q_norm, p.angles + (u64)p.positions[t] * 2 * p.half, p.half, p.run);
         if (p.integers) round_query(q + g * pad, c.k_dim, c.type, scales + g);
         if (threadIdx.x % WARP < pad - c.k_dim) q[g * pad + c.k_dim + threadIdx.x % WARP] = 0.0f;
     }

@@ -43,7 +43,7 @@ template <class W> __device__ __forceinline__ void tile_queries(const Attention&
 #pragma unroll 1
         for (u32 i = 0; i < APART; i++) {
             float* head = apart + i * dim;
-            if (row + i < rows) turn(head, head, dim, p.q_norm, p.angles + (u64)p.positions[first + (row + i) / group] * 2 * p.half, p.half);
+            if (row + i < rows) turn(head, head, dim, p.q_norm, p.angles + (u64)p.positions[first + (row + i) / group] * 2 * p.half, p.half, p.run);
             for (u32 d = lane; d < dim; d += WARP) q[d * W::Q_STRIDE + row + i] = head[d];
         }
         __syncwarp();

@@ -27,6 +27,11 @@ const IQ3_S: u32 = 4;
 const IQ2: u32 = 5;
 const IQ1: u32 = 6;
 
+/// Bytes that a row of `cols` columns takes on a device, where rows of its format are rearranged on the way; `None`: as many as in the file.
+pub fn row_bytes_on_device(format: WeightFormat, cols: usize) -> Option<usize> {
+    RowLayout::of(format).map(|layout| layout.row_bytes(cols))
+}
+
 /// How rows of a format lie on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLayout {

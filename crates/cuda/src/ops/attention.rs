@@ -232,14 +232,15 @@ impl AttentionScratch {
             gated: layer.gated.into(),
             half: number(rotary.half()),
             window: layer.window.map_or(0, |w| number(w.min(u32::MAX as usize))),
-            scale: layer.scale,
+            // Of powers of two, so that the factor of the transform is exact.
+            scale: layer.scale / layout.hadamard_run() as f32,
             cap: layer.softcap.unwrap_or(0.0),
             capped: layer.softcap.is_some().into(),
             partitions: number(partitions),
             parts,
             counters: 0,
             integers: integers.into(),
-            unused: 0,
+            run: number(layout.hadamard_run()),
             encoded: p::Encoded::default(),
         };
         let join_tiles = layout.v_dim.div_ceil(JOIN_COLUMNS);

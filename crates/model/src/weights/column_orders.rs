@@ -1,11 +1,9 @@
-//! Orders of columns of the matrices that are loaded, and activations in these orders.
+//! Orders of columns of the matrices that are loaded, and where activations in these orders go.
 
 use std::collections::HashMap;
 
 use anyhow::Result;
-use sluice_backend::{Linear, MatrixId, MemoryClass, Tensor};
-
-use super::Weights;
+use sluice_backend::{Backend, Linear, MatrixId, MemoryClass, Tensor};
 
 /// Orders of columns. Matrices with the same input mostly have the same: it is on the device once.
 #[derive(Default)]
@@ -13,59 +11,61 @@ pub(super) struct ColumnOrders {
     of_matrices: HashMap<MatrixId, Tensor>,
     /// `[1, cols]` each.
     known: HashMap<Vec<u32>, Tensor>,
-    /// Activations in another order, by their columns: `[max_tokens, cols]`.
-    gathered: HashMap<usize, Tensor>,
-    normed: HashMap<usize, Tensor>,
-    gates_and_ups: HashMap<usize, [Tensor; 2]>,
+    /// Activations, by what they are for and their columns: `[max_tokens, cols]`. All that need some use them one after the other.
+    scratch: HashMap<(Purpose, usize), Tensor>,
 }
 
-impl Weights<'_> {
+/// What activations are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Purpose {
+    Gathered,
+    /// Normed, and not gathered yet.
+    Normed,
+    /// Of a dense layer that no fused operation computes.
+    Gate,
+    Up,
+}
+
+impl ColumnOrders {
     /// Remembers the order of a matrix's columns.
-    pub(super) fn keep_order(&mut self, matrix: MatrixId, order: Vec<u32>) -> Result<()> {
-        let known = match self.orders.known.get(&order) {
+    ///
+    /// # Errors
+    /// Without memory for it.
+    pub fn keep(&mut self, backend: &mut dyn Backend, matrix: MatrixId, order: Vec<u32>) -> Result<()> {
+        let known = match self.known.get(&order) {
             Some(known) => *known,
             None => {
                 // Numbers below 2^24.
                 let numbers: Vec<f32> = order.iter().map(|column| *column as f32).collect();
-                let to = self.backend().alloc(MemoryClass::WeightsCopied, 1, numbers.len())?;
-                self.backend().upload(&numbers, to);
-                self.orders.known.insert(order, to);
+                let to = backend.alloc(MemoryClass::WeightsCopied, 1, numbers.len())?;
+                backend.upload(&numbers, to);
+                self.known.insert(order, to);
                 to
             }
         };
-        self.orders.of_matrices.insert(matrix, known);
+        self.of_matrices.insert(matrix, known);
         Ok(())
     }
 
     /// The order in which a matrix takes its input, `[1, cols]`, if it is not the input's own.
-    pub(crate) fn order_of(&self, linear: &Linear) -> Option<Tensor> {
-        self.orders.of_matrices.get(&linear.matrix).copied()
+    pub fn of(&self, linear: &Linear) -> Option<Tensor> {
+        self.of_matrices.get(&linear.matrix).copied()
     }
 
-    /// Where inputs of `cols` columns are gathered: `[max_tokens, cols]`, the same for all that do so one after the other.
-    pub(crate) fn gathered(&mut self, cols: usize) -> Result<Tensor> {
-        if let Some(known) = self.orders.gathered.get(&cols) {
+    /// Activations for a purpose: `[max_tokens, cols]`.
+    ///
+    /// # Errors
+    /// Without memory for them.
+    pub fn scratch(
+        &mut self,
+        backend: &mut dyn Backend,
+        purpose: Purpose,
+        (max_tokens, cols): (usize, usize),
+    ) -> Result<Tensor> {
+        if let Some(known) = self.scratch.get(&(purpose, cols)) {
             return Ok(*known);
         }
-        let new = self.scratch(cols)?;
-        Ok(*self.orders.gathered.entry(cols).or_insert(new))
-    }
-
-    /// Where inputs of `cols` columns are normed before they are gathered: `[max_tokens, cols]`.
-    pub(crate) fn normed(&mut self, cols: usize) -> Result<Tensor> {
-        if let Some(known) = self.orders.normed.get(&cols) {
-            return Ok(*known);
-        }
-        let new = self.scratch(cols)?;
-        Ok(*self.orders.normed.entry(cols).or_insert(new))
-    }
-
-    /// Gate and up of dense layers that no fused operation computes: `[max_tokens, cols]` each.
-    pub(crate) fn gate_and_up(&mut self, cols: usize) -> Result<[Tensor; 2]> {
-        if let Some(known) = self.orders.gates_and_ups.get(&cols) {
-            return Ok(*known);
-        }
-        let new = [self.scratch(cols)?, self.scratch(cols)?];
-        Ok(*self.orders.gates_and_ups.entry(cols).or_insert(new))
+        let new = backend.alloc(MemoryClass::Scratch, max_tokens, cols)?;
+        Ok(*self.scratch.entry((purpose, cols)).or_insert(new))
     }
 }

@@ -12,7 +12,7 @@ use sluice_backend::{
 };
 use sluice_store::Bytes;
 
-use self::column_orders::ColumnOrders;
+use self::column_orders::{ColumnOrders, Purpose};
 use crate::description::{Description, QueryGrowth, WeightDescription, WeightKind};
 use crate::source::{Assembled, MatrixShape, ModelTensors, TensorLayout, float_type};
 
@@ -178,7 +178,7 @@ impl<'a> Weights<'a> {
         let Assembled { matrix, order } = self.tensors.ordered_matrix(name, shape, self.reads)?;
         let id = self.register(name, matrix)?;
         if let Some(order) = order {
-            self.keep_order(id, order)?;
+            self.orders.keep(self.backend, id, order)?;
         }
         Ok(id)
     }
@@ -193,6 +193,27 @@ impl<'a> Weights<'a> {
             self.made_experts.get_or_insert_with(first).whole |= !source.planes[0].is_of_file();
         }
         self.backend.matrix(source).with_context(|| format!("tensor {}", name.strip_suffix(".weight").unwrap_or(name)))
+    }
+
+    /// The order in which a matrix takes its input, `[1, cols]`, if it is not the input's own.
+    pub fn order_of(&self, linear: &Linear) -> Option<Tensor> {
+        self.orders.of(linear)
+    }
+
+    /// Where inputs of `cols` columns are gathered: `[max_tokens, cols]`.
+    pub fn gathered(&mut self, cols: usize) -> Result<Tensor> {
+        self.orders.scratch(self.backend, Purpose::Gathered, (self.max_tokens, cols))
+    }
+
+    /// Where inputs of `cols` columns are normed before they are gathered: `[max_tokens, cols]`.
+    pub fn normed(&mut self, cols: usize) -> Result<Tensor> {
+        self.orders.scratch(self.backend, Purpose::Normed, (self.max_tokens, cols))
+    }
+
+    /// Gate and up of dense layers that no fused operation computes: `[max_tokens, cols]` each.
+    pub fn gate_and_up(&mut self, cols: usize) -> Result<[Tensor; 2]> {
+        let mut of = |purpose| self.orders.scratch(self.backend, purpose, (self.max_tokens, cols));
+        Ok([of(Purpose::Gate)?, of(Purpose::Up)?])
     }
 
     /// The matrix `part`.

@@ -41,8 +41,7 @@ impl Planner<'_> {
         let segments = vec![(0, 0); made.len()];
         let planes = form.planes(cols)?;
         let parts = planes.iter().map(|p| Rows { row_bytes: p.row_bytes, segments: segments.clone() }).collect();
-        let source =
-            Source { parts, rows, form: Some(form), cols, made, name: t.name.to_string(), pairs: None, turn: None };
+        let source = Source { made, ..Source::of_files(parts, rows, Some(form), cols, &t.name) };
         if matches!(form, WeightFormat::Affine { .. }) {
             self.found.parameters += source.all_rows() as u64 * cols as u64;
             return self.groups(i, weight, source, leading);
@@ -82,6 +81,7 @@ impl Planner<'_> {
                 name: t.name.to_string(),
                 pairs: None,
                 turn: takes_turns.then_some(turn),
+                columns: None,
             };
             let (in_layers, mlx) = (weight.name(), self.description.mlx_name(weight));
             let out = self.description.mlx.full(&mlx);
@@ -144,6 +144,7 @@ impl Planner<'_> {
                 name: t.name.to_string(),
                 pairs: None,
                 turn: None,
+                columns: None,
             };
             let name = format!("{}.bias", self.description.mlx.full(&self.description.mlx_name(weight)));
             let tensors = vec![TensorPlan { name, dtype: Dtype::F32, shape: vec![count, weight.rows] }];

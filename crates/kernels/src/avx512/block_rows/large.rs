@@ -52,7 +52,8 @@ impl<B: Blocks> Rows for Large<B> {
         }
         // SAFETY: the caller's.
         unsafe {
-            let [first, then] = B::scales(self.rows.map(|row| row.add(piece / 2 * B::BYTES)));
+            let (at, rows) = (piece / 2 * B::BYTES, &self.rows);
+            let [first, then] = B::scales([rows[0].add(at), rows[1].add(at), rows[2].add(at), rows[3].add(at)]);
             *second = then;
             first
         }
@@ -172,14 +173,12 @@ unsafe fn sixes(blocks: [*const u8; 4]) -> [Scales; 2] {
     }
 }
 
-/// Words that shift the bytes of quad i by `bits[i]` bits.
+/// Words that shift the bytes of each quad by its constant number of bits. No `map` of an array here, which is a call for each quad.
 #[inline(always)]
-unsafe fn by_quad(bits: [i64; 4]) -> __m512i {
+unsafe fn by_quad<const A: i64, const B: i64, const C: i64, const D: i64>() -> __m512i {
+    const WORDS: i64 = 0x0001_0001_0001_0001;
     // SAFETY: the caller vouches for the instruction set.
-    unsafe {
-        let [a, b, c, d] = bits.map(|bits| bits * 0x0001_0001_0001_0001);
-        _mm512_setr_epi64(a, a, b, b, c, c, d, d)
-    }
+    unsafe { _mm512_setr_epi64(A * WORDS, A * WORDS, B * WORDS, B * WORDS, C * WORDS, C * WORDS, D * WORDS, D * WORDS) }
 }
 
 /// 64 bytes whose low halves are groups 0 and 2, and whose high halves are 1 and 3: first halves and second halves of all four.
@@ -188,7 +187,7 @@ unsafe fn interleaved(p: *const u8) -> (__m512i, __m512i) {
     // SAFETY: the caller's.
     unsafe {
         let v = _mm512_loadu_si512(p.cast());
-        let shift = by_quad([0, 4, 0, 4]);
+        let shift = by_quad::<0, 4, 0, 4>();
         let first = _mm512_srlv_epi16(_mm512_shuffle_i32x4::<0b10_10_00_00>(v, v), shift);
         let second = _mm512_srlv_epi16(_mm512_shuffle_i32x4::<0b11_11_01_01>(v, v), shift);
         (and(first, 0x0f0f_0f0f), and(second, 0x0f0f_0f0f))
@@ -215,7 +214,8 @@ impl Blocks for Q5K {
         unsafe {
             let (first, second) = interleaved(block.add(48 + 64 * half));
             // Bit g of a byte is for group g of eight.
-            let bit = _mm512_sllv_epi16(by_quad([0x0101, 0x0202, 0x0404, 0x0808]), _mm512_set1_epi16(4 * half as i16));
+            let bit =
+                _mm512_sllv_epi16(by_quad::<0x0101, 0x0202, 0x0404, 0x0808>(), _mm512_set1_epi16(4 * half as i16));
             let high = _mm512_broadcast_i32x4(_mm_loadu_si128(block.add(16).cast()));
             let high_2 = _mm512_broadcast_i32x4(_mm_loadu_si128(block.add(32).cast()));
             (with_bit(first, high, bit, 16), with_bit(second, high_2, bit, 16))
@@ -251,9 +251,9 @@ impl Blocks for Q6K {
             let high = twice(block.add(128 + 32 * half));
             // Four bits of the one, two of the other above them.
             let nibble = _mm512_set1_epi8(15);
-            let first = _mm512_sllv_epi16(high, by_quad([4, 4, 2, 2]));
+            let first = _mm512_sllv_epi16(high, by_quad::<4, 4, 2, 2>());
             let first = _mm512_ternarylogic_epi32::<0xca>(nibble, low, first);
-            let second = _mm512_srlv_epi16(high, by_quad([0, 0, 2, 2]));
+            let second = _mm512_srlv_epi16(high, by_quad::<0, 0, 2, 2>());
             let second = _mm512_ternarylogic_epi32::<0xca>(nibble, _mm512_srli_epi16::<4>(low), second);
             (and(first, 0x3f3f_3f3f), and(second, 0x3f3f_3f3f))
         }
@@ -280,8 +280,8 @@ unsafe fn pairs(p: *const u8) -> (__m512i, __m512i) {
     // SAFETY: the caller's.
     unsafe {
         let v = twice(p);
-        let first = _mm512_srlv_epi16(v, by_quad([0, 0, 2, 2]));
-        let second = _mm512_srlv_epi16(v, by_quad([4, 4, 6, 6]));
+        let first = _mm512_srlv_epi16(v, by_quad::<0, 0, 2, 2>());
+        let second = _mm512_srlv_epi16(v, by_quad::<4, 4, 6, 6>());
         (and(first, 0x0303_0303), and(second, 0x0303_0303))
     }
 }
@@ -337,8 +337,8 @@ impl Blocks for Q3K {
             let (first, second) = pairs(block.add(32 + 32 * half));
             let (high, by_half) = (twice(block), _mm512_set1_epi16(4 * half as i16));
             // Bit k of a byte is for the k-th 32 of eight.
-            let bit = _mm512_sllv_epi16(by_quad([0x0101, 0x0101, 0x0202, 0x0202]), by_half);
-            let bit_2 = _mm512_sllv_epi16(by_quad([0x0404, 0x0404, 0x0808, 0x0808]), by_half);
+            let bit = _mm512_sllv_epi16(by_quad::<0x0101, 0x0101, 0x0202, 0x0202>(), by_half);
+            let bit_2 = _mm512_sllv_epi16(by_quad::<0x0404, 0x0404, 0x0808, 0x0808>(), by_half);
             (with_bit(first, high, bit, 4), with_bit(second, high, bit_2, 4))
         }
     }
@@ -363,6 +363,24 @@ impl Blocks for Q3K {
                 [around_32::<Self>(unit, bytes(second, index)), around_32::<Self>(unit, bytes(second, index_2))],
             ]
         }
+    }
+}
+
+/// Scales of IQ4_XS of groups `from` to `from + 3`, in lanes 4g + r: four bits of `low`, moved by `odd`, and two of `high`.
+#[inline(always)]
+unsafe fn iq4_scales(
+    unit: __m512,
+    low: __m512i,
+    high: __m512i,
+    (odd, group): (__m512i, __m512i),
+    from: i32,
+) -> (__m512, __m512) {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let low = and(_mm512_srlv_epi32(low, odd), 15);
+        let by = _mm512_slli_epi32::<1>(_mm512_add_epi32(group, _mm512_set1_epi32(from)));
+        let high = and(_mm512_srlv_epi32(high, by), 3);
+        around_32::<Iq4Xs>(unit, or(low, _mm512_slli_epi32::<4>(high)))
     }
 }
 
@@ -404,14 +422,10 @@ impl Blocks for Iq4Xs {
             let high = _mm512_maskz_permutexvar_epi8(0x3333_3333_3333_3333, index, v);
             let group = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
             let odd = _mm512_slli_epi32::<2>(_mm512_and_si512(group, _mm512_set1_epi32(1)));
-            let mut halves = [[(unit, unit); 2]; 2];
-            for (half, index) in [const { &low(0) }, const { &low(1) }].into_iter().enumerate() {
-                let low = and(_mm512_srlv_epi32(bytes(v, index), odd), 15);
-                let by = _mm512_slli_epi32::<1>(_mm512_add_epi32(group, _mm512_set1_epi32(4 * half as i32)));
-                let high = and(_mm512_srlv_epi32(high, by), 3);
-                halves[half] = [around_32::<Self>(unit, or(low, _mm512_slli_epi32::<4>(high))); 2];
-            }
-            halves
+            let (low, low_2) = (bytes(v, const { &low(0) }), bytes(v, const { &low(1) }));
+            let first = iq4_scales(unit, low, high, (odd, group), 0);
+            let second = iq4_scales(unit, low_2, high, (odd, group), 4);
+            [[first; 2], [second; 2]]
         }
     }
 }

@@ -41,7 +41,11 @@ impl<B: Piece> Rows for Small<B> {
     #[inline(always)]
     unsafe fn next(&self, _: &mut (), piece: usize, groups: usize) -> [(__m512, __m512); 2] {
         // SAFETY: the caller's.
-        unsafe { [B::scales(self.rows.map(|row| row.add(piece * 4 * B::BYTES)), groups); 2] }
+        unsafe {
+            let (at, rows) = (piece * 4 * B::BYTES, &self.rows);
+            let blocks = [rows[0].add(at), rows[1].add(at), rows[2].add(at), rows[3].add(at)];
+            [B::scales(blocks, groups); 2]
+        }
     }
 
     #[inline(always)]

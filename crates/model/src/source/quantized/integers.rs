@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{Float, WeightFormat};
 use sluice_store::{Buffer, Bytes, Dtype, Tensor};
 
+use super::by_rows::copy_by_rows;
 use super::module::{check_columns, read};
-use super::transposed::copy_by_rows;
 use crate::source::layout::{MatrixShape, float_type};
 
 /// Columns of groups that kernels have.

@@ -5,6 +5,7 @@
 //! (`scales.rs`), and the biases of integers follow from their zero points (`integers.rs`). AWQ and GPTQ store matrices by columns; loading copies them by rows
 //! (`transposed.rs`). Columns that are grouped in the order of activations are put beside their groups (`column_order.rs`), and inputs follow them.
 
+mod by_rows;
 mod column_order;
 mod integers;
 mod module;

@@ -2,25 +2,20 @@
 //! copies it by rows, as kernels have it, and the integers stay the same. `w = (q - z) s`, with biases `-z s` as in `integers.rs`.
 
 use std::array::from_fn;
-use std::num::NonZero;
-use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_backend::{Float, WeightFormat};
 use sluice_store::{Buffer, Bytes, Dtype, Tensor};
 
+use super::by_rows::{TOGETHER, copy_by_rows};
 use super::integers::{Groups, buffers, make};
 use super::module::{WordOrder, check_columns, read};
 use crate::source::layout::{MatrixShape, float_type};
 
 /// Rows of an AWQ word: the row that each four bits of it hold.
 const AWQ_ROWS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-/// Rows that are copied together: of AWQ, those of the words in a cache line.
-const TOGETHER: usize = 128;
 /// Words of a row that are copied together: a cache line.
 const TILE: usize = 16;
-/// Threads that copy, at most.
-const MAX_THREADS: usize = 16;
 
 /// The format and the planes of a matrix. `columns`: the column of the file that belongs at each place, if not its own.
 pub(super) fn assemble(
@@ -87,23 +82,6 @@ pub(super) fn assemble(
     };
     let [made_scales, biases] = make(&scales.name, rows, of_columns, Float::F32, of)?;
     Ok((format, vec![Bytes::from(by_rows).slice(..len), made_scales.into(), biases.into()]))
-}
-
-/// Calls `copy(first row, bytes of these rows)` for all rows of `to`, on several threads.
-pub(super) fn copy_by_rows(to: &mut [u8], rows: usize, copy: impl Fn(usize, &mut [u8]) + Sync) {
-    let row = to.len() / rows.max(1);
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
-    let per_thread = rows.div_ceil(threads).next_multiple_of(TOGETHER);
-    thread::scope(|scope| {
-        for (i, part) in to.chunks_mut((per_thread * row).max(1)).enumerate() {
-            let copy = &copy;
-            scope.spawn(move || {
-                for (j, rows) in part.chunks_mut(TOGETHER * row).enumerate() {
-                    copy(i * per_thread + j * TOGETHER, rows);
-                }
-            });
-        }
-    });
 }
 
 /// Rows from `first` on of a matrix of `rows`: words of 8 rows of a column, `[cols, rows / 8]`, or of columns of a row, `[words of a row, rows]`. They are put together

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use sluice_store::Error;
 
 use super::super::metadata::Metadata;
-use super::keys::MODEL;
-use super::text::{fingerprint, main_key, text_file};
+use super::text::{fingerprint, has_tokenizer, main_key, text_file};
 use crate::source::text_files::TextFiles;
 
 /// The small files that a file's metadata stands for, under the names that they have in a Hugging Face folder.
@@ -38,7 +37,7 @@ impl TextFiles for MetadataFiles<'_> {
     fn has(&self, name: &str) -> bool {
         // Not the text itself, which may take a second to make.
         if name == "tokenizer.json" {
-            self.0.get(MODEL).is_some()
+            has_tokenizer(self.0)
         } else {
             text_file(self.0, name).is_ok_and(|text| text.is_some())
         }

@@ -22,12 +22,18 @@ const ORIGINAL: &str = "tokenizer.huggingface.json";
 /// Metadata that contradicts itself, or names rules that are not known. The message names the file and the key.
 pub fn text_file(metadata: &Metadata, name: &str) -> Result<Option<String>> {
     match name {
-        "tokenizer.json" if metadata.get(MODEL).is_none() && metadata.get(ORIGINAL).is_none() => Ok(None),
+        "tokenizer.json" if !has_tokenizer(metadata) => Ok(None),
         "tokenizer.json" => tokenizer_json(metadata).map(Some),
         "tokenizer_config.json" => templates::tokenizer_config(metadata).map(Some),
         "generation_config.json" => templates::generation_config(metadata).map(Some),
         _ => Ok(None),
     }
+}
+
+/// Whether metadata has a tokenizer. `no_vocab` says that there is none.
+pub fn has_tokenizer(metadata: &Metadata) -> bool {
+    let model = metadata.get(MODEL).is_some() && metadata.string(MODEL).ok().flatten() != Some("no_vocab");
+    model || metadata.get(ORIGINAL).is_some()
 }
 
 /// The key that says most of what is in file `name`, for messages.
