@@ -103,7 +103,9 @@ fn experts_mean_the_same_in_each_of_their_spellings() {
 
 #[test]
 fn a_name_in_the_spelling_of_mlx_means_the_weight_it_was_made_of() {
-    for name in ["qwen3_5_moe", "deepseek_v3", "gpt_oss", "gemma4_moe", "gemma4_per_layer", "nemotron_h_moe", "granitemoe"] {
+    for name in
+        ["qwen3_5_moe", "deepseek_v3", "gpt_oss", "gemma4_moe", "gemma4_per_layer", "nemotron_h_moe", "granitemoe"]
+    {
         let (d, _) = open(name);
         for w in d.weights() {
             let spelled = d.mlx_name(&w);

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::grammar::{Grammars, ToolCallRules, as_object, literal, spaced};
+use super::grammar::{Grammars, ToolCallRules, as_object, expression, literal, spaced};
 use super::notation::Notation;
 use crate::text::Calls;
 use crate::text::marks::{
@@ -57,7 +57,9 @@ impl Grammars {
                 behind: "\"\\n\"",
                 ..frame(MINIMAX_CALL, Some(MINIMAX_CALLED))
             },
-            Calls::Mistral if self.is_token(MISTRAL_ARGUMENTS) => Frame { apart: Some(""), ..frame(MISTRAL_CALL, None) },
+            Calls::Mistral if self.is_token(MISTRAL_ARGUMENTS) => {
+                Frame { apart: Some(""), ..frame(MISTRAL_CALL, None) }
+            }
             Calls::Mistral => {
                 Frame { before: "\" \"? \"[\"", between: Some("\", \""), behind: "\"]\"", ..frame(MISTRAL_CALL, None) }
             }
@@ -232,7 +234,8 @@ impl Grammars {
     /// A tool's call with parameters: in the schema's order, of which some may be optional.
     fn parameters(&self, source: &mut String, i: usize, schema: &Value, how: &Parameters) -> Result<()> {
         let Parameters { head, tail, begin, end, behind, truths } = how;
-        let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let required: Vec<&str> =
+            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let properties: Vec<(&String, &Value)> = schema["properties"].as_object().into_iter().flatten().collect();
         let rule = |(j, (name, _)): (usize, &(&String, &Value))| {
             format!(" tool{i}p{j}{}", if required.contains(&name.as_str()) { "" } else { "?" })
@@ -270,22 +273,6 @@ impl Grammars {
         }
         Ok(())
     }
-}
-
-/// A text within a regular expression between slashes.
-pub(super) fn expression(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '\n' => out.push_str("\\n"),
-            c if c.is_ascii_punctuation() && !"<>_:\"',;=!@%&~`-#".contains(c) => {
-                out.push('\\');
-                out.push(c);
-            }
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 #[cfg(test)]
@@ -327,7 +314,12 @@ mod tests {
         let one = "<tool_call>feed\n<arg_key>who</arg_key>\n<arg_value>a <b>\nc</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>";
         let short = "<tool_call>feed<arg_key>who</arg_key><arg_value></arg_value><arg_key>n</arg_key><arg_value>3</arg_value><arg_key>how</arg_key><arg_value>well</arg_value></tool_call>";
         let two = format!("{one}\n<tool_call>wait\n</tool_call>");
-        check(Calls::Keys, true, &[one, short, &two], &["", "so", &one.replace(">3<", ">x<"), &one.replace("feed", "none")]);
+        check(
+            Calls::Keys,
+            true,
+            &[one, short, &two],
+            &["", "so", &one.replace(">3<", ">x<"), &one.replace("feed", "none")],
+        );
         check(Calls::Keys, false, &[one, short], &[&two, &short.replace("well", "so")]);
     }
 
@@ -366,7 +358,13 @@ mod tests {
             Calls::Gemma,
             true,
             &[&of(&plain), &of(&more), &of(&format!("{plain},all:[]")), &two],
-            &["", &of("n:3"), &of(&format!("{plain},")), &of(&plain.replace(":3", ":a")), &of(&more.replace("well", "so"))],
+            &[
+                "",
+                &of("n:3"),
+                &of(&format!("{plain},")),
+                &of(&plain.replace(":3", ":a")),
+                &of(&more.replace("well", "so")),
+            ],
         );
         check(Calls::Gemma, false, &[&of(&plain)], &[&two]);
     }

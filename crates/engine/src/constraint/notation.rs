@@ -5,8 +5,7 @@ use std::fmt::Write;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::calls::expression;
-use super::grammar::{Grammars, literal, spaced};
+use super::grammar::{Grammars, expression, literal, spaced};
 use crate::text::marks::GEMMA_QUOTE;
 
 /// Schemas may be nested this deeply.
@@ -136,7 +135,8 @@ impl<'a> Notation<'a> {
 
     /// Fields in the schema's order, of which some may be left out, with commas between those that are there.
     fn object(&mut self, source: &mut String, rule: &str, schema: &Value, depth: usize) -> Result<()> {
-        let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let required: Vec<&str> =
+            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let fields: Vec<(&String, &Value)> = schema["properties"].as_object().into_iter().flatten().collect();
         writeln!(source, "{rule}: \"{{\" {rule}first0 \"}}\"")?;
         for (i, (name, of)) in fields.iter().enumerate() {

@@ -19,8 +19,8 @@ mod stop;
 mod template;
 mod tokenizer;
 
-pub(crate) use answers::{harmony_marks, marks};
 pub use answers::{AnswerParser, Calls, Opened, Reading, Style, Tools};
+pub(crate) use answers::{harmony_marks, marks};
 pub use detokenizer::Detokenizer;
 pub use dialogue::Dialogue;
 pub use embedding::Embedding;

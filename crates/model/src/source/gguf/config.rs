@@ -41,8 +41,9 @@ pub enum Architecture {
 }
 
 use Architecture::{
-    DeepSeek2, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, GlmDsa, GptOss, Granite, GraniteHybrid, GraniteMoe, Llama, MiniMaxM2,
-    Mistral3, NemotronH, NemotronHMoe, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe, SmolLm3,
+    DeepSeek2, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, GlmDsa, GptOss, Granite, GraniteHybrid, GraniteMoe, Llama,
+    MiniMaxM2, Mistral3, NemotronH, NemotronHMoe, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe,
+    SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
