@@ -3,7 +3,7 @@
 
     python -m venv env && env/bin/pip install -r tests/golden/requirements.txt
     env/bin/python tests/golden/make.py [CASE...]       # this file's cases: Hugging Face safetensors
-    env/bin/python tests/golden/make_mlx.py [CASE...]   # the MLX-quantised ones
+    env/bin/python tests/golden/make_mlx.py [CASE...]   # the MLX-quantised ones; make_gemma.py and so on: other families
 
 Writes, beside this file, a folder per checkpoint, one little-endian f32 file of logits per case, and the list of all in cases.json; README.md says what is in them.
 Every case: a prompt of 70 random tokens in one forward pass, then 16 single steps on the cache; 86 rows of logits, row i after token i (a variant of a
@@ -281,13 +281,6 @@ def without(*keys):
     return lambda config: {k: v for k, v in config.items() if k not in keys}
 
 
-def as_published(config):
-    """Gemma 4's config as it stands on the hub: what full layers have of their own is said once, not for each. Layers without a window are those by default."""
-    text = {k: v for k, v in config["text_config"].items() if k not in ("per_layer_config", "layer_types")}
-    own = next(iter(config["text_config"]["per_layer_config"].values()))
-    return config | {"text_config": text | {"global_head_dim": own["head_dim"], "num_global_key_value_heads": own["num_key_value_heads"]}}
-
-
 def beside(**scaling):
     """Adds `rope_scaling` to a config that has `rope_parameters`, as who follows a model card does; theta stands at the top, too."""
     return lambda config: config | {"rope_scaling": scaling, "rope_theta": config["rope_parameters"]["rope_theta"]}
@@ -365,13 +358,6 @@ def widen_state(name, tensor):
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 20, "num_position_embeddings": 16, "patch_size": 4,
           "in_channels": 3, "temporal_patch_size": 2, "spatial_merge_size": 2}
 
-GEMMA4_VISION = {"model_type": "gemma4_vision", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
-                 "patch_size": 4, "position_embedding_size": 16}
-GEMMA4_AUDIO = {"model_type": "gemma4_audio", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "subsampling_conv_channels": [4, 2], "output_proj_dims": 16}
-GEMMA4_PATCHES = {"model_type": "gemma4_unified_vision", "patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 16, "output_proj_dims": 16}
-# The reference puts another token in the place of these, even where there is no image.
-GEMMA4_IDS = dict(image_token_id=1000, video_token_id=1001, audio_token_id=1002, boi_token_id=1003, eoi_token_id=1004, boa_token_id=1005, eoa_token_index=1006)
-
 LINEAR = dict(linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=24, linear_num_key_heads=2, linear_num_value_heads=6)
 IDS = dict(image_token_id=250, video_token_id=251, vision_start_token_id=252, vision_end_token_id=253)
 LF = ["linear_attention", "full_attention"]
@@ -447,50 +433,6 @@ CHECKPOINTS = {
                     rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
         edit=[old_style, without("layer_types")],
         variants={"-off": [changed(use_sliding_window=False, layer_types=["full_attention"] * 3), dict(note="use_sliding_window false, newer config")]}),
-    # ---- Gemma 3
-    "gemma3": dict(
-        seed=91, dtype="float32", note="two windows of 24 with positions of their own, query_pre_attn_scalar, positions divided by 8 in the full layer, f32",
-        config=dict(model_type="gemma3_text", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1,
-                    head_dim=24, query_pre_attn_scalar=20, sliding_window=24, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-                    rope_parameters={"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
-                                     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
-        variants={"-old": [without("layer_types", "rope_parameters"),
-                           changed(sliding_window_pattern=2, rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0}),
-                           dict(note="the same with older keys")]}),
-    # ---- Gemma 2
-    "gemma2": dict(
-        seed=215, dtype="float32", note="a window of 24 in every other layer, capped scores and logits, query_pre_attn_scalar, f32",
-        config=dict(model_type="gemma2", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=24,
-                    query_pre_attn_scalar=20, sliding_window=24, attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
-                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-        edit=[old_style, without("layer_types")],
-        variants={"-uncapped": [changed(attn_logit_softcapping=None, final_logit_softcapping=None), dict(note="neither scores nor logits are capped")]}),
-    # ---- Gemma 4
-    "gemma4": dict(
-        seed=211, dtype="float32", note="windows of 24, full layers with wider heads, fewer of them and K = V, a quarter of them rotated, capped logits, f32",
-        config=dict(model_type="gemma4_text", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-                    global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=24, final_logit_softcapping=4.0, hidden_size_per_layer_input=0,
-                    layer_types=["sliding_attention", "full_attention"] * 2),
-        variants={"-uncapped": [changed(final_logit_softcapping=None), dict(note="logits without a cap")]}),
-    "gemma4_moe": dict(
-        seed=212, dtype="float32", architectures="Gemma4ForConditionalGeneration", note="a dense part and a mixture side by side, K = V; in the wrapper with a part for images, f32",
-        config=dict(model_type="gemma4", vision_config=GEMMA4_VISION, **GEMMA4_IDS, text_config=dict(
-            model_type="gemma4_text", vocab_size=256, hidden_size=40, intermediate_size=52, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-            global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=24, final_logit_softcapping=20.0, hidden_size_per_layer_input=0,
-            enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=20, layer_types=["sliding_attention", "sliding_attention", "full_attention"]))),
-    "gemma4_per_layer": dict(
-        seed=213, dtype="float32", architectures="Gemma4ForConditionalGeneration",
-        note="embeddings for each layer, two layers that share keys and values and are twice as wide; in the wrapper with parts for images and sound, f32",
-        config=dict(model_type="gemma4", vision_config=GEMMA4_VISION, audio_config=GEMMA4_AUDIO, **GEMMA4_IDS, text_config=dict(
-            model_type="gemma4_text", vocab_size=256, vocab_size_per_layer_input=256, hidden_size=40, intermediate_size=52, num_hidden_layers=6, num_attention_heads=4,
-            num_key_value_heads=1, head_dim=16, global_head_dim=32, sliding_window=24, final_logit_softcapping=20.0, hidden_size_per_layer_input=12, num_kv_shared_layers=3,
-            use_double_wide_mlp=True, layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]))),
-    "gemma4_unified": dict(
-        seed=215, dtype="float32", architectures="Gemma4UnifiedForConditionalGeneration", note="windows and heads by default, K = V; in the wrapper without towers, f32",
-        config=dict(model_type="gemma4_unified", vision_config=GEMMA4_PATCHES, audio_config={"audio_embed_dim": 16}, **GEMMA4_IDS, text_config=dict(
-            model_type="gemma4_unified_text", vocab_size=256, hidden_size=40, intermediate_size=52, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-            global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=24, final_logit_softcapping=20.0)),
-        edit=[as_published]),
     # ---- gpt-oss
     "gpt_oss": dict(
         seed=201, dtype="bfloat16", stacked=True, note="experts by columns with rows of gate and up in turns, biases, sinks, a window of 24 in every other layer, a limit that "
@@ -508,142 +450,6 @@ CHECKPOINTS = {
                     num_local_experts=4, num_experts_per_tok=2, sliding_window=24, swiglu_limit=2.0, tie_word_embeddings=False, max_position_embeddings=4096, rope_parameters=
                     {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 512}),
         tensors=as_mxfp4, edit=[changed(quantization_config=MXFP4)]),
-    # ---- Mistral
-    "mistral": dict(
-        seed=101, dtype="bfloat16", note="windows of 24 in all layers, old-style config without head_dim, bf16",
-        config=dict(model_type="mistral", vocab_size=256, hidden_size=48, intermediate_size=76, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
-                    sliding_window=24, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-        edit=[old_style, without("head_dim")],
-        variants={"-full": [changed(sliding_window=None), dict(note="sliding_window null: no windows")]}),
-    "ministral": dict(
-        seed=102, dtype="float16", note="windows of 20 in two layers of three, heads wider than the residual stream has room for, tied, f16",
-        config=dict(model_type="ministral", vocab_size=256, hidden_size=40, intermediate_size=60, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-                    head_dim=16, sliding_window=20, layer_types=["sliding_attention", "full_attention", "sliding_attention"], tie_word_embeddings=True,
-                    rope_parameters={"rope_type": "default", "rope_theta": 100000.0})),
-    "ministral3": dict(
-        seed=103, dtype="bfloat16", note="YaRN and queries that grow every 32 positions, tied, bf16",
-        config=dict(model_type="ministral3", vocab_size=256, hidden_size=40, intermediate_size=60, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                    head_dim=16, max_position_embeddings=128, tie_word_embeddings=True,
-                    rope_parameters={"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0,
-                                     "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}),
-        variants={"-steady": [rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.0,
-                                   max_position_embeddings=128), dict(note="queries that do not grow")]}),
-    "mistral3": dict(
-        seed=104, dtype="bfloat16", architectures="Mistral3ForConditionalGeneration", note="Ministral 3 in the wrapper with a part for images, bf16",
-        config=dict(model_type="mistral3", tie_word_embeddings=False, image_token_index=250,
-                    vision_config=dict(model_type="pixtral", hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, head_dim=8, patch_size=4, image_size=16),
-                    text_config=dict(
-                        model_type="ministral3", vocab_size=256, hidden_size=40, intermediate_size=60, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-                        max_position_embeddings=128, tie_word_embeddings=False,
-                        rope_parameters={"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0,
-                                         "llama_4_scaling_beta": 0.3}))),
-    "mixtral": dict(
-        seed=105, dtype="bfloat16", note="experts under names of their own, one tensor each, bf16",
-        config=dict(model_type="mixtral", vocab_size=256, hidden_size=40, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                    num_local_experts=6, num_experts_per_tok=2, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
-        edit=[lambda config: {("num_local_experts" if k == "num_experts" else k): v for k, v in old_style(config).items()}]),
-    # ---- Phi
-    "phi3": dict(
-        seed=111, dtype="bfloat16", note="q, k, v in one matrix, gate and up in another, half of a head rotated, LongRoPE's long factors, old-style config, tied, bf16",
-        config=dict(model_type="phi3", vocab_size=256, hidden_size=48, intermediate_size=60, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, pad_token_id=0,
-                    max_position_embeddings=128, original_max_position_embeddings=32, tie_word_embeddings=True,
-                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
-        edit=[rope(rope_type="longrope", long_factor=[1.0, 1.5, 2.0, 2.5], short_factor=[1.0, 1.0, 1.1, 1.2]), old_style],
-        variants={"-plain": [old_style, without("partial_rotary_factor", "rope_scaling"), dict(note="whole heads rotated, no scaling: Phi-4")],
-                  "-window": [changed(sliding_window=24), dict(note="windows of 24, half of a head rotated")]}),
-    # ---- Granite
-    "granite": dict(
-        seed=121, dtype="bfloat16", note="factors for embedding, scores, residual stream and logits; biases of attention; tied, bf16",
-        config=dict(model_type="granite", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
-                    attention_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-5, embedding_multiplier=3.0, attention_multiplier=0.35, residual_multiplier=0.6,
-                    logits_scaling=6.0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
-    "granitemoehybrid": dict(
-        seed=122, dtype="bfloat16", note="Granite 4, dense: all layers attention, no experts, bf16",
-        config=dict(model_type="granitemoehybrid", vocab_size=256, hidden_size=48, intermediate_size=64, shared_intermediate_size=64, num_hidden_layers=2, num_attention_heads=6,
-                    num_key_value_heads=2, num_local_experts=0, num_experts_per_tok=0, layer_types=["full_attention"] * 2, position_embedding_type="rope", mamba_n_heads=4,
-                    tie_word_embeddings=True, rms_norm_eps=1e-5, embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.5, logits_scaling=8.0,
-                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-        edit=[without("time_step_limit")],
-        variants={"-nope": [without("time_step_limit"), changed(position_embedding_type=None), dict(note="no layer knows positions")]}),
-    # ---- SmolLM3
-    "smollm3": dict(
-        seed=131, dtype="bfloat16", note="every third layer knows no positions, tied, bf16",
-        config=dict(model_type="smollm3", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
-                    no_rope_layers=[1, 1, 0], tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-                    rope_parameters={"rope_type": "default", "rope_theta": 5000.0}),
-        variants={"-interval": [without("no_rope_layers", "layer_types"), changed(no_rope_layer_interval=2), dict(note="every second layer, by interval")],
-                  "-window": [changed(use_sliding_window=True, sliding_window=20, layer_types=["full_attention", "sliding_attention", "sliding_attention"]),
-                              dict(note="windows of 20 by layer_types")]}),
-    # ---- OLMo
-    "olmo2": dict(
-        seed=141, dtype="bfloat16", note="norms over all of q and k, and of what layers put out alone; bf16",
-        config=dict(model_type="olmo2", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
-                    rms_norm_eps=1e-6, eos_token_id=2, rope_parameters={"rope_type": "default", "rope_theta": 500000.0}), edit=[old_style]),
-    "olmo3": dict(
-        seed=142, dtype="bfloat16", note="the same with windows of 20, and YaRN in layers without; bf16",
-        config=dict(model_type="olmo3", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
-                    sliding_window=20, layer_types=["sliding_attention", "full_attention", "sliding_attention"], eos_token_id=2, max_position_embeddings=128,
-                    rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
-                                     "full_attention": {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32,
-                                                        "attention_factor": 1.2}}),
-        variants={"-old": [without("rope_parameters"), changed(rope_theta=500000.0, rope_scaling={
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "attention_factor": 1.2}), dict(note="with older keys, and the usual theta")]}),
-    # ---- MiniMax
-    "minimax_m2": dict(
-        seed=151, dtype="bfloat16", note="norms over all of q and k, half of a head rotated, sigmoid router with a correction bias, old-style config, bf16",
-        config=dict(model_type="minimax_m2", vocab_size=256, hidden_size=40, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-                    num_local_experts=8, num_experts_per_tok=3, bos_token_id=1, eos_token_id=2,
-                    rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}),
-        edit=[lambda config: {("num_local_experts" if k == "num_experts" else k): v for k, v in old_style(config).items() if k != "partial_rotary_factor"},
-              changed(rotary_dim=8, scoring_func="sigmoid", use_qk_norm=True, qk_norm_type="per_layer", use_routing_bias=True, shared_intermediate_size=0)]),
-    # ---- GLM
-    "glm4": dict(
-        seed=161, dtype="bfloat16", note="norms before and after both halves of a layer, pairs beside each other in half of a head, biases of q, k, v; bf16",
-        config=dict(model_type="glm4", vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-                    attention_bias=True, pad_token_id=0, eos_token_id=2, rms_norm_eps=1e-5,
-                    rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5})),
-    "glm4_moe": dict(
-        seed=162, dtype="bfloat16", note="first layer dense, groups, correction bias, scale, shared expert, norms of q and k, half of a head rotated, old-style config, bf16",
-        config=dict(model_type="glm4_moe", vocab_size=256, hidden_size=40, intermediate_size=52, moe_intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
-                    num_key_value_heads=2, head_dim=16, n_routed_experts=12, n_shared_experts=2, num_experts_per_tok=3, n_group=3, topk_group=2, routed_scaling_factor=1.7,
-                    first_k_dense_replace=1, use_qk_norm=True, attention_bias=True, num_nextn_predict_layers=0,
-                    rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}),
-        edit=[old_style],
-        variants={"-ungrouped": [changed(n_group=1, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.0), dict(note="no groups, weights not normalised")]}),
-    # ---- latent attention
-    "deepseek_v3": dict(
-        seed=171, dtype="bfloat16", note="latent attention under YaRN with mscale, pairs beside each other; first layer dense, groups, correction bias, scale, shared expert; old-style config, bf16",
-        config=dict(model_type="deepseek_v3", vocab_size=256, hidden_size=48, intermediate_size=60, moe_intermediate_size=20, num_hidden_layers=3, num_attention_heads=6,
-                    num_key_value_heads=6, q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=12, n_shared_experts=1,
-                    num_experts_per_tok=3, n_group=3, topk_group=2, routed_scaling_factor=1.7, first_k_dense_replace=1, num_nextn_predict_layers=0, max_position_embeddings=128,
-                    rope_parameters={"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.7}),
-        edit=[old_style, changed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)],
-        variants={"-plain": [rope(rope_type="default"), dict(note="no scaling of positions, nor of scores")],
-                  "-halves": [changed(rope_interleave=False), dict(note="pairs half of the rotated part apart")]}),
-    "deepseek_v2": dict(
-        seed=172, dtype="float16", note="queries straight from the input, softmax router whose weights keep their sum, two shared experts, mscale that cancels in the angles; old-style config, f16",
-        config=dict(model_type="deepseek_v2", vocab_size=256, hidden_size=40, intermediate_size=52, moe_intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
-                    num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=9, n_shared_experts=2,
-                    num_experts_per_tok=3, topk_method="greedy", norm_topk_prob=False, first_k_dense_replace=1, max_position_embeddings=128,
-                    rope_parameters={"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.707}),
-        edit=[old_style, changed(scoring_func="softmax", moe_layer_freq=1, n_group=1, topk_group=1)]),
-    "glm4_moe_lite": dict(
-        seed=173, dtype="bfloat16", note="a latent of 40, biases, norms with two epsilons, no groups, bf16",
-        config=dict(model_type="glm4_moe_lite", vocab_size=256, hidden_size=40, intermediate_size=52, moe_intermediate_size=20, num_hidden_layers=3, num_attention_heads=5,
-                    num_key_value_heads=5, q_lora_rank=24, kv_lora_rank=40, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=20, n_routed_experts=8, n_shared_experts=1,
-                    num_experts_per_tok=2, attention_bias=True, rms_norm_eps=1e-3, routed_scaling_factor=1.8,
-                    rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 1.0})),
-    "mistral4": dict(
-        seed=174, dtype="bfloat16", architectures="Mistral3ForConditionalGeneration",
-        note="latent attention under YaRN, queries that grow every 32 positions, softmax router, every layer a mixture; in the wrapper with a part for images, bf16",
-        config=dict(model_type="mistral3", tie_word_embeddings=False, image_token_index=250,
-                    vision_config=dict(model_type="pixtral", hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, head_dim=8, patch_size=4, image_size=16),
-                    text_config=dict(
-                        model_type="mistral4", vocab_size=256, hidden_size=40, intermediate_size=52, moe_intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
-                        num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=8, n_shared_experts=1,
-                        num_experts_per_tok=3, pad_token_id=0, max_position_embeddings=128,
-                        rope_parameters={"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0,
-                                         "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}))),
     # ---- Qwen3 mixture of experts
     "qwen3_moe": dict(
         seed=21, dtype="bfloat16", note="one tensor per expert, weights renormalised, layer 1 dense by mlp_only_layers, old-style config, bf16, tied",
@@ -769,8 +575,13 @@ def seeded(make, name, spec):
             print(f"{problem}; now seed {spec['seed']}", flush=True)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(doc, checkpoints):
+    """The program of a file like this one."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("cases", nargs="*", help="folders to make (all, when none is named)")
-    for name in parser.parse_args().cases or CHECKPOINTS:
-        seeded(make_checkpoint, name, CHECKPOINTS[name])
+    for name in parser.parse_args().cases or checkpoints:
+        seeded(make_checkpoint, name, checkpoints[name])
+
+
+if __name__ == "__main__":
+    main(__doc__, CHECKPOINTS)

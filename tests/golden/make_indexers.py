@@ -4,12 +4,10 @@ tie, too.
 
     env/bin/python tests/golden/make_indexers.py [CASE...]
 """
-import argparse
-
 import torch
 
 import make
-from make import NearTie, changed, make_checkpoint, old_style, seeded
+from make import NearTie, changed, main, old_style
 
 MARGIN = 2e-5  # of the greatest score of an indexer, between the last selected and the first other
 MLA = dict(vocab_size=256, hidden_size=48, intermediate_size=60, moe_intermediate_size=20, num_attention_heads=6, num_key_value_heads=6, q_lora_rank=24, kv_lora_rank=32,
@@ -55,7 +53,4 @@ def without_ties(logits_by_steps):
 
 if __name__ == "__main__":
     make.logits_by_steps = without_ties(make.logits_by_steps)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", help="folders to make (all, when none is named)")
-    for name in parser.parse_args().cases or CHECKPOINTS:
-        seeded(make_checkpoint, name, CHECKPOINTS[name])
+    main(__doc__, CHECKPOINTS)

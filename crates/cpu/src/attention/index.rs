@@ -5,7 +5,7 @@ use sluice_backend::{IndexLayer, StepInputs};
 use sluice_kernels::attention::{KvShape, KvView, PARTITION, best_positions, index_scores, store_row};
 use sluice_kernels::{elementwise, norm};
 
-use super::latent::Turn;
+use super::turn::Turn;
 use super::{Blocks, kv_shape};
 use crate::exec::ExecContext;
 use crate::memory::{Parts, Place, grow, part};

@@ -7,9 +7,10 @@ use std::ops::Range;
 
 use sluice_backend::{HeadRows, KvLayout, LatentKeys, LatentLayer, StepInputs};
 use sluice_kernels::attention::{self, Head, KvShape, KvView, Run, store_row};
-use sluice_kernels::{Isa, latent, matmul, norm, rotary};
+use sluice_kernels::{Isa, latent, matmul, norm};
 
 use super::index::IndexWork;
+use super::turn::Turn;
 use super::{AttentionWork, Blocks, Queries, TOKENS, kv_shape};
 use crate::encoded::{Encoded, Needs};
 use crate::exec::{ExecContext, Worker};
@@ -64,31 +65,6 @@ pub struct LatentOperands {
     /// Weight and epsilon.
     pub norm: (Place, f32),
     pub angles: Place,
-}
-
-/// Turns the elements `from` of a token, into `to`.
-#[derive(Clone, Copy)]
-pub(super) struct Turn<'a> {
-    pub isa: Isa,
-    pub angles: Place,
-    pub positions: &'a [u32],
-    pub adjacent_pairs: bool,
-}
-
-impl Turn<'_> {
-    pub fn token(&self, t: usize, from: &[f32], to: &mut [f32]) {
-        if self.adjacent_pairs {
-            let (first, second) = to.split_at_mut(from.len() / 2);
-            for ((pair, first), second) in from.as_chunks::<2>().0.iter().zip(first).zip(second) {
-                [*first, *second] = *pair;
-            }
-        } else {
-            to.copy_from_slice(from);
-        }
-        // SAFETY: angles are written before a step.
-        let (cos, sin) = unsafe { self.angles.get(self.positions[t] as usize, 0..from.len()) }.split_at(from.len() / 2);
-        rotary::rotate(self.isa, to, cos, sin);
-    }
 }
 
 impl LatentWork {

@@ -3,6 +3,7 @@
 
 mod index;
 mod latent;
+mod turn;
 mod work_split;
 
 use std::ops::Range;

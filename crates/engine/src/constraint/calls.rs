@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::grammar::{Grammars, ToolCallRules, as_object, literal, spaced};
+use super::grammar::{Grammars, ToolCallRules, as_object, expression, literal, spaced};
 use super::notation::Notation;
 use crate::text::Calls;
 use crate::text::marks::{
@@ -273,22 +273,6 @@ impl Grammars {
         }
         Ok(())
     }
-}
-
-/// A text within a regular expression between slashes.
-pub(super) fn expression(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '\n' => out.push_str("\\n"),
-            c if c.is_ascii_punctuation() && !"<>_:\"',;=!@%&~`-#".contains(c) => {
-                out.push('\\');
-                out.push(c);
-            }
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

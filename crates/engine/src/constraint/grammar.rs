@@ -238,6 +238,22 @@ impl Grammars {
     }
 }
 
+/// A text within a regular expression between slashes.
+pub(super) fn expression(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '\n' => out.push_str("\\n"),
+            c if c.is_ascii_punctuation() && !"<>_:\"',;=!@%&~`-#".contains(c) => {
+                out.push('\\');
+                out.push(c);
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
 /// A string in Lark, which is the same as in JSON.
 pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()

@@ -5,8 +5,7 @@ use std::fmt::Write;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::calls::expression;
-use super::grammar::{Grammars, literal, spaced};
+use super::grammar::{Grammars, expression, literal, spaced};
 use crate::text::marks::GEMMA_QUOTE;
 
 /// Schemas may be nested this deeply.
