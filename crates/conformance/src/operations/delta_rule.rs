@@ -56,13 +56,16 @@ pub fn delta_rules_of_one_token(c: &mut Case) {
     steps(c, shape, &[0, 1, 1, 1]);
 }
 
+/// Rows behind those of sequences, which keep states between tokens.
+const KEPT: usize = 6;
+
 /// Steps of sequences with up to so many tokens, one of these each.
 fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
     const TOKENS: usize = 200;
     let (layers, rows) = (c.random.usize(1..=2), c.random.usize(1..=5));
     let len = layers * shape.state_len();
     c.shape(format!("{shape:?}, {layers} layers, {rows} states"));
-    c.backend.alloc_states(rows, len).unwrap();
+    c.backend.alloc_states(rows + KEPT, len).unwrap();
     let layers: Vec<DeltaCase> = (0..layers).map(|l| c.delta_layer(shape, l, TOKENS)).collect();
     for _ in 0..c.random.usize(1..=3) {
         // 1. States come from somewhere
@@ -81,7 +84,7 @@ fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
         c.random.shuffle(&mut states);
         states.truncate(c.random.usize(1..=rows));
         let mut inputs = inputs_for(&[]);
-        let mut left = TOKENS;
+        let (mut left, mut kept) = (TOKENS, rows..rows + KEPT);
         for state in states {
             let most = c.one_of(tokens).min(left);
             let n = if most > 1 { c.random.usize(1..=most) } else { most };
@@ -90,6 +93,14 @@ fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
             let (tokens, position) = (vec![0; n], c.random.usize(..50));
             inputs.push(&SequenceInput { tokens: &tokens, position, state, tables, wanted: Wanted::None });
             left -= n;
+            // States after its first tokens are kept too
+            let most = kept.len().min(n.saturating_sub(1));
+            if most > 0 && c.random.bool() {
+                let end = kept.start + c.random.usize(1..=most);
+                inputs.keep_states(kept.start as u32..end as u32);
+                c.shape(format!("{} states kept", end - kept.start));
+                kept.start = end;
+            }
         }
         if inputs.tokens().is_empty() {
             continue;
@@ -108,6 +119,6 @@ fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
         for (i, layer) in layers.iter().enumerate() {
             c.see(format!("layer {i}"), layer.out.whole);
         }
-        c.see_states(rows, len);
+        c.see_states(rows + KEPT, len);
     }
 }
