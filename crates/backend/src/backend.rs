@@ -15,6 +15,10 @@ pub trait Backend: Operations + Resources + Caches + Send {
     fn keeps_states(&self) -> bool {
         false
     }
+    /// Whether there may be steps of other operations than those of the model's layers in turn, such as those of a head that predicts one token more.
+    fn takes_other_steps(&self) -> bool {
+        true
+    }
     /// Begins a step with these tokens.
     fn begin(&mut self, inputs: &StepInputs);
     /// Ends the step: everything that was enqueued is done.

@@ -36,7 +36,7 @@ pub use sluice_kernels::route::Scoring;
 pub use sluice_kernels::sample;
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use state_space::{StateSpaceLayer, StateSpaceShape};
-pub use step::{Capacity, Failed, Logits, Outcome, SequenceInput, StepInputs, Wanted};
+pub use step::{Capacity, Failed, Logits, NOT_KEPT, Outcome, SequenceInput, StepInputs, Wanted};
 pub use streamed::{Lookahead, Streamed};
 
 /// What a recurrent layer's decay is multiplied by, of the logarithms that checkpoints store: `0 - exp(A_log)`.

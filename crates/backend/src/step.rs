@@ -34,8 +34,8 @@ pub struct StepInputs {
     wanted: Vec<u32>,
 }
 
-/// Stands for the row of a state that is not kept.
-const NOT_KEPT: u32 = u32::MAX;
+/// Stands for the row of a state that is not kept: see [`StepInputs::kept`].
+pub const NOT_KEPT: u32 = u32::MAX;
 
 /// The capacity of [`StepInputs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,6 +182,11 @@ impl StepInputs {
         for (kept, row) in self.kept[sequence].iter_mut().zip(rows) {
             *kept = row;
         }
+    }
+
+    /// By token: the row of the pool of states that keeps the state after it, or [`NOT_KEPT`]. `None` where no state is kept.
+    pub fn kept(&self) -> Option<&[u32]> {
+        self.kept.iter().any(|row| *row != NOT_KEPT).then_some(&self.kept[..])
     }
 
     /// The rows of a sequence in pieces, each with the row of the pool of states that keeps the state after it, if one does.

@@ -318,6 +318,10 @@ impl Operations for Cuda {
 }
 
 impl Backend for Cuda {
+    fn keeps_states(&self) -> bool {
+        true
+    }
+
     fn begin(&mut self, inputs: &StepInputs) {
         #[cfg(feature = "tuning")]
         BEGAN.set(Some(Instant::now()));

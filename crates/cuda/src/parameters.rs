@@ -301,6 +301,7 @@ parameters! {
         sequences: Address,
         starts: Address,
         rows: Address,
+        kept: Address,
         tokens: u32,
         count: u32,
         key_heads: u32,

@@ -1,6 +1,9 @@
 //! Whole models on the GPU have the CPU's logits, bit for bit. Without a GPU the tests pass and print that they were skipped. `SLUICE_GPU=N` requires a device, and
 //! `SLUICE_MODELS=FOLDER:FOLDER` takes other models than the golden ones.
 
+#[path = "models/drafts.rs"]
+mod drafts;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 

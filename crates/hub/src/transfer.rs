@@ -24,8 +24,8 @@ use crate::partial::{self, Claim, Partial, Urgency};
 use crate::url::Url;
 use crate::watch::{Event, Watch};
 
-/// Bytes that a connection collects before it writes them.
-const BUFFER: usize = 1 << 20;
+/// Bytes that a connection collects before it writes them, and that are summed at once: few enough to stay in a core's cache meanwhile.
+const BUFFER: usize = 256 << 10;
 /// The longest time that bytes stay in that buffer.
 const FLUSH: Duration = Duration::from_millis(200);
 const SYNC: Duration = Duration::from_secs(1);

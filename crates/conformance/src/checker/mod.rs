@@ -123,6 +123,10 @@ impl Backend for Checker {
         self.inner.keeps_states()
     }
 
+    fn takes_other_steps(&self) -> bool {
+        self.inner.takes_other_steps()
+    }
+
     fn begin(&mut self, inputs: &StepInputs) {
         self.outside("begin");
         let Capacity { tokens, sequences, .. } = inputs.capacity();

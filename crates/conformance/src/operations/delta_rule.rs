@@ -1,5 +1,7 @@
 //! Gated delta rules over a pool of recurrent states.
 
+use std::ops::Range;
+
 use sluice_backend::{DeltaLayer, DeltaShape, SequenceInput, StepInputs, Wanted};
 
 use super::attention::inputs_for;
@@ -56,9 +58,19 @@ pub fn delta_rules_of_one_token(c: &mut Case) {
     steps(c, shape, &[0, 1, 1, 1]);
 }
 
+/// Rows behind those of sequences, which keep states between tokens.
+const KEPT: usize = 6;
+
 impl Case {
-    /// The inputs of a step of at most `most` tokens, which some of `rows` states of `len` elements go on with, each with up to one of `tokens` tokens.
-    pub fn states_going_on(&mut self, (rows, len): (usize, usize), tokens: &[usize], most: usize) -> StepInputs {
+    /// The inputs of a step of at most `most` tokens, which some of `rows` states of `len` elements go on with, each with up to one of `tokens` tokens. Rows of `kept` take states after
+    /// some of these tokens.
+    pub fn states_going_on(
+        &mut self,
+        (rows, len): (usize, usize),
+        mut kept: Range<usize>,
+        tokens: &[usize],
+        most: usize,
+    ) -> StepInputs {
         // 1. States come from somewhere
         let (from, to) = (self.random.u32(..rows as u32), self.random.u32(..rows as u32));
         match self.random.u8(..4) {
@@ -84,6 +96,14 @@ impl Case {
             let (tokens, position) = (vec![0; n], self.random.usize(..50));
             inputs.push(&SequenceInput { tokens: &tokens, position, state, tables, wanted: Wanted::None });
             left -= n;
+            // 3. States after its first tokens are kept too
+            let most = kept.len().min(n.saturating_sub(1));
+            if most > 0 && self.random.bool() {
+                let end = kept.start + self.random.usize(1..=most);
+                inputs.keep_states(kept.start as u32..end as u32);
+                self.shape(format!("{} states kept", end - kept.start));
+                kept.start = end;
+            }
         }
         inputs
     }
@@ -95,10 +115,10 @@ fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
     let (layers, rows) = (c.random.usize(1..=2), c.random.usize(1..=5));
     let len = layers * shape.state_len();
     c.shape(format!("{shape:?}, {layers} layers, {rows} states"));
-    c.backend.alloc_states(rows, len).unwrap();
+    c.backend.alloc_states(rows + KEPT, len).unwrap();
     let layers: Vec<DeltaCase> = (0..layers).map(|l| c.delta_layer(shape, l, TOKENS)).collect();
     for _ in 0..c.random.usize(1..=3) {
-        let inputs = c.states_going_on((rows, len), tokens, TOKENS);
+        let inputs = c.states_going_on((rows, len), rows..rows + KEPT, tokens, TOKENS);
         if inputs.tokens().is_empty() {
             continue;
         }
@@ -116,6 +136,6 @@ fn steps(c: &mut Case, shape: DeltaShape, tokens: &[usize]) {
         for (i, layer) in layers.iter().enumerate() {
             c.see(format!("layer {i}"), layer.out.whole);
         }
-        c.see_states(rows, len);
+        c.see_states(rows + KEPT, len);
     }
 }

@@ -53,7 +53,7 @@ pub fn state_spaces(c: &mut Case) {
     c.backend.alloc_states(rows, len).unwrap();
     let layers: Vec<StateSpaceCase> = (0..layers).map(|l| c.state_space_layer(shape, l, TOKENS)).collect();
     for _ in 0..c.random.usize(1..=3) {
-        let inputs = c.states_going_on((rows, len), &[1, 1, 5, 150], TOKENS);
+        let inputs = c.states_going_on((rows, len), rows..rows, &[1, 1, 5, 150], TOKENS);
         for layer in &layers {
             let StateSpaceLayer { xbc, z, dt, .. } = layer.inner;
             [xbc, z].into_iter().for_each(|t| c.fill(t));

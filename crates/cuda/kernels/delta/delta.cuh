@@ -25,6 +25,8 @@ struct Delta {
     // [sequences + 1], [sequences]
     const u32* starts;
     const u32* rows;
+    // [tokens]: the row that keeps the state after each token, or NOT_KEPT. Null: no state is kept.
+    const u32* kept;
     u32 tokens;
     u32 count;
     u32 key_heads;
@@ -41,13 +43,15 @@ struct Delta {
 
 __device__ __forceinline__ u32 key_head_of(const Delta& p, u32 h) { return p.tiled ? h % p.key_heads : h / (p.value_heads / p.key_heads); }
 
+static const u32 NOT_KEPT = 0xffffffffu;
 static const float L2_EPS = 1e-6f;
 __device__ __forceinline__ u32 channels(const Delta& p) { return 2 * p.key_heads * p.key_dim + p.value_heads * p.value_dim; }
 
-// The last inputs of the convolution of a sequence: [taps - 1, channels].
-__device__ __forceinline__ float* window(const Delta& p, u32 sequence) {
-    return p.states.row(p.rows[sequence]) + (u64)p.value_heads * p.key_dim * p.value_dim;
-}
+// The last inputs of the convolution in a row of the pool: [taps - 1, channels].
+__device__ __forceinline__ float* window_of(const Delta& p, u32 row) { return p.states.row(row) + (u64)p.value_heads * p.key_dim * p.value_dim; }
+
+// Those of a sequence.
+__device__ __forceinline__ float* window(const Delta& p, u32 sequence) { return window_of(p, p.rows[sequence]); }
 
 // Input `i` of a channel, counted from the window's start.
 __device__ __forceinline__ float input(const Delta& p, u32 sequence, u32 i, u32 channel) {

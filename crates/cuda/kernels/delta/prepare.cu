@@ -45,13 +45,18 @@ extern "C" __global__ void delta_convolve(const __grid_constant__ Delta p) {
     }
 }
 
-// The last inputs become the window: a thread takes a channel of a sequence. It goes upwards, so that it reads each input before it overwrites it.
+// The last inputs become the window, and those after tokens whose state is kept a window of its row: a thread takes a channel of a sequence. It goes upwards, so that it reads each
+// input before it overwrites it.
 extern "C" __global__ void delta_slide(const Delta p) {
     begin();
     u32 all = channels(p), channel = blockIdx.x * blockDim.x + threadIdx.x;
     if (channel >= all) return;
     for (u32 s = blockIdx.y; s < p.count; s += gridDim.y) {
         u32 n = p.starts[s + 1] - p.starts[s];
+        for (u32 t = 0; p.kept && t < n; t++) {
+            const u32 row = p.kept[p.starts[s] + t];
+            for (u32 i = 0; row != NOT_KEPT && i + 1 < p.taps; i++) window_of(p, row)[(u64)i * all + channel] = input(p, s, i + t + 1, channel);
+        }
         for (u32 i = 0; i + 1 < p.taps; i++) window(p, s)[(u64)i * all + channel] = input(p, s, i + n, channel);
     }
 }

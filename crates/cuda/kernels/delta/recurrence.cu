@@ -38,6 +38,8 @@ extern "C" __global__ void delta_recur(const Delta p) {
                 }
             }
             float d = mul(sub(v, add(add(held[0], held[2]), add(held[1], held[3]))), beta);
+            const u32 row = p.kept ? p.kept[t] : NOT_KEPT;
+            float* kept = row == NOT_KEPT ? nullptr : p.states.row(row) + (u64)h * p.key_dim * p.value_dim + j;
             float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             for (u32 i = 0; i < p.key_dim; i += 4) {
 #pragma unroll
@@ -46,6 +48,7 @@ extern "C" __global__ void delta_recur(const Delta p) {
                         float* at = state + (u64)(i + lane) * p.value_dim;
                         float next = fma(k[i + lane], d, mul(*at, decay));
                         *at = next;
+                        if (kept) kept[(u64)(i + lane) * p.value_dim] = next;
                         o[lane] = fma(next, q[i + lane], o[lane]);
                     }
                 }
@@ -63,7 +66,8 @@ extern "C" __global__ void delta_recur(const Delta p) {
 // Shared memory: of RECUR_TOKENS tokens q and k by lanes, v of this block's columns, the decay and beta; RECUR_BATCH of them are brought at once.
 static const u32 RECUR_COLUMNS = 32, RECUR_TOKENS = 32, RECUR_BATCH = RECUR_TOKENS / 4;
 
-template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
+// With KEEP the column is also written where the state after a token is kept.
+template <u32 KEYS, bool KEEP> __device__ __forceinline__ void recur_kept(const Delta& p) {
     // Lanes are such that four of them meet in no bank.
     const u32 EACH = KEYS / 4, PADDED = EACH + 4, VALUES = 8 * PADDED, DECAY = VALUES + RECUR_COLUMNS, BETA = DECAY + 1, ROW = DECAY + 4;
     const u32 h = blockIdx.y, first = blockIdx.x * RECUR_COLUMNS, all = channels(p), keys = p.key_heads * KEYS, key_head = key_head_of(p, h);
@@ -140,6 +144,11 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
             held = 0.0f;
 #pragma unroll
             for (u32 i = 0; i < EACH; i++) column[i] = fma(own_k[i], d, column[i]);
+            if (KEEP && p.kept[start + n] != NOT_KEPT && inside) {
+                float* kept = p.states.row(p.kept[start + n]) + ((u64)h * KEYS + part) * p.value_dim + first + c;
+#pragma unroll
+                for (u32 i = 0; i < EACH; i++, kept += step) *kept = column[i];
+            }
             lanes(second, 4, own_k);
 #pragma unroll
             for (u32 i = 0; i < EACH; i++) {
@@ -168,8 +177,10 @@ template <u32 KEYS> __device__ __forceinline__ void recur_kept(const Delta& p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) delta_recur_64(const __grid_constant__ Delta p) { begin(); recur_kept<64>(p); }
-extern "C" __global__ void __launch_bounds__(128) delta_recur_128(const __grid_constant__ Delta p) { begin(); recur_kept<128>(p); }
+extern "C" __global__ void __launch_bounds__(128) delta_recur_64(const __grid_constant__ Delta p) { begin(); recur_kept<64, false>(p); }
+extern "C" __global__ void __launch_bounds__(128) delta_recur_128(const __grid_constant__ Delta p) { begin(); recur_kept<128, false>(p); }
+extern "C" __global__ void __launch_bounds__(128) delta_recur_keep_64(const __grid_constant__ Delta p) { begin(); recur_kept<64, true>(p); }
+extern "C" __global__ void __launch_bounds__(128) delta_recur_keep_128(const __grid_constant__ Delta p) { begin(); recur_kept<128, true>(p); }
 
 // A warp takes a value head of a token: its norm, gated by z, where it lies.
 extern "C" __global__ void delta_norm(const Delta p) {

@@ -111,6 +111,8 @@ kernels! {
         DELTA_RECUR "delta_recur" in "delta/recurrence" takes Delta;
         DELTA_RECUR_64 "delta_recur_64" in "delta/recurrence" takes Delta;
         DELTA_RECUR_128 "delta_recur_128" in "delta/recurrence" takes Delta;
+        DELTA_RECUR_KEEP_64 "delta_recur_keep_64" in "delta/recurrence" takes Delta;
+        DELTA_RECUR_KEEP_128 "delta_recur_keep_128" in "delta/recurrence" takes Delta;
         DELTA_NORM "delta_norm" in "delta/recurrence" takes Delta;
         DELTA_DECODE_64 "delta_decode_64" in "delta/decode" takes Delta;
         DELTA_DECODE_128 "delta_decode_128" in "delta/decode" takes Delta;

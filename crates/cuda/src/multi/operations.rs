@@ -363,6 +363,15 @@ impl Operations for Pipeline {
 }
 
 impl Backend for Pipeline {
+    fn keeps_states(&self) -> bool {
+        true
+    }
+
+    /// Which device has an operation is known from a whole step alone.
+    fn takes_other_steps(&self) -> bool {
+        false
+    }
+
     fn begin(&mut self, inputs: &StepInputs) {
         let assigned = self.assign();
         self.devices[0].enqueue(|_| assigned);

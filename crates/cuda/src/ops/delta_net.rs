@@ -1,7 +1,7 @@
 //! Gated DeltaNet layers: five kernels, or two if no sequence has more than one token.
 
 use anyhow::Result;
-use sluice_backend::{DeltaLayer, DeltaShape};
+use sluice_backend::{DeltaLayer, DeltaShape, NOT_KEPT};
 
 use crate::device::memory::Scratch;
 use crate::device::stream::Gpu;
@@ -65,6 +65,8 @@ impl DeltaScratch {
         let from = layer.layer * shape.state_len();
         assert!(from + shape.state_len() <= states.cols, "layer {} in states of {}", layer.layer, states.cols);
         assert!((0..count).all(|s| context.inputs.state(s) < states.rows), "a state that is not there");
+        let kept = context.inputs.kept().unwrap_or_default();
+        assert!(kept.iter().all(|row| *row == NOT_KEPT || (*row as usize) < states.rows), "a state is kept nowhere");
         let states = context.place(states.columns(from..from + shape.state_len()));
         let decode = decode_kernel(context, &shape);
         // The kernels for one token of each sequence need no scratch.
@@ -73,9 +75,11 @@ impl DeltaScratch {
             None => self.reserve(gpu, tokens, channels, heads)?,
         };
         // These kernels copy heads of q and k sixteen bytes at a time.
-        let in_registers = match shape.key_dim {
-            64 if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_64),
-            128 if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_128),
+        let in_registers = match (shape.key_dim, context.inputs.kept()) {
+            (64, None) if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_64),
+            (128, None) if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_128),
+            (64, Some(_)) if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_KEEP_64),
+            (128, Some(_)) if values.is_multiple_of(4) => Some(Kernel::DELTA_RECUR_KEEP_128),
             _ => None,
         };
         let parameters = p::Delta {
@@ -95,6 +99,7 @@ impl DeltaScratch {
             sequences: context.step.sequences,
             starts: context.step.starts,
             rows: context.step.states,
+            kept: context.step.kept,
             tokens: number(tokens),
             count: number(count),
             key_heads: number(shape.key_heads),

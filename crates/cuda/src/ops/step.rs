@@ -31,6 +31,8 @@ pub struct StepTables {
     pub states: Address,
     /// `[wanted rows]`: rows that have logits
     pub wanted: Address,
+    /// Rows of the pool of states that keep the state after a token, or [`sluice_backend::NOT_KEPT`]. Null where no state is kept.
+    pub kept: Address,
     pub groups: Vec<GroupTables>,
     device: Scratch,
     host: PinnedBuffer,
@@ -77,6 +79,8 @@ impl StepTables {
             let [slots, tables, table_starts] = [slots, tables, table_starts].map(|at| at as u64);
             self.groups.push(GroupTables { slots, tables, table_starts });
         }
+        // Last, so that the others keep their places.
+        let kept = inputs.kept().map(|kept| add(packed, bytes_of(kept)));
         // 2. Copy them
         let host = self.host.reserve(gpu, packed.len())?;
         host[..packed.len()].copy_from_slice(packed);
@@ -86,6 +90,7 @@ impl StepTables {
         let place = |offset: usize| at + offset as u64;
         (self.tokens, self.positions, self.wanted) = (place(tokens), place(positions), place(wanted));
         (self.sequences, self.starts, self.states) = (place(sequences), place(starts), place(states));
+        self.kept = kept.map_or(0, place);
         for group in &mut self.groups {
             for address in [&mut group.slots, &mut group.tables, &mut group.table_starts] {
                 *address += at;

@@ -196,13 +196,16 @@ impl Engine {
         if options.profile {
             backend.profile(true);
         }
-        // An MTP head's step is apart from the model's. Streamed experts and devices do not support that.
-        let may_predict = role == Role::Answers && !streamed && backend.device_memory().is_none();
+        // An MTP head's step is apart from the model's. Streamed experts and several devices do not support that. What it gains on a device is not measured, so there
+        // it is asked for by name.
+        let may_predict = role == Role::Answers && !streamed && backend.takes_other_steps();
+        let may_predict =
+            may_predict && (backend.device_memory().is_none() || options.drafts.drafter == DrafterChoice::Mtp);
         let of_model = options.model(longest);
         let of_model = sluice_model::Options { mtp: of_model.mtp && may_predict, ..of_model };
         let loaded = sluice_model::load(tensors, &mut *backend, &of_model)?;
         if options.drafts.drafter == DrafterChoice::Mtp {
-            let where_to = "it runs on the CPU, with experts in memory";
+            let where_to = "it runs on the CPU and on one GPU, with experts in memory";
             ensure!(may_predict, "a head that predicts one token more cannot draft here: {where_to}");
             ensure!(loaded.decoder.has_mtp(), "the checkpoint has no head that predicts one token more");
         }
