@@ -107,7 +107,7 @@ def redraw():
     windows = rows[0]["windows"]
     page += f"\nPerplexity of {windows} windows of {WINDOW} tokens of the demo's held-out text, by `bench/quality_real.py HELDOUT --windows {windows}` at commit {data['commit']}{''.join('; ' + n for n in data['notes'])}.\n"
     page += "Each row is one `sluice eval ppl MODEL --text HELDOUT --window 1024 --windows N --activations A --kv-type K --attention T`. The same windows are scored in all rows of a model, so that their\n"
-    page += "differences are much smaller than the perplexity's own error; with so few windows, what is below 0.1 % is noise, whatever its sign. Models' tokens differ, and so do their perplexities.\n"
+    page += "differences are much smaller than the perplexity's own error; with two windows, what is below about 0.3 % is noise, whatever its sign. Models' tokens differ, and so do their perplexities.\n"
     page += "Blocks of GGUF have no product of their own in activations of 11 bits: they are computed as f32 there, and the demo alone, whose weights are MLX's, tells what int11 costs.\n\n"
     head = ["activations", "KV", "attention", *models]
     cell = lambda m, option: f"{by[m, option]['perplexity']:.4f} ({percent(cost(m, option))})" if is_measured(m, option) else "as f32"  # noqa: E731
