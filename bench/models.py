@@ -52,12 +52,12 @@ def _made(of, path, shape, form, *more):
     return path
 
 
-def pack(source, path):
-    """A bundle of a folder."""
+def pack(source, path, bits="none"):
+    """A bundle of a model; blocks of GGUF need `bits`, since they would become floats."""
     say(f"making {path.name}")
     unfinished = path.with_name(path.name + ".part")
     shutil.rmtree(unfinished, ignore_errors=True)
-    run([SLUICE, "pack", source, unfinished, "--bits", "none", "--layout", "bundle"], f"{path.name}.log")
+    run([SLUICE, "pack", source, unfinished, "--bits", bits, "--layout", "bundle"], f"{path.name}.log")
     unfinished.rename(path)
 
 

@@ -28,7 +28,9 @@ LOGITS, PERPLEXITY = 1e-4, 1.0005
 # Of the range of logits: where llama.cpp, which rounds activations to eight bits, may choose the other of the best two.
 NEAR_TIE = 1e-2
 # Streamed: the mixture, its form, and how many times its limit it is.
-GIANT, STREAMED, FACTOR = "qwen3-30b-a3b@12", "Q4_K_M", 4
+GIANT, STREAMED, FACTOR = "qwen3-30b-a3b@4", "Q4_K_M", 4
+# Windows of a perplexity, of those that are recorded.
+WINDOWS = 4
 EXACT = ("--activations", "f32", "--kv-type", "f32", "--threads", THREADS)
 
 
@@ -49,8 +51,8 @@ class Speed:
         return f"{NAMES[self.shape]}, {self.form}"
 
 
-# Small ones to look quickly; the page has those that memory and disk of a small machine take.
-SPEEDS = [*(Speed("dense", form, quick=True) for form in FORMS), *(Speed("1.7b", form) for form in FORMS), *(Speed("moe", form) for form in ("Q4_K_M", "UD-Q2_K", "MXFP4"))]
+# What two cores measure in twelve minutes with `--rounds 2`, once models are made: every form of a small model, one larger model, and mixtures.
+SPEEDS = [*(Speed("dense", form, quick=True) for form in FORMS), Speed("1.7b", "Q4_K_M"), *(Speed("moe", form) for form in ("Q4_K_M", "UD-Q2_K", "MXFP4"))]
 PICKS = [
     *(Pick(f"Decode {s.file}", f"decode, {s.file}", "speed", "llama.cpp", THREADS, front="Decode, 1.7B Q4_K_M" if (s.shape, s.form) == ("1.7b", "Q4_K_M") else "") for s in SPEEDS),
     *(Pick(f"Prompt {s.file}", f"prefill {PROMPT}, {s.file}", "speed", "llama.cpp", THREADS) for s in SPEEDS),
@@ -95,7 +97,7 @@ def run(names, quick, rounds, parts):
     rows, notes = [], []
     what = {"values": lambda: values(notes)}
     for name in real_models.MODELS:
-        what |= {f"logits {name}": lambda n=name: logits(n), f"greedy {name}": lambda n=name: greedy(n), f"perplexity {name}": lambda n=name: perplexity(n, quick, notes)}
+        what |= {f"logits {name}": lambda n=name: logits(n), f"greedy {name}": lambda n=name: greedy(n), f"perplexity {name}": lambda n=name: perplexity(n, notes)}
     what |= {s.name: lambda s=s: speed(s, rounds) for s in SPEEDS}
     what["streamed"] = lambda: streamed(rounds, notes)
     wanted = [name for name in real_models.MODELS if any(case.endswith(f" {name}") for case in names)]
@@ -123,7 +125,8 @@ def values(notes):
     golden = (ROOT / "crates" / "kernels" / "tests" / "blocks_golden.txt").read_text().splitlines()
     test = (ROOT / "crates" / "kernels" / "tests" / "kernels" / "blocks_golden.rs").read_text()
     blocks = int(re.search(r"const BLOCKS: usize = (\d+)", test)[1])
-    output(["cargo", "test", "--quiet", "--release", "--locked", "-p", "sluice-kernels", "--test", "kernels", "blocks_golden"])
+    # Of what ./test has built: kernels as they ship.
+    output(["cargo", "test", "--quiet", "--profile", "quick", "--locked", "--workspace", "--test", "kernels", "blocks_golden"])
     compared = sum(blocks * int(line.split()[1]) for line in golden)
     case = f"dequantised values, {len(golden)} types, the gguf package's"
     return [compare(SUITE, case, "differ", f"of {compared:,} values", [0], None, "")]
@@ -181,14 +184,14 @@ def greedy(name):
     return rows
 
 
-def perplexity(name, quick, notes):
+def perplexity(name, notes):
     golden = real_models.golden(name)["perplexity"]
     text = Path(os.environ.get("SLUICE_DEMO_CHECKPOINT") or "../shared/demo-model") / golden["text"]
     if not text.exists():
         notes.append(f"left out: perplexity, whose text, {golden['text']}, is in the folder that SLUICE_DEMO_CHECKPOINT names")
         return []
     say(f"perplexity, {title(name)}")
-    windows = 4 if quick else min(len(golden[peer]) for peer in ("llama_cpp", "transformers"))
+    windows = min(WINDOWS, *(len(golden[peer]) for peer in ("llama_cpp", "transformers")))
     mean = lambda nats: sum(nats[:windows]) / windows  # noqa: E731
     rows = []
     for how, flags in (("f32 activations", EXACT), ("as by default", ("--threads", THREADS))):
@@ -229,7 +232,7 @@ def speed(s, rounds):
 
 def streamed(rounds, notes):
     """A mixture under a limit of a part of its size: from the file as it is, from a bundle that is packed from it, and by llama.cpp."""
-    name = f"12 layers of 30B-A3B, {STREAMED}"
+    name = f"{GIANT.partition('@')[2]} layers of 30B-A3B, {STREAMED}"
     case = f"streamed, {name}, {FACTOR} times the limit"
     if reason := cgroup.why_not():
         notes.append(f"left out: {case}: {reason}")
@@ -239,7 +242,8 @@ def streamed(rounds, notes):
     bundle, limit = path.with_suffix(".bundle"), size(path) / FACTOR
     try:
         if not bundle.exists():
-            pack(path, bundle)
+            # Blocks are quantised anew: about as many bits, aligned and expert by expert.
+            pack(path, bundle, 4)
     except Failed as why:
         notes.append(f"{case}: no bundle beside it ({str(why).strip().splitlines()[-1]})")
     ways = {"file": path} | ({"bundle": bundle} if bundle.exists() else {})
@@ -262,5 +266,7 @@ def streamed(rounds, notes):
     if "bundle" in ways:
         rows.append(compare(SUITE, case, "speed", "tokens/s", mine, found["bundle"], "bundle", 0.9, threads=THREADS))
     rows.append(compare(SUITE, case, "anonymous and mapped, peak", "MB", held, [limit / 1e6] * len(held), "limit", 1.0, False, THREADS))
+    if "bundle" in ways:
+        notes.append(f"{name}: the bundle has {size(bundle) / 1e9:.2f} GB, of 4 bits in groups of 64")
     notes.append(f"{name}: {size(path) / 1e9:.2f} GB; the control group holds page cache too, and the file is evicted before each run")
     return rows

@@ -9,6 +9,8 @@ pub const fn hadamard_run(dim: usize) -> usize {
     1 << dim.trailing_zeros()
 }
 
+// Of the shell it needs the instruction set alone: compilers find the vectors.
+#[allow(clippy::extra_unused_type_parameters)]
 #[inline(always)]
 unsafe fn hadamard_lanes<V: Lanes>(x: &mut [f32]) {
     let run = hadamard_run(x.len().max(1));

@@ -199,8 +199,8 @@ impl Ordered {
             plane.map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
         });
         for r in 0..rows {
-            for place in 0..cols {
-                let (column, group) = (order[place] as usize, r * (cols / 32) + place / 32);
+            for (place, column) in order.iter().enumerate() {
+                let (column, group) = (*column as usize, r * (cols / 32) + place / 32);
                 let q = field(&matrix.planes[0], (r * cols + place) * bits, bits);
                 let found = q.mul_add(scales[group], biases[group]);
                 let (s, zero) = scale_and_zero(r, self.groups[column] as usize);

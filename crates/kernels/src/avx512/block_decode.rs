@@ -18,6 +18,7 @@ use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
 /// Bytes of a token's piece: its activations, then for each register of groups sixteen `sx` and sixteen `mx`.
+#[inline(always)]
 const fn token_piece(group: usize) -> usize {
     PIECE + 32 / group * 128
 }

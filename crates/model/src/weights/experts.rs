@@ -154,11 +154,13 @@ impl<'a> Weights<'a> {
         };
         let (mut of_inputs, mut of_hidden) = (vec![None; count], vec![None; count]);
         if self.layout().quantized_form().is_some() {
-            for e in 0..count {
-                of_hidden[e] = order(&names[2][e], &down)?;
-                let [of_gate, of_up] = [order(&names[0][e], &gate)?, order(&names[1][e], &parts[1])?];
-                ensure!(of_gate == of_up, "tensors {:?} and {:?}: columns in two orders", names[0][e], names[1][e]);
-                of_inputs[e] = of_gate;
+            let [gates, ups, downs] = &names;
+            let each = of_inputs.iter_mut().zip(&mut of_hidden).zip(gates).zip(ups).zip(downs);
+            for ((((of_input, of_hidden), gate_name), up_name), down_name) in each {
+                *of_hidden = order(down_name, &down)?;
+                let [of_gate, of_up] = [order(gate_name, &gate)?, order(up_name, &parts[1])?];
+                ensure!(of_gate == of_up, "tensors {gate_name:?} and {up_name:?}: columns in two orders");
+                *of_input = of_gate;
             }
         }
         let is_ordered = of_hidden.iter().any(Option::is_some);
