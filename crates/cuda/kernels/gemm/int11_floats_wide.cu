@@ -27,12 +27,20 @@ struct Fold {
     const u8* stage;
     u32 stage_at;
 
-    // The words of a piece in slices: two products' high ones, and their low ones.
-    __device__ __forceinline__ void fragments(u32 piece) {
+    // Those of the next piece, before they are cut.
+    uint4 words[2];
+
+    __device__ __forceinline__ void load(u32 piece) {
         const uint4* from = (const uint4*)(stage + RECORD_AT) + (set * 4 + 2 * piece) * WARP + lane;
+        words[0] = from[0];
+        words[1] = from[WARP];
+    }
+
+    // The words of a piece in slices: two products' high ones, and their low ones.
+    __device__ __forceinline__ void fragments() {
 #pragma unroll
         for (u32 u = 0; u < 2; u++) {
-            const uint4 w = from[u * WARP];
+            const uint4 w = words[u];
             slice_pair(w.x, a[4 * u], a[8 + 4 * u]);
             slice_pair(w.y, a[4 * u + 1], a[8 + 4 * u + 1]);
             slice_pair(w.z, a[4 * u + 2], a[8 + 4 * u + 2]);
@@ -94,16 +102,18 @@ struct Fold {
     // Both pieces of a group; nothing is under way before and behind.
     __device__ __forceinline__ void group(u32 empty) {
         float first[2], second[2];
-        fragments(0);
+        load(0);
+        fragments();
         issue<0>(0);
         issue<1>(0);
+        load(1);
         units(0, first);
         units(1, second);
         wait<0, 1>();
         fold<0>(first);
         wait<1, 0>();
         keep_until_here(a);
-        fragments(1);
+        fragments();
         issue<0>(1);
         fold<1>(first);
         issue<1>(1);

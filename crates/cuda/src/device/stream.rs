@@ -8,7 +8,6 @@ use anyhow::Result;
 use crate::device::device::Device;
 use crate::device::event::{SyncEvent, TimingEvent};
 use crate::device::graph::{Graphs, HoldGuard, Launch, MAX_HELD_LAUNCHES};
-use crate::device::memory::Scratch;
 use crate::device::retired::Retired;
 use crate::device::sys::{Address, DriverError, checked, sys};
 use crate::device::wait::{OpenRequests, WaitPermit};
@@ -21,8 +20,6 @@ pub struct Gpu {
     pub(crate) stream: sys::CUstream,
     /// Only the thread that has the backend uses them, so launches take no lock.
     graphs: RefCell<Graphs>,
-    /// Integers that were made of weights, for the kernel behind the one that made them.
-    slices: RefCell<Scratch>,
     /// Requests that are open on this device and the others of its backend.
     pub requests: OpenRequests,
     pub(super) retired: Arc<Retired>,
@@ -45,7 +42,6 @@ impl Gpu {
             device,
             stream,
             graphs: RefCell::default(),
-            slices: RefCell::default(),
             requests: OpenRequests::default(),
             retired,
             max_held_launches: MAX_HELD_LAUNCHES,
@@ -54,11 +50,6 @@ impl Gpu {
 
     fn graphs(&self) -> RefMut<'_, Graphs> {
         self.graphs.borrow_mut()
-    }
-
-    /// Memory for integers that are made of weights. What is in it is of use to the next kernel alone.
-    pub fn slices(&self) -> RefMut<'_, Scratch> {
-        self.slices.borrow_mut()
     }
 
     /// [`OpenRequests::wait_permit`]

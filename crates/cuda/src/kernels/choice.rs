@@ -102,7 +102,12 @@ impl KernelFormat {
         Kernel::of(Family::GemmWide, self, 0)
     }
 
-    /// The kernel that makes integers of 11 bits of weights that are floats, for [`KernelFormat::gemm_wide`].
+    /// The kernel for prompts where [`KernelFormat::gemm_wide`] is not for the device.
+    pub fn gemm_slices(self) -> Option<Kernel> {
+        Kernel::of(Family::GemmSlices, self, 0)
+    }
+
+    /// The kernel that makes integers of 11 bits of weights that are floats, for both.
     pub fn int11_split(self) -> Option<Kernel> {
         Kernel::of(Family::Int11Split, self, 0)
     }

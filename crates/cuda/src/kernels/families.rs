@@ -204,6 +204,10 @@ kernels! {
             in "gemm/int11_wide" of INT11_TENSOR_FORMATS by [""] takes Products;
             in "gemm/int11_floats_wide" of INT11_FLOAT_FORMATS by [""] takes Products;
         }
+        /// The same without wgmma.
+        GemmSlices "gemm_slices" {
+            in "gemm/int11_floats_mma" of INT11_FLOAT_FORMATS by [""] takes Products;
+        }
         /// Integers of 11 bits that are made of weights for these.
         Int11Split "int11_split" {
             in "gemm/int11_split" of INT11_FLOAT_FORMATS by [""] takes Split;

@@ -1,5 +1,7 @@
 //! Activations in the encodings that kernels multiply with: f32, bf16, or int8 with a scale and a mean for each group.
 
+use std::cell::RefCell;
+
 use anyhow::Result;
 
 use crate::device::memory::Scratch;
@@ -14,6 +16,8 @@ pub const GROUP: usize = 32;
 /// Columns that share an exponent of integers of 11 bits, and rows of a tile of them: `TILE_ROWS` of `kernels/format/int11.cuh`.
 pub const INT11_GROUP: usize = 64;
 const INT11_TILE_ROWS: usize = 128;
+/// Columns whose squares are summed together where one token is normed.
+pub const NORMED: usize = 256;
 /// The most bytes of a row that a block keeps while it encodes integers of 11 bits.
 const KEPT: usize = 64 << 10;
 /// Fewer rows than these do not keep the device busy.
@@ -32,6 +36,8 @@ pub struct EncodedActivations {
     int11: Scratch,
     int11_sums: Scratch,
     int11_scales: Scratch,
+    /// Integers that were made of weights, for the kernel behind the one that made them.
+    slices: RefCell<Scratch>,
     pub rows: usize,
     pub cols: usize,
     /// Addresses of the encodings, for kernels.
@@ -67,6 +73,11 @@ impl EncodedActivations {
         Ok(self.view)
     }
 
+    /// Makes room for integers that are made of weights, which only the next kernel needs.
+    pub fn reserve_slices(&self, gpu: &Gpu, bytes: usize) -> Result<Address> {
+        self.slices.borrow_mut().reserve(gpu, bytes)
+    }
+
     /// Whether the int8 encoding of these rows is here already.
     pub fn holds(&self, x: p::Tensor, rows: usize, cols: usize) -> bool {
         self.encoded_from == Some(x) && (self.rows, self.cols) == (rows, cols)
@@ -79,7 +90,8 @@ impl EncodedActivations {
 
     pub fn bytes(&self) -> usize {
         let int11 = [&self.int11, &self.int11_sums, &self.int11_scales];
-        [&self.f32, &self.bf16, &self.int8, &self.scales, &self.means].iter().chain(&int11).map(|s| s.bytes()).sum()
+        let all = [&self.f32, &self.bf16, &self.int8, &self.scales, &self.means].into_iter().chain(int11);
+        all.map(Scratch::bytes).sum::<usize>() + self.slices.borrow().bytes()
     }
 }
 

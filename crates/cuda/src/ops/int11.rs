@@ -9,7 +9,7 @@ use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::device::stream::Gpu;
 use crate::device::sys::Address;
 use crate::kernels::{AFFINE, Exact, INT11_FLOAT_FORMATS, KernelFormat, STATIC_SHARED, Variant};
-use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, encode};
+use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, NORMED, encode};
 use crate::ops::int11_floats;
 use crate::ops::product::{MAX_GRID_Y, MatmulInput, Product};
 use crate::parameters::{self as p, number};
@@ -25,8 +25,6 @@ const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
 const ONE_ROWS: usize = 32;
 const ONE_THREADS: u32 = 544;
 const ONE_BLOCKS: usize = 2;
-/// Columns whose squares are summed together.
-pub const NORMED: usize = 256;
 /// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
 const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
@@ -61,15 +59,20 @@ fn fits(products: &[Product]) -> bool {
 }
 
 /// Products of the same columns and tokens on tensor cores. Returns whether a kernel took them.
-pub fn multiply(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
-    multiply_by(gpu, products, parameters, gpu.device.exact().unwrap_or_default())
+pub fn multiply(gpu: &Gpu, products: &[Product], parameters: &p::Products, x: &EncodedActivations) -> Result<bool> {
+    multiply_by(gpu, products, (parameters, x), gpu.device.exact().unwrap_or_default())
 }
 
-fn multiply_by(gpu: &Gpu, products: &[Product], parameters: &p::Products, exact: Exact) -> Result<bool> {
+fn multiply_by(
+    gpu: &Gpu,
+    products: &[Product],
+    (parameters, x): (&p::Products, &EncodedActivations),
+    exact: Exact,
+) -> Result<bool> {
     let first = &products[0];
     let kind = first.kinds()[0];
     if INT11_FLOAT_FORMATS.contains(&kind) {
-        return int11_floats::multiply(gpu, products, parameters.parts[0].x, exact);
+        return int11_floats::multiply(gpu, products, x, exact);
     }
     if first.kinds().len() > 1 || !fits(products) {
         return Ok(false);
@@ -251,7 +254,7 @@ fn probe_matrix(gpu: &Gpu, x: Address, matrix: p::Matrix) -> Result<[bool; 2]> {
         // What no kernel takes stays zero, and so differs.
         match exact {
             Some(exact) => {
-                multiply_by(gpu, &[product], &parameters, exact)?;
+                multiply_by(gpu, &[product], (&parameters, encoded), exact)?;
             }
             None => {
                 let shape = kind.gemv_or_gemm(true, ROWS, COLS);
@@ -269,7 +272,9 @@ fn probe_matrix(gpu: &Gpu, x: Address, matrix: p::Matrix) -> Result<[bool; 2]> {
     let wanted = bits(product(TOKENS, None, &mut encoded)?);
     let few = Some(Exact { few: [true; 2], wide: [false; 2] });
     let one = bits(product(1, few, &mut encoded)?);
+    let eight = bits(product(8, few, &mut encoded)?);
     let some = bits(product(TOKENS, few, &mut encoded)?);
     let wide = bits(product(TOKENS, Some(Exact { few: [false; 2], wide: [true; 2] }), &mut encoded)?);
-    Ok([one == wanted[..ROWS] && some == wanted, wide == wanted])
+    let few = one == wanted[..ROWS] && eight == wanted[..8 * ROWS] && some == wanted;
+    Ok([few, wide == wanted])
 }

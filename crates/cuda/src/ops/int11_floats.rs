@@ -8,8 +8,7 @@ use anyhow::Result;
 
 use crate::device::stream::Gpu;
 use crate::kernels::{Exact, FLOATS, STATIC_SHARED, Variant};
-use crate::ops::activations::INT11_GROUP as GROUP;
-use crate::ops::int11::NORMED;
+use crate::ops::activations::{EncodedActivations, INT11_GROUP as GROUP, NORMED};
 use crate::ops::product::{MAX_GRID_Y, Product};
 use crate::parameters::{self as p, number};
 
@@ -19,10 +18,22 @@ const TURN: usize = 16;
 const FEW: [(usize, u32); 4] = [(1, 288), (2, 288), (4, 320), (8, 384)];
 const FEW_BLOCKS: usize = 2;
 const FEW_RINGS: usize = 8 * 3 * 4096;
-/// `kernels/gemm/int11_floats_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
+/// Rows of a tile in the kernels for prompts.
 pub const WIDE: usize = 128;
-const WIDE_THREADS: u32 = 384;
-const WIDE_SHARED: usize = 6 * (16384 + RECORD_BYTES) + 1024;
+
+/// A kernel for prompts: tokens of a tile, threads of a block and bytes of its shared memory, the most blocks of a multiprocessor.
+struct Large {
+    tokens: usize,
+    threads: u32,
+    shared: usize,
+    blocks: usize,
+}
+
+/// `kernels/gemm/int11_floats_wide.cu` and `kernels/gemm/int11_floats_mma.cu`.
+const LARGE: [Large; 2] = [
+    Large { tokens: 128, threads: 384, shared: 6 * (16384 + RECORD_BYTES) + 1024, blocks: 1 },
+    Large { tokens: 64, threads: 256, shared: 3 * (8192 + RECORD_BYTES), blocks: 2 },
+];
 /// `kernels/gemm/int11_split.cu`: bytes of a record of [`WIDE`] rows and a group of columns, threads.
 const RECORD_BYTES: usize = 16384 + 1024;
 const SPLIT_THREADS: u32 = 256;
@@ -31,10 +42,10 @@ const ONE_ROWS: usize = 2;
 const ONE_STEP: usize = 256;
 const ONE_THREADS: u32 = 512;
 const ONE_BLOCKS: usize = 2;
-/// From so many tokens on large tiles are taken.
-const MIN_WIDE: usize = 24;
+/// Tokens of the largest tile of [`FEW`].
+const FEW_TOKENS: usize = 8;
 /// The most bytes of integers that are made at a time, unless a product's rows are not consecutive.
-const MOST_SPLIT: usize = 64 << 20;
+const MOST_SPLIT: usize = 128 << 20;
 
 /// Bytes of shared memory of a block for `tokens` tokens.
 fn few_shared(tokens: usize, cols: usize) -> usize {
@@ -48,7 +59,17 @@ fn split_bytes(rows: usize, cols: usize) -> usize {
 
 /// Bytes of scratch memory that products of one input with `tokens` tokens take, whose matrices have so many rows together.
 pub fn scratch_bytes(rows: usize, cols: usize, tokens: usize) -> usize {
-    if tokens < MIN_WIDE { 0 } else { split_bytes(rows, cols).min(MOST_SPLIT) }
+    if tokens <= FEW_TOKENS { 0 } else { split_bytes(rows, cols).min(MOST_SPLIT) }
+}
+
+/// Whether large tiles take less time than passes of a few tokens, by what an H200 took for matrices of 1,024 to 24,576 rows: a pass reads all weights, and integers of
+/// weights are written and read once more.
+fn large_pays(rows: usize, cols: usize, tokens: usize, multiprocessors: usize) -> bool {
+    let bytes = (2 * rows * cols) as f64;
+    let few = tokens.div_ceil(FEW_TOKENS) as f64 * (4e-6 + bytes / 2e12);
+    let waves = (rows.div_ceil(WIDE) * tokens.div_ceil(WIDE)).div_ceil(multiprocessors);
+    let large = 1e-5 + 3.0 * bytes / 3e12 + 1.4e-6 * (waves * cols / GROUP) as f64;
+    tokens > FEW_TOKENS && large < few
 }
 
 /// Whether rows of all are aligned as tensor-core kernels load them.
@@ -62,26 +83,28 @@ fn fits(products: &[Product]) -> bool {
 }
 
 /// Products of the same columns and tokens on tensor cores. Returns whether a kernel took them.
-pub fn multiply(gpu: &Gpu, products: &[Product], x: p::Encoded, exact: Exact) -> Result<bool> {
+pub fn multiply(gpu: &Gpu, products: &[Product], x: &EncodedActivations, exact: Exact) -> Result<bool> {
     let first = &products[0];
     let kind = first.kinds()[0];
     if first.kinds().len() > 1 || !fits(products) {
         return Ok(false);
     }
     let shared = gpu.device.shared;
-    if let (Some(split), Some(wide)) = (kind.int11_split(), kind.gemm_wide())
-        && exact.wide[FLOATS]
-        && gpu.device.has_kernel(wide)
-        && first.outputs >= MIN_WIDE
-        && WIDE_SHARED + STATIC_SHARED <= shared
-    {
+    let large = LARGE.iter().zip([kind.gemm_wide(), kind.gemm_slices()]).zip([exact.wide, exact.few]);
+    let mut large = large.filter_map(|((tiles, kernel), exact)| {
+        let kernel = kernel.filter(|kernel| exact[FLOATS] && gpu.device.has_kernel(*kernel))?;
+        (tiles.shared + STATIC_SHARED <= shared).then_some((tiles, kernel))
+    });
+    let rows = products.iter().map(|product| product.rows).sum();
+    let pays = large_pays(rows, first.cols, first.outputs, gpu.device.multiprocessors);
+    if let (Some(split), Some((of, kernel))) = (kind.int11_split(), large.next().filter(|_| pays)) {
         let bytes = |products: &[Product]| products.iter().map(|of| split_bytes(of.rows, of.cols)).sum::<usize>();
         let launch = |products: &[Product]| -> Result<()> {
-            let mut at = gpu.slices().reserve(gpu, bytes(products))?;
+            let mut at = x.reserve_slices(gpu, bytes(products))?;
             let (mut splits, mut wides) = (p::Split::default(), p::Products::default());
             let mut most_tiles = 0;
             for (i, product) in products.iter().enumerate() {
-                let of = product.parameters(x);
+                let of = product.parameters(x.view);
                 (splits.parts[i], splits.to[i]) = (of, at);
                 wides.parts[i] = p::Matmul { matrix: p::Matrix { data: at, ..of.matrix }, ..of };
                 at += split_bytes(product.rows, product.cols) as u64;
@@ -91,10 +114,11 @@ pub fn multiply(gpu: &Gpu, products: &[Product], x: p::Encoded, exact: Exact) ->
             // SAFETY: rows of the matrices were checked against their buffers; the scratch was just reserved.
             unsafe { gpu.launch(split, grid, SPLIT_THREADS, 0, &splits)? };
             let tiles: usize = products.iter().map(|product| product.rows.div_ceil(WIDE)).sum();
-            let tiles = tiles * first.outputs.div_ceil(WIDE);
-            let grid = [number(tiles.min(gpu.device.multiprocessors)), 1, 1];
+            let tiles = tiles * first.outputs.div_ceil(of.tokens);
+            let blocks = gpu.device.multiprocessors * (shared / (of.shared + 1024)).clamp(1, of.blocks);
+            let grid = [number(tiles.min(blocks)), 1, 1];
             // SAFETY: as above, and so were rows of x and the tensors written.
-            unsafe { gpu.launch(wide, grid, WIDE_THREADS, number(WIDE_SHARED), &wides)? };
+            unsafe { gpu.launch(kernel, grid, of.threads, number(of.shared), &wides)? };
             Ok(())
         };
         if bytes(products) <= MOST_SPLIT {
@@ -107,8 +131,11 @@ pub fn multiply(gpu: &Gpu, products: &[Product], x: p::Encoded, exact: Exact) ->
                 launch(slice::from_ref(product))?;
                 continue;
             }
-            for row in (0..product.rows).step_by(at_a_time) {
-                let mut some = Product { rows: at_a_time.min(product.rows - row), ..*product };
+            // As many rows each time.
+            let times = product.rows.div_ceil(at_a_time);
+            let each = product.rows.div_ceil(times).next_multiple_of(WIDE);
+            for row in (0..product.rows).step_by(each) {
+                let mut some = Product { rows: each.min(product.rows - row), ..*product };
                 some.matrix.data += row as u64 * product.matrix.row_bytes;
                 some.out.at += 4 * row as u64;
                 some.bias += if product.bias == 0 { 0 } else { 4 * row as u64 };
@@ -129,7 +156,7 @@ pub fn multiply(gpu: &Gpu, products: &[Product], x: p::Encoded, exact: Exact) ->
     };
     let mut parameters = p::Products::default();
     for (product, part) in products.iter().zip(&mut parameters.parts) {
-        *part = product.parameters(x);
+        *part = product.parameters(x.view);
     }
     let bytes = few_shared(tokens, first.cols);
     let blocks = gpu.device.multiprocessors * (shared / (bytes + 1024)).clamp(1, FEW_BLOCKS);

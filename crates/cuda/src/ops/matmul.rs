@@ -50,7 +50,7 @@ fn matmul_alike(gpu: &Gpu, products: &[Product], x: &EncodedActivations) -> Resu
     {
         return Ok(());
     }
-    if first.kinds()[0].needs().int11 && int11::multiply(gpu, products, &parameters)? {
+    if first.kinds()[0].needs().int11 && int11::multiply(gpu, products, &parameters, x)? {
         return Ok(());
     }
     let is_sorted = first.table.is_some_and(|t| t.tiles.is_some());

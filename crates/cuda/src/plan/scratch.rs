@@ -126,7 +126,8 @@ impl<'a> ScratchPlanner<'a> {
         let encoded = [&self.encoded, &self.hidden, &self.moe_x, &self.moe_hidden, &self.shared_hidden];
         let encoded: usize = encoded.into_iter().map(EncodedSize::bytes).sum();
         let rest = self.moe_both + self.choice + self.outputs + self.pairs + self.shared + self.delta;
-        let rest = rest + self.logits + self.slices;
+        // Each of up to three inputs has room of its own for integers of weights.
+        let rest = rest + self.logits + 3 * self.slices;
         // The arrays of tokens and sequences for each group. Block tables grow with the context.
         let step = (64 * self.tokens + (1 << 14)) * self.layouts.len().max(1);
         StepScratch {

@@ -9,6 +9,7 @@ use sluice_engine::{Activations, AttentionMode, Engine, KvType, NUMERICS_VERSION
 const F32: (&str, Activations) = ("f32", Activations::F32);
 const BF16: (&str, Activations) = ("bf16", Activations::Bf16);
 const INT8: (&str, Activations) = ("int8", Activations::Int8);
+const INT11: (&str, Activations) = ("int11", Activations::Int11);
 
 /// Checkpoints, and the precisions that differ in them: without quantised weights int8 is bf16.
 const CASES: [(&str, &[(&str, Activations)]); 14] = [
@@ -20,10 +21,10 @@ const CASES: [(&str, &[(&str, Activations)]); 14] = [
     ("deepseek_v3", &[F32, BF16]),
     ("deepseek_v32", &[F32]),
     ("nemotron_h_moe", &[F32, BF16]),
-    ("qwen3_rope", &[F32, BF16]),
+    ("qwen3_rope", &[F32, INT11, BF16]),
     ("qwen3_moe", &[F32, BF16]),
     ("gpt_oss_mxfp4", &[F32, BF16, INT8]),
-    ("mlx_qwen3_widths", &[F32, BF16, INT8]),
+    ("mlx_qwen3_widths", &[F32, INT11, BF16, INT8]),
     ("mlx_qwen3_next", &[F32, BF16, INT8]),
     ("mlx_qwen3_5_moe", &[F32, BF16, INT8]),
 ];
