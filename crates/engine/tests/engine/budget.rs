@@ -10,7 +10,7 @@ use sluice_engine::{
 use support::*;
 
 /// Of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 19] = [
+const FOLDERS: [&str; 20] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "olmo3",
@@ -19,6 +19,7 @@ const FOLDERS: [&str; 19] = [
     "deepseek_v3",
     "deepseek_v32",
     "nemotron_h_moe",
+    "kimi_linear",
     "granitemoehybrid_mamba",
     "qwen3",
     "qwen3_window",
