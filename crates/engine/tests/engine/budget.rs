@@ -71,7 +71,9 @@ fn scratch_is_what_was_set_aside() {
                     let case = format!("{name} {activations:?} {experts:?}, {threads} threads, {chunk} tokens");
                     // Parts of attention and lists of its tasks grow with the context, which has their room.
                     assert!(taken <= aside + (64 << 10), "{case}: {taken} taken, {aside} set aside");
-                    assert!(aside <= taken + taken / 3 + (96 << 10), "{case}: {aside} set aside, {taken} taken");
+                    // An indexer's scores have room for the whole context.
+                    let scores = if name == "deepseek_v32" { 4 * chunk as u64 * 2048 } else { 0 };
+                    assert!(aside <= taken + taken / 3 + scores + (96 << 10), "{case}: {aside} set aside, {taken} taken");
                 }
             }
         }
