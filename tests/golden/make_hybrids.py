@@ -3,9 +3,7 @@
 
     env/bin/python tests/golden/make_hybrids.py [CASE...]
 """
-import argparse
-
-from make import make_checkpoint, seeded, without
+from make import main, without
 
 MAMBA = dict(mamba_num_heads=6, mamba_head_dim=20, n_groups=3, ssm_state_size=18, conv_kernel=4, expand=3, chunk_size=32)
 GRANITE = dict(vocab_size=256, tie_word_embeddings=True, rms_norm_eps=1e-5, embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.5,
@@ -45,6 +43,13 @@ CHECKPOINTS = {
                     num_local_experts=0, num_experts_per_tok=0, layer_types=["linear_attention", "full_attention", "linear_attention"], position_embedding_type="rope",
                     mamba_n_heads=6, mamba_d_state=16, mamba_expand=2, mamba_n_groups=2, mamba_d_head=16, mamba_conv_bias=False, mamba_chunk_size=32, **GRANITE),
         edit=[without("time_step_limit")]),
+    "kimi_linear": dict(
+        seed=186, dtype="bfloat16", note="Kimi-Linear: delta rules with a decay for each channel, latent attention without positions, a mixture behind a dense layer, bf16",
+        config=dict(model_type="kimi_linear", vocab_size=256, hidden_size=40, intermediate_size=56, moe_intermediate_size=20, num_hidden_layers=4, num_attention_heads=4,
+                    num_key_value_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12, num_experts=8, num_experts_per_token=3, num_shared_experts=1,
+                    routed_scaling_factor=1.6, linear_attn_config={"full_attn_layers": [3], "kda_layers": [1, 2, 4], "head_dim": 20, "num_heads": 3, "short_conv_kernel_size": 4},
+                    pad_token_id=0, bos_token_id=1, eos_token_id=2, model_max_length=256),
+        tensors=lambda name, tensor: {name.replace("layers.0.block_sparse_moe", "layers.0.mlp"): tensor}),
     "granitemoe": dict(
         seed=185, dtype="bfloat16", note="Granite 3's mixtures: a softmax of the chosen, experts in two stacks with names of their own, bf16",
         config=dict(model_type="granitemoe", hidden_size=48, intermediate_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, num_local_experts=7,
@@ -52,7 +57,4 @@ CHECKPOINTS = {
 }
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", help="folders to make (all, when none is named)")
-    for name in parser.parse_args().cases or CHECKPOINTS:
-        seeded(make_checkpoint, name, CHECKPOINTS[name])
+    main(__doc__, CHECKPOINTS)

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod channel_delta;
 mod index;
 mod latent;
 mod layers;
@@ -20,6 +21,7 @@ mod step;
 mod streamed;
 
 pub use backend::Backend;
+pub use channel_delta::ChannelDeltaLayer;
 pub use index::{IndexLayer, LayerNorm};
 pub use latent::{HeadRows, LatentKeys, LatentLayer};
 pub use layers::*;

@@ -1,8 +1,8 @@
 //! The operations that a model is written in.
 
 use crate::{
-    AttentionLayer, DeltaLayer, Elementwise, IndexLayer, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection,
-    Routing, StateSpaceLayer, Tensor,
+    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, LatentLayer, Linear, MatrixId, Mlp, MoeId,
+    Norm, Projection, Routing, StateSpaceLayer, Tensor,
 };
 
 /// What a step computes, one method per fused operation. Shapes stand at the arguments; `tokens` is the number of rows of the step.
@@ -33,6 +33,10 @@ pub trait Operations {
     }
     /// Short convolution, gates, delta rule and gated norm.
     fn delta_net(&mut self, layer: &DeltaLayer);
+    /// Kimi Delta Attention: short convolution, gates, delta rule and gated norm. Only devices that pass [`crate::Resources::check_state_spaces`] are given any.
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
+        unreachable!("layer {} of a model that was refused", layer.layer)
+    }
     /// Mamba-2: short convolution, time steps, recurrence and gated norm. Only devices that pass [`crate::Resources::check_state_spaces`] are given any.
     fn state_space(&mut self, layer: &StateSpaceLayer) {
         unreachable!("layer {} of a model that was refused", layer.layer)

@@ -47,12 +47,14 @@ pub trait Resources {
         bail!("latent attention is not on a GPU yet: such a model runs on the CPU")
     }
 
-    /// Whether this device computes [`Operations::state_space`].
+    /// Whether this device computes [`Operations::state_space`] and [`Operations::channel_delta`].
     ///
     /// # Errors
     /// When it does not: the message says so.
     fn check_state_spaces(&self) -> Result<()> {
-        bail!("Mamba-2 layers are not on a GPU yet: such a model runs on the CPU")
+        bail!(
+            "recurrent layers of this kind (Mamba-2, Kimi Delta Attention) are not on a GPU yet: such a model runs on the CPU"
+        )
     }
 
     // 2. Weights that are read, streamed or copied

@@ -32,6 +32,7 @@ macro_rules! tests {
             sparse_indexers_agree_with_the_generic_cpu SPARSE_INDEXERS;
             delta_rules_agree_with_the_generic_cpu DELTA_RULES;
             delta_rules_of_one_token_agree_with_the_generic_cpu DELTA_RULES_OF_ONE_TOKEN;
+            delta_rules_by_channels_agree_with_the_generic_cpu CHANNEL_DELTAS;
             state_spaces_agree_with_the_generic_cpu STATE_SPACES;
             ungated_mixtures_agree_with_the_generic_cpu UNGATED_MIXTURES;
             mixtures_agree_with_the_generic_cpu MIXTURES;

@@ -7,6 +7,7 @@ use sluice_backend::{Activations, Capacity, KvPool, Logits, Norm, Phase, Profile
 use sluice_kernels::Isa;
 
 use crate::attention::{AttentionWork, IndexWork, LatentWork};
+use crate::channel_delta::ChannelDeltaWork;
 use crate::delta_net::DeltaWork;
 use crate::encoded::Encoded;
 use crate::exec::{Product, Worker, context};
@@ -51,6 +52,7 @@ pub struct Cpu {
     pub(crate) attention: AttentionWork,
     pub(crate) latents: LatentWork,
     pub(crate) delta: DeltaWork,
+    pub(crate) channel_deltas: ChannelDeltaWork,
     pub(crate) state_spaces: StateSpaceWork,
     pub(crate) index: IndexWork,
     pub(crate) mixture: HostMixture,
@@ -93,6 +95,7 @@ impl Cpu {
             attention: AttentionWork::default(),
             latents: LatentWork::default(),
             delta: DeltaWork::default(),
+            channel_deltas: ChannelDeltaWork::default(),
             state_spaces: StateSpaceWork::default(),
             index: IndexWork::default(),
             mixture: HostMixture::default(),

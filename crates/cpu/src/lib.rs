@@ -3,6 +3,7 @@
 //! [`Cpu`] implements the traits of `sluice-backend`. An operation is a few rounds of tasks on the pool. Which thread runs a task changes no bit of any result.
 
 mod attention;
+mod channel_delta;
 mod cpu;
 mod delta_net;
 mod encoded;

@@ -14,9 +14,9 @@ use crate::moe::MAX_KEPT_BYTES;
 use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, IndexLayer, KvLayout, LatentKeys, LatentLayer,
-    Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer, StepInputs, StepScratch,
-    Tensor,
+    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, IndexLayer, KvLayout,
+    LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer,
+    StepInputs, StepScratch, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -81,6 +81,7 @@ struct Sizes {
     attention: usize,
     delta: usize,
     state_spaces: usize,
+    channel_deltas: usize,
     index: usize,
     per_128_positions: usize,
     index_per_128_positions: usize,
@@ -112,6 +113,7 @@ impl Sizes {
             + self.attention
             + self.delta
             + self.state_spaces
+            + self.channel_deltas
             + self.index
     }
 }
@@ -371,6 +373,12 @@ impl Operations for ScratchPlanner<'_> {
     fn delta_net(&mut self, layer: &DeltaLayer) {
         let shape = layer.shape;
         grow(&mut self.sizes.delta, 4 * self.tokens * (shape.channels() + 2 * shape.value_heads));
+    }
+
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
+        let shape = layer.shape;
+        let columns = shape.channels() + shape.value_heads * (shape.key_dim + 1);
+        grow(&mut self.sizes.channel_deltas, 4 * self.tokens * columns);
     }
 
     fn state_space(&mut self, layer: &StateSpaceLayer) {

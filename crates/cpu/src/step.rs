@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, DeltaLayer, Device, Elementwise, IndexLayer, LatentLayer, Linear, Logits, MatrixId,
-    MemoryClass, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, RowStats,
-    StateSpaceLayer, StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, ChannelDeltaLayer, DeltaLayer, Device, Elementwise, IndexLayer, LatentLayer, Linear,
+    Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
+    Routing, RowStats, StateSpaceLayer, StepInputs, Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
@@ -161,6 +161,13 @@ impl Operations for Cpu {
         let t0 = Instant::now();
         let states = self.states.expect("a model with recurrent layers has a pool of states");
         self.delta.run(context!(self), &self.inputs, states, layer);
+        self.record(Phase::DeltaNet, t0, std::iter::empty(), 0);
+    }
+
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
+        let t0 = Instant::now();
+        let states = self.states.expect("a model with recurrent layers has a pool of states");
+        self.channel_deltas.run(context!(self), &self.inputs, states, layer);
         self.record(Phase::DeltaNet, t0, std::iter::empty(), 0);
     }
 
@@ -429,6 +436,7 @@ impl Backend for Cpu {
             + self.latents.bytes()
             + self.delta.bytes()
             + self.state_spaces.bytes()
+            + self.channel_deltas.bytes()
             + self.index.bytes();
         let bytes = |class| match class {
             MemoryClass::WeightsMapped => of(class) + weights(true),

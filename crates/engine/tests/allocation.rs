@@ -19,6 +19,7 @@ fn a_step_allocates_nothing() {
         "qwen3_moe",
         "qwen3_next",
         "nemotron_h_moe",
+        "kimi_linear",
         "deepseek_v32",
         "mlx_qwen3_widths",
         "mlx_qwen3_5_moe",

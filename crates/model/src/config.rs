@@ -160,9 +160,8 @@ impl Config {
     /// A value outside of 0 to 1.
     pub fn norm_eps(&self) -> Result<f64> {
         let default = match self.text_type() {
-            "mixtral" | "ministral3" | "phi3" | "olmo2" | "olmo3" | "glm4_moe" | "glm4_moe_lite" | "glm_moe_dsa" => {
-                1e-5
-            }
+            "mixtral" | "ministral3" | "phi3" | "olmo2" | "olmo3" | "glm4_moe" | "glm4_moe_lite" | "glm_moe_dsa"
+            | "kimi_linear" => 1e-5,
             "glm4" => 1.5625e-7,
             _ => 1e-6,
         };

@@ -13,8 +13,8 @@ use crate::description::{
     AttentionVariant, Description, EmbeddingScale, JOIN, MixerDescription, MtpDescription, NORMS,
 };
 use crate::layers::{
-    Attention, AttentionScratch, DeltaNet, DeltaScratch, FeedForward, FeedForwardScratch, LatentAttention,
-    LatentScratch, PerLayer, PerLayerBlock, StateSpace, StateSpaceScratch,
+    Attention, AttentionScratch, ChannelDelta, ChannelDeltaScratch, DeltaNet, DeltaScratch, FeedForward,
+    FeedForwardScratch, LatentAttention, LatentScratch, PerLayer, PerLayerBlock, StateSpace, StateSpaceScratch,
 };
 use crate::weights::Weights;
 
@@ -23,6 +23,7 @@ enum Mixer {
     Attention(Box<Attention>),
     Latent(Box<LatentAttention>),
     DeltaNet(Box<DeltaNet>),
+    ChannelDelta(Box<ChannelDelta>),
     StateSpace(Box<StateSpace>),
     /// The layer has none.
     None,
@@ -34,6 +35,7 @@ impl Mixer {
             Mixer::Attention(attention) => attention.forward(backend, x),
             Mixer::Latent(latent) => latent.forward(backend, x),
             Mixer::DeltaNet(delta_net) => delta_net.forward(backend, x),
+            Mixer::ChannelDelta(delta) => delta.forward(backend, x),
             Mixer::StateSpace(state_space) => state_space.forward(backend, x),
             Mixer::None => {}
         }
@@ -160,10 +162,13 @@ impl Decoder {
         let has_attention = d.attention_layers().any(|a| a.variant == AttentionVariant::Grouped);
         let latent = LatentScratch::alloc(w, d)?;
         let attention = has_attention.then(|| AttentionScratch::alloc(w, d)).transpose()?;
-        let (mut delta, mut state_space) = (None, None);
+        let (mut delta, mut channel_delta, mut state_space) = (None, None, None);
         for mixer in d.recurrent_layers() {
             match mixer {
                 MixerDescription::DeltaNet(of) if delta.is_none() => delta = Some(DeltaScratch::alloc(w, of)?),
+                MixerDescription::ChannelDelta(of) if channel_delta.is_none() => {
+                    channel_delta = Some(ChannelDeltaScratch::alloc(w, of)?);
+                }
                 MixerDescription::StateSpace(of) if state_space.is_none() => {
                     state_space = Some(StateSpaceScratch::alloc(w, of)?);
                 }
@@ -202,6 +207,11 @@ impl Decoder {
                     recurrent += 1;
                     let scratch = delta.as_ref().expect("of this layer");
                     Mixer::DeltaNet(Box::new(DeltaNet::load(w, delta_net, scratch, i, recurrent - 1)?))
+                }
+                MixerDescription::ChannelDelta(of) => {
+                    recurrent += 1;
+                    let scratch = channel_delta.as_ref().expect("of this layer");
+                    Mixer::ChannelDelta(Box::new(ChannelDelta::load(w, of, scratch, i, recurrent - 1)?))
                 }
                 MixerDescription::StateSpace(of) => {
                     recurrent += 1;

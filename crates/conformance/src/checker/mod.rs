@@ -15,9 +15,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
-    AttentionLayer, Backend, Capacity, DeltaLayer, DeviceSampling, Elementwise, Failed, IndexLayer, KvPool,
-    LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile, Projection,
-    Routing, StateSpaceLayer, StepInputs, Streamed, Tensor,
+    AttentionLayer, Backend, Capacity, ChannelDeltaLayer, DeltaLayer, DeviceSampling, Elementwise, Failed, IndexLayer,
+    KvPool, LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile,
+    Projection, Routing, StateSpaceLayer, StepInputs, Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
@@ -246,6 +246,10 @@ impl Operations for Checker {
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
         self.checked("delta_net").delta_net(layer);
+    }
+
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
+        self.checked("channel_delta").channel_delta(layer);
     }
 
     fn state_space(&mut self, layer: &StateSpaceLayer) {

@@ -1,9 +1,9 @@
 //! The checker's own handles, and the inner handles and shapes that belong to them.
 
 use sluice_backend::{
-    AttentionLayer, BufferId, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts, HeadRows, IndexLayer,
-    KvPool, LatentKeys, LatentLayer, LayerNorm, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Projection, RotaryId,
-    RowFactors, SharedExpert, StateSpaceLayer, Tensor,
+    AttentionLayer, BufferId, ChannelDeltaLayer, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts,
+    HeadRows, IndexLayer, KvPool, LatentKeys, LatentLayer, LayerNorm, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
+    Projection, RotaryId, RowFactors, SharedExpert, StateSpaceLayer, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -240,6 +240,12 @@ impl Names {
         let [qkv, z, b, a, out] = [d.qkv, d.z, d.b, d.a, d.out].map(|t| self.tensor(t));
         let [conv, decay, dt_bias] = [d.conv, d.decay, d.dt_bias].map(|t| self.tensor(t));
         DeltaLayer { qkv, z, b, a, out, conv, decay, dt_bias, norm: self.norm(d.norm), ..d.clone() }
+    }
+
+    pub fn channel_delta(&self, l: &ChannelDeltaLayer) -> ChannelDeltaLayer {
+        let [qkv, z, b, f, out] = [l.qkv, l.z, l.b, l.f, l.out].map(|t| self.tensor(t));
+        let [conv, rates, dt_bias] = [l.conv, l.rates, l.dt_bias].map(|t| self.tensor(t));
+        ChannelDeltaLayer { qkv, z, b, f, out, conv, rates, dt_bias, norm: self.norm(l.norm), ..l.clone() }
     }
 
     pub fn state_space(&self, l: &StateSpaceLayer) -> StateSpaceLayer {

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp,
-    MoeId, Norm, Operations, Projection, RotaryId, Routing, StateSpaceLayer, StepInputs, Tensor,
+    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, LatentKeys, LatentLayer, Linear,
+    MatrixId, Mlp, MoeId, Norm, Operations, Projection, RotaryId, Routing, StateSpaceLayer, StepInputs, Tensor,
 };
 
 use super::names::Names;
@@ -91,6 +91,7 @@ impl CheckedStep<'_> {
             Operation::LatentAttention(layer) => b.latent_attention(&n.latent(layer)),
             Operation::Index(layer) => b.index(&n.index(layer)),
             Operation::DeltaNet(layer) => b.delta_net(&n.delta(layer)),
+            Operation::ChannelDelta(layer) => b.channel_delta(&n.channel_delta(layer)),
             Operation::StateSpace(layer) => b.state_space(&n.state_space(layer)),
             Operation::Mlp { x, norm, mlp, residual } => {
                 b.mlp(n.tensor(*x), n.norm(*norm), &n.mlp(mlp, x.cols), n.tensor(*residual));
@@ -197,6 +198,17 @@ impl Operations for CheckedStep<'_> {
         assert_eq!((qkv.cols, z.cols, out.cols), (shape.channels(), values, values), "columns of a delta rule");
         self.check_states(layer.layer, shape.state_len());
         self.run(Operation::DeltaNet(layer.clone()));
+    }
+
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
+        let tokens = self.tokens();
+        let ChannelDeltaLayer { shape, qkv, z, b, f, out, .. } = *layer;
+        let (heads, values) = (shape.value_heads, shape.value_heads * shape.value_dim);
+        assert!([qkv, z, b, f, out].iter().all(|t| t.rows >= tokens), "a row for each token");
+        assert_eq!((qkv.cols, z.cols, out.cols), (shape.channels(), values, values), "columns of a delta rule");
+        assert!(heads == shape.key_heads && (b.cols, f.cols) == (heads, heads * shape.key_dim), "columns of gates");
+        self.check_states(layer.layer, shape.state_len());
+        self.run(Operation::ChannelDelta(layer.clone()));
     }
 
     fn state_space(&mut self, layer: &StateSpaceLayer) {

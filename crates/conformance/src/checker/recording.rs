@@ -1,8 +1,9 @@
 //! Recorded calls of a backend, and their replay on another.
 
 use sluice_backend::{
-    AttentionLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, MatrixId, MatrixSource,
-    MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StateSpaceLayer, StepInputs, Tensor,
+    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
+    MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StateSpaceLayer,
+    StepInputs, Tensor,
 };
 
 /// A call before the steps. Handles are the checker's.
@@ -28,6 +29,7 @@ pub enum Operation {
     LatentAttention(LatentLayer),
     Index(IndexLayer),
     DeltaNet(DeltaLayer),
+    ChannelDelta(ChannelDeltaLayer),
     StateSpace(StateSpaceLayer),
     Mlp { x: Tensor, norm: Norm, mlp: Mlp, residual: Tensor },
     Elementwise(Elementwise),
@@ -45,6 +47,7 @@ impl Operation {
             Operation::LatentAttention(_) => "latent_attention",
             Operation::Index(_) => "index",
             Operation::DeltaNet(_) => "delta_net",
+            Operation::ChannelDelta(_) => "channel_delta",
             Operation::StateSpace(_) => "state_space",
             Operation::Mlp { .. } => "mlp",
             Operation::Elementwise(_) => "elementwise",

@@ -63,6 +63,7 @@ fn replay_operation(to: &mut dyn Operations, operation: &Operation) {
         Operation::LatentAttention(layer) => to.latent_attention(layer),
         Operation::Index(layer) => to.index(layer),
         Operation::DeltaNet(layer) => to.delta_net(layer),
+        Operation::ChannelDelta(layer) => to.channel_delta(layer),
         Operation::StateSpace(layer) => to.state_space(layer),
         Operation::Mlp { x, norm, mlp, residual } => to.mlp(*x, *norm, mlp, *residual),
         Operation::Elementwise(operation) => to.elementwise(operation),

@@ -2,6 +2,7 @@
 
 mod attention;
 mod buffers;
+mod channel_delta;
 mod delta_rule;
 mod dense;
 mod elementwise;
@@ -36,6 +37,8 @@ pub const SPARSE_INDEXERS: Family = Family { name: "sparse indexers", cases: 60,
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
 pub const DELTA_RULES_OF_ONE_TOKEN: Family =
     Family { name: "delta rules of one token", cases: 60, run: delta_rule::delta_rules_of_one_token };
+pub const CHANNEL_DELTAS: Family =
+    Family { name: "delta rules by channels", cases: 60, run: channel_delta::channel_deltas };
 pub const STATE_SPACES: Family = Family { name: "state spaces", cases: 60, run: state_space::state_spaces };
 pub const UNGATED_MIXTURES: Family = Family { name: "ungated mixtures", cases: 40, run: mixture::ungated };
 pub const MIXTURES: Family = Family { name: "mixtures", cases: 32, run: mixture::mixtures };

@@ -6,16 +6,14 @@
 //! kept until all have been read. The sums are the same, term by term.
 
 use sluice_kernels::elementwise;
-use sluice_kernels::format::ActivationFormat;
-use sluice_kernels::format::MAX_PLANES;
+use sluice_kernels::format::{ActivationFormat, MAX_PLANES};
 use sluice_kernels::matrix::Matrix;
 
 use super::activation::{self, Biases};
 use crate::encoded::{Encoded, Needs};
 use crate::exec::{ExecContext, Worker};
 use crate::matmul::{MAX_TASK_ROWS, block_rows, tile};
-use crate::memory::part;
-use crate::memory::{Place, Weight};
+use crate::memory::{Place, Weight, part};
 use sluice_backend::{ExpertKind, ExpertMatrix, ExpertPart, Experts, Linear, Mlp, Routing};
 
 /// A projection: rows of a registered matrix, or a copy of them in memory.

@@ -10,7 +10,7 @@ use sluice_engine::{
 use support::*;
 
 /// Checkpoints of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 19] = [
+const FOLDERS: [&str; 20] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "olmo3",
@@ -19,6 +19,7 @@ const FOLDERS: [&str; 19] = [
     "deepseek_v3",
     "deepseek_v32",
     "nemotron_h_moe",
+    "kimi_linear",
     "granitemoehybrid_mamba",
     "qwen3",
     "qwen3_window",
@@ -70,7 +71,10 @@ fn scratch_is_what_was_set_aside() {
                     let case = format!("{name} {activations:?} {experts:?}, {threads} threads, {chunk} tokens");
                     // Parts of attention and lists of its tasks grow with the context, which has their room.
                     assert!(taken <= aside + (64 << 10), "{case}: {taken} taken, {aside} set aside");
-                    assert!(aside <= taken + taken / 3 + (96 << 10), "{case}: {aside} set aside, {taken} taken");
+                    // An indexer's scores have room for the whole context.
+                    let scores = if name == "deepseek_v32" { 4 * chunk as u64 * 2048 } else { 0 };
+                    let most = taken + taken / 3 + scores + (96 << 10);
+                    assert!(aside <= most, "{case}: {aside} set aside, {taken} taken");
                 }
             }
         }

@@ -6,6 +6,10 @@
 // No iterator adapters: their closures may be compiled without the instruction set of the kernel around them.
 #![allow(clippy::needless_range_loop)]
 
+mod channels;
+
+pub use channels::{ChannelInputs, channel_decays, channel_recurrence};
+
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
 use crate::math::{exp1, sigmoid, silu, softplus};

@@ -94,8 +94,64 @@ fn plain(tokens: usize, dk: usize, dv: usize) -> (Vec<f32>, Vec<f32>) {
     (out, state)
 }
 
+/// With a decay for each row of the state: by the kernel, `tokens` in runs of `chunk`, or element by element.
+fn by_channels(isa: Option<(Isa, usize)>, tokens: usize, dk: usize, dv: usize) -> (Vec<u32>, Vec<u32>) {
+    let [q, k] =
+        [1, 2].map(|seed| -> Vec<f32> { random(tokens * dk, seed).iter().map(|x| x / (dk as f32).sqrt()).collect() });
+    let v = random(tokens * dv, 3);
+    let decays: Vec<f32> = random(tokens * dk, 4).iter().map(|x| exp1(-x.abs())).collect();
+    let beta: Vec<f32> = random(tokens, 5).iter().map(|x| sigmoid1(*x)).collect();
+    let (mut state, mut out) = (random(dk * dv, 6), vec![0.0f32; tokens * dv]);
+    let Some((isa, chunk)) = isa else {
+        let sum = |lanes: [f32; 4]| (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+        for (t, j) in (0..tokens).flat_map(|t| (0..dv).map(move |j| (t, j))) {
+            let (mut held, mut read) = ([0f32; 4], [0f32; 4]);
+            for i in 0..dk {
+                state[i * dv + j] *= decays[t * dk + i];
+                held[i % 4] = state[i * dv + j].mul_add(k[t * dk + i], held[i % 4]);
+            }
+            let d = (v[t * dv + j] - sum(held)) * beta[t];
+            for i in 0..dk {
+                state[i * dv + j] = k[t * dk + i].mul_add(d, state[i * dv + j]);
+                read[i % 4] = state[i * dv + j].mul_add(q[t * dk + i], read[i % 4]);
+            }
+            out[t * dv + j] = sum(read);
+        }
+        return (bits(&out), bits(&state));
+    };
+    for from in (0..tokens).step_by(chunk) {
+        let rows = from..from + chunk.min(tokens - from);
+        let part = |values, columns| Rows::dense(values, columns).part(rows.clone());
+        let inputs = ChannelInputs {
+            q: part(&q, dk),
+            k: part(&k, dk),
+            v: part(&v, dv),
+            decays: part(&decays, dk),
+            beta: part(&beta, 1),
+        };
+        let mut to = RowsMut::dense(&mut out[from * dv..rows.end * dv], dv);
+        channel_recurrence(isa, &mut RowsMut::dense(&mut state, dv), &inputs, &mut to);
+    }
+    (bits(&out), bits(&state))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn decays_by_channels_ignore_chunks_and_instruction_set(dk in 1usize..40, dv in 1usize..140, tokens in 1usize..6) {
+        let expect = by_channels(None, tokens, dk, dv);
+        for isa in Isa::supported() {
+            for chunk in [1, 2, tokens] {
+                prop_assert_eq!(&by_channels(Some((isa, chunk)), tokens, dk, dv), &expect);
+            }
+            let (f, bias) = (random(dv, 7), random(dv, 8));
+            let mut decays = vec![0.0; dv];
+            channel_decays(isa, &f, &bias, -1.5, &mut decays);
+            let expect: Vec<f32> = f.iter().zip(&bias).map(|(f, b)| exp1(-1.5 * softplus1(f + b))).collect();
+            prop_assert_eq!(bits(&decays), bits(&expect));
+        }
+    }
 
     #[test]
     fn convolution_ignores_chunks_splits_and_instruction_set(

@@ -9,6 +9,7 @@ mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt_oss;
 mod granite;
+mod kimi_linear;
 mod llama;
 mod minimax_m2;
 mod mistral;
@@ -88,6 +89,7 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "glm_moe_dsa", describe: deepseek_v32::describe_glm },
     Architecture { model_type: "kimi_k2", describe: deepseek::describe },
     Architecture { model_type: "kimi_k25", describe: deepseek::describe },
+    Architecture { model_type: "kimi_linear", describe: kimi_linear::describe },
     Architecture { model_type: "mistral4", describe: mistral4::describe },
 ];
 

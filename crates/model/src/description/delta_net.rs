@@ -5,6 +5,30 @@ use sluice_backend::DeltaShape;
 
 use crate::config::Config;
 
+/// A layer of Kimi Delta Attention: a delta rule with a decay for each channel of its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelDeltaDescription {
+    /// Heads and their sizes: as many of keys as of values.
+    pub shape: DeltaShape,
+}
+
+impl ChannelDeltaDescription {
+    /// Elements of all keys.
+    pub fn keys(&self) -> usize {
+        self.shape.value_heads * self.shape.key_dim
+    }
+
+    /// Elements of all values.
+    pub fn values(&self) -> usize {
+        self.shape.value_heads * self.shape.value_dim
+    }
+
+    /// Elements of what decays and gates are projections of.
+    pub fn rank(&self) -> usize {
+        self.shape.key_dim
+    }
+}
+
 /// How a checkpoint stores the input projections of GatedDeltaNet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProjectionLayout {

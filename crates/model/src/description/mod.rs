@@ -26,7 +26,7 @@ pub use attention::{
     AttentionBiases, AttentionDescription, AttentionVariant, CacheGroup, CacheKind, IndexDescription,
     LatentDescription, QueryGrowth, ValueSource,
 };
-pub use delta_net::{DeltaDescription, ProjectionLayout};
+pub use delta_net::{ChannelDeltaDescription, DeltaDescription, ProjectionLayout};
 pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
     StackOrder,
@@ -151,6 +151,8 @@ pub enum MixerDescription {
     Attention(AttentionDescription),
     /// A recurrent layer.
     DeltaNet(DeltaDescription),
+    /// The same with a decay for each channel.
+    ChannelDelta(ChannelDeltaDescription),
     /// A recurrent layer of another kind.
     StateSpace(StateSpaceDescription),
     /// Nothing.
@@ -170,6 +172,7 @@ impl MixerDescription {
     pub fn state_len(&self) -> Option<usize> {
         match self {
             MixerDescription::DeltaNet(delta) => Some(delta.shape.state_len()),
+            MixerDescription::ChannelDelta(delta) => Some(delta.shape.state_len()),
             MixerDescription::StateSpace(of) => Some(of.shape.state_len()),
             MixerDescription::Attention(_) | MixerDescription::None => None,
         }

@@ -21,7 +21,7 @@ impl Description {
                     Some("latent attention with norms of outputs".to_owned())
                 }
                 MixerDescription::Attention(attention) => attention.unsupported(self.rotary_dim(attention)),
-                MixerDescription::DeltaNet(_) => unnormed.clone(),
+                MixerDescription::DeltaNet(_) | MixerDescription::ChannelDelta(_) => unnormed.clone(),
                 MixerDescription::StateSpace(_) if self.output_norms => {
                     Some("a norm of what Mamba-2 puts out".to_owned())
                 }

@@ -4,9 +4,10 @@
 use sluice_backend::{DeltaShape, StateSpaceShape};
 
 use super::{
-    AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, DenseActivation, Description,
-    FeedForwardDescription, IndexDescription, LatentDescription, LayerDescription, MixerDescription, MtpDescription,
-    PROJECTIONS, PerLayerDescription, ProjectionLayout, StateSpaceDescription, ValueSource,
+    AttentionBiases, AttentionDescription, AttentionVariant, ChannelDeltaDescription, DeltaDescription,
+    DenseActivation, Description, FeedForwardDescription, IndexDescription, LatentDescription, LayerDescription,
+    MixerDescription, MtpDescription, PROJECTIONS, PerLayerDescription, ProjectionLayout, StateSpaceDescription,
+    ValueSource,
 };
 use crate::mlx_names;
 
@@ -253,6 +254,32 @@ impl DeltaDescription {
     }
 }
 
+impl ChannelDeltaDescription {
+    fn weights(&self, hidden: usize) -> Vec<WeightDescription> {
+        let (keys, values, rank) = (self.keys(), self.values(), self.rank());
+        let DeltaShape { value_heads, value_dim, taps, .. } = self.shape;
+        let projection = |part, rows, cols| matrix(part, WeightClass::Recurrent, rows, cols);
+        let convolution = |part, rows| WeightDescription { rows, ..vector(part, WeightKind::Convolution, taps) };
+        vec![
+            projection("self_attn.q_proj", keys, hidden),
+            projection("self_attn.k_proj", keys, hidden),
+            projection("self_attn.v_proj", values, hidden),
+            convolution("self_attn.q_conv1d", keys),
+            convolution("self_attn.k_conv1d", keys),
+            convolution("self_attn.v_conv1d", values),
+            projection("self_attn.f_a_proj", rank, hidden),
+            projection("self_attn.f_b_proj", keys, rank),
+            projection("self_attn.b_proj", value_heads, hidden),
+            projection("self_attn.g_a_proj", rank, hidden),
+            projection("self_attn.g_b_proj", values, rank),
+            vector("self_attn.A_log", WeightKind::Vector, value_heads),
+            vector("self_attn.dt_bias", WeightKind::Vector, keys),
+            vector("self_attn.o_norm", WeightKind::Norm { centred: false }, value_dim),
+            projection("self_attn.o_proj", hidden, values),
+        ]
+    }
+}
+
 impl StateSpaceDescription {
     fn weights(&self, hidden: usize) -> Vec<WeightDescription> {
         let StateSpaceShape { heads, taps, .. } = self.shape;
@@ -363,6 +390,7 @@ impl LayerDescription {
         all.extend(match &self.mixer {
             MixerDescription::Attention(attention) => attention.weights(hidden, norm),
             MixerDescription::DeltaNet(delta) => delta.weights(hidden),
+            MixerDescription::ChannelDelta(of) => of.weights(hidden),
             MixerDescription::StateSpace(of) => of.weights(hidden),
             MixerDescription::None => Vec::new(),
         });

@@ -1,6 +1,7 @@
 //! The layers of models. Each is made from its description and the weights of its module.
 
 mod attention;
+mod channel_delta;
 mod delta_net;
 mod feed_forward;
 mod latent;
@@ -9,6 +10,7 @@ mod per_layer;
 mod state_space;
 
 pub use attention::{Attention, AttentionScratch};
+pub use channel_delta::{ChannelDelta, ChannelDeltaScratch};
 pub use delta_net::{DeltaNet, DeltaScratch};
 pub use feed_forward::{FeedForward, FeedForwardScratch};
 pub use latent::{LatentAttention, LatentScratch};

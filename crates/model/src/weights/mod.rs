@@ -360,13 +360,30 @@ impl<'a> Weights<'a> {
 
     /// The depthwise convolution `part`, transposed to `[taps, channels]`.
     pub fn convolution(&mut self, layer: usize, part: &str) -> Result<Tensor> {
+        self.convolutions(layer, &[part])
+    }
+
+    /// The same of several beside each other, which have as many taps each.
+    pub fn convolutions(&mut self, layer: usize, parts: &[&str]) -> Result<Tensor> {
+        let each = parts.iter().map(|part| self.taps(layer, part)).collect::<Result<Vec<_>>>()?;
+        let taps = each.first().map_or(0, |(_, taps)| *taps);
+        let width = |values: &[f32]| values.len() / taps.max(1);
+        let channels = each.iter().map(|(values, _)| width(values)).sum();
+        let of_tap = |tap: usize| {
+            each.iter().flat_map(move |(values, _)| values[tap * width(values)..(tap + 1) * width(values)].iter())
+        };
+        let all: Vec<f32> = (0..taps).flat_map(of_tap).copied().collect();
+        self.upload(&all, taps, channels)
+    }
+
+    /// The values of a convolution, tap by tap, and how many taps it has.
+    fn taps(&self, layer: usize, part: &str) -> Result<(Vec<f32>, usize)> {
         let w = self.described(layer, part);
         let (name, channels, taps) = (format!("{}.weight", self.module(&w)), w.rows, w.cols);
         let wanted = self.tensors.layout().convolution_shape(channels, taps);
         let (values, shape) = self.values(&name, &wanted)?;
         ensure!(shape == wanted, "tensor {name} has shape {shape:?}, expected {wanted:?}");
-        let by_tap: Vec<f32> = (0..taps * channels).map(|i| values[i % channels * taps + i / channels]).collect();
-        self.upload(&by_tap, taps, channels)
+        Ok(((0..taps * channels).map(|i| values[i % channels * taps + i / channels]).collect(), taps))
     }
 
     /// The gated feed-forward module `part`.

@@ -119,8 +119,16 @@ fn slabs(home: &Path) -> Vec<PathBuf> {
 }
 
 /// Models of each kind of cache: with windows, recurrent states, latent rows, keys of indexers, layers that share keys.
-const CACHED: [&str; 7] =
-    ["qwen3", "qwen3_window", "qwen3_5", "deepseek_v3", "deepseek_v32", "granitemoehybrid_mamba", "gemma4_per_layer"];
+const CACHED: [&str; 8] = [
+    "qwen3",
+    "qwen3_window",
+    "qwen3_5",
+    "deepseek_v3",
+    "deepseek_v32",
+    "granitemoehybrid_mamba",
+    "kimi_linear",
+    "gemma4_per_layer",
+];
 
 #[test]
 fn a_flipped_bit_on_disk_is_computed_instead() {

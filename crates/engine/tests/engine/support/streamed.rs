@@ -5,13 +5,14 @@ use sluice_engine::{Engine, MemoryClass, Options, Placement};
 use crate::support::folder;
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
-pub const FOLDERS: [&str; 15] = [
+pub const FOLDERS: [&str; 16] = [
     "gemma4_moe",
     "mixtral",
     "glm4_moe",
     "deepseek_v3",
     "minimax_m2",
     "nemotron_h_moe",
+    "kimi_linear",
     "granitemoehybrid_mamba",
     "qwen3_moe",
     "qwen3_moe_stacked",

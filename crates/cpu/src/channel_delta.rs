@@ -1,0 +1,139 @@
+//! Kimi Delta Attention on the CPU. Rounds of tasks: convolution by channels, norms, gates and decays by tokens, recurrence by heads, output norm by tokens.
+
+use sluice_kernels::{delta, elementwise, math, norm};
+
+use crate::exec::ExecContext;
+use crate::memory::Place;
+use crate::memory::part;
+use sluice_backend::{ChannelDeltaLayer, StepInputs, Tensor};
+
+/// Epsilon of the L2 norm of q and k.
+const L2_EPS: f32 = 1e-6;
+/// Channels that one task convolves.
+const CHANNELS: usize = 256;
+/// Columns of a state that one task updates for all tokens.
+const COLUMNS: usize = 64;
+/// Tokens that one task norms.
+const TOKENS: usize = 4;
+
+/// Buffers between the rounds of a step. Allocated once and kept.
+#[derive(Default)]
+pub struct ChannelDeltaWork {
+    /// After the convolution: `[tokens, channels]`.
+    qkv: Vec<f32>,
+    /// `[tokens, heads * key_dim]`
+    decays: Vec<f32>,
+    /// Write strength: `[tokens, heads]`.
+    beta: Vec<f32>,
+}
+
+impl ChannelDeltaWork {
+    pub fn bytes(&self) -> usize {
+        4 * (self.qkv.len() + self.decays.len() + self.beta.len())
+    }
+
+    /// Runs a layer for the tokens of `inputs`, whose states are rows of `states`.
+    pub fn run(&mut self, context: ExecContext, inputs: &StepInputs, states: Tensor, layer: &ChannelDeltaLayer) {
+        let (shape, isa) = (layer.shape, context.isa);
+        let (tokens, channels) = (inputs.tokens().len(), shape.channels());
+        let (heads, key_dim, value_dim) = (shape.value_heads, shape.key_dim, shape.value_dim);
+        let keys = heads * key_dim;
+        let [input, z, b, f, out] = [layer.qkv, layer.z, layer.b, layer.f, layer.out].map(|t| context.place(t));
+        let [weight, rates, dt_bias, states] =
+            [layer.conv, layer.rates, layer.dt_bias, states].map(|t| context.place(t));
+        let (norm_weight, eps) = context.norm(&layer.norm);
+        let ChannelDeltaWork { qkv, decays, beta } = self;
+        let qkv = Place::of_slice(part(qkv, tokens * channels), channels);
+        let decays = Place::of_slice(part(decays, tokens * keys), keys);
+        let beta = Place::of_slice(part(beta, tokens * heads), heads);
+        let state_from = layer.layer * shape.state_len();
+        let matrix = key_dim * value_dim;
+        let sequences = inputs.sequences();
+        let pool = context.pool;
+
+        // 1. convolution over each sequence's tokens, by blocks of channels
+        let blocks = channels.div_ceil(CHANNELS);
+        pool.run(sequences * blocks, &|task, _| {
+            let s = task / blocks;
+            let from = task % blocks * CHANNELS;
+            let cols = from..(from + CHANNELS).min(channels);
+            let window_of = |row: usize| {
+                let all = states.fold(row, state_from + heads * matrix, shape.taps - 1, channels);
+                all.part(0..shape.taps - 1, cols.clone())
+            };
+            let window = window_of(inputs.state(s));
+            for (rows, kept) in inputs.pieces(s) {
+                // SAFETY: this task alone uses these channels of this sequence, and of the rows that keep its states; weights are never written.
+                unsafe {
+                    let x = input.part(rows.clone(), cols.clone()).as_rows();
+                    let weight = weight.part(0..shape.taps, cols.clone()).as_rows();
+                    let mut out = qkv.part(rows, cols.clone()).as_rows_mut();
+                    delta::conv_step(isa, x, weight, None, &mut window.as_rows_mut(), &mut out);
+                    kept.into_iter().for_each(|row| window_of(row).copy_from(window));
+                }
+            }
+        });
+        // 2. norms of q and k, gates and decays
+        let scale = (1.0 / (key_dim as f64).sqrt()) as f32;
+        pool.run(tokens.div_ceil(TOKENS), &|task, _| {
+            for t in task * TOKENS..((task + 1) * TOKENS).min(tokens) {
+                // SAFETY: this task alone uses this token's rows.
+                unsafe {
+                    for (i, head) in qkv.get_mut(t, 0..2 * keys).chunks_exact_mut(key_dim).enumerate() {
+                        norm::l2_norm(isa, head, L2_EPS, if i < heads { scale } else { 1.0 });
+                    }
+                    for (beta, b) in beta.get_mut(t, 0..heads).iter_mut().zip(b.get(t, 0..heads)) {
+                        *beta = math::sigmoid1(*b);
+                    }
+                    for (head, rate) in rates.get(0, 0..heads).iter().enumerate() {
+                        let cols = head * key_dim..(head + 1) * key_dim;
+                        let (f, bias) = (f.get(t, cols.clone()), dt_bias.get(0, cols.clone()));
+                        delta::channel_decays(isa, f, bias, *rate, decays.get_mut(t, cols));
+                    }
+                }
+            }
+        });
+        // 3. recurrence, by heads and blocks of their columns
+        let blocks = value_dim.div_ceil(COLUMNS);
+        pool.run(sequences * heads * blocks, &|task, _| {
+            let s = task / (heads * blocks);
+            let (head, block) = (task / blocks % heads, task % blocks);
+            let cols = block * COLUMNS..((block + 1) * COLUMNS).min(value_dim);
+            let state_of = |row: usize| {
+                let all = states.fold(row, state_from + head * matrix, key_dim, value_dim);
+                all.part(0..key_dim, cols.clone())
+            };
+            let (state, at) = (state_of(inputs.state(s)), head * value_dim);
+            let own = head * key_dim..(head + 1) * key_dim;
+            for (rows, kept) in inputs.pieces(s) {
+                let key = |from: usize| qkv.part(rows.clone(), from + own.start..from + own.end);
+                let v = qkv.part(rows.clone(), 2 * keys + at + cols.start..2 * keys + at + cols.end);
+                let out = out.part(rows.clone(), at + cols.start..at + cols.end);
+                // SAFETY: this task alone uses these columns of this head's state and output, and of the rows that keep its states; the rest is only read.
+                unsafe {
+                    let run = delta::ChannelInputs {
+                        q: key(0).as_rows(),
+                        k: key(keys).as_rows(),
+                        v: v.as_rows(),
+                        decays: decays.part(rows.clone(), own.clone()).as_rows(),
+                        beta: beta.part(rows.clone(), head..head + 1).as_rows(),
+                    };
+                    delta::channel_recurrence(isa, &mut state.as_rows_mut(), &run, &mut out.as_rows_mut());
+                    kept.into_iter().for_each(|row| state_of(row).copy_from(state));
+                }
+            }
+        });
+        // 4. norm of each head, gated by z
+        pool.run(tokens.div_ceil(TOKENS), &|task, _| {
+            for t in task * TOKENS..((task + 1) * TOKENS).min(tokens) {
+                for head in 0..heads {
+                    let cols = head * value_dim..(head + 1) * value_dim;
+                    // SAFETY: this task alone uses this token's rows.
+                    let (out, z) = unsafe { (out.get_mut(t, cols.clone()), z.get(t, cols)) };
+                    norm::rms_norm_in_place(isa, out, Some(norm_weight), eps);
+                    elementwise::sigmoid_mul(isa, z, out);
+                }
+            }
+        });
+    }
+}
