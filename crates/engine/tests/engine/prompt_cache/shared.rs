@@ -61,7 +61,7 @@ impl Faulty {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         match fault {
             Fault::Down => Err(StoreError::Failed("no connection".into())),
-            Fault::Flickers if call % 3 == 0 => Err(StoreError::Failed("HTTP 503".into())),
+            Fault::Flickers if call.is_multiple_of(3) => Err(StoreError::Failed("HTTP 503".into())),
             Fault::Hangs => {
                 thread::sleep(Duration::from_secs(8));
                 Err(StoreError::Timeout)
