@@ -66,7 +66,7 @@ mod tests {
             hadamard(Isa::GENERIC, &mut found);
             for (x, found) in x.chunks_exact(run).zip(found.chunks_exact(run)) {
                 for (i, found) in found.iter().enumerate() {
-                    let sign = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                    let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                     let wanted: f64 = x.iter().enumerate().map(|(j, x)| sign(j) * f64::from(*x)).sum();
                     assert!((f64::from(*found) - wanted).abs() < 1e-4, "{n}: {found} for {wanted}");
                 }
