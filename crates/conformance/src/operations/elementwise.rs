@@ -18,10 +18,6 @@ pub fn elementwise(c: &mut Case) {
         backend.elementwise(&Elementwise::GeGlu { gate: a, up: b });
     });
     c.see("gate", x.whole);
-    if c.backend.check_state_spaces().is_ok() {
-        c.step(tokens, |backend| backend.elementwise(&Elementwise::SquaredRelu { x: a }));
-        c.see("squared", x.whole);
-    }
     // A norm over all columns, or over each head.
     let of_heads = c.norm(head);
     let norm = if c.coin() { norm } else { of_heads };

@@ -1,8 +1,8 @@
 //! Mixtures of experts: all kinds of routing, stacked and single matrices, shared experts, chains of layers that look ahead.
 
 use sluice_backend::{
-    BlockFormat, E2m1, ExpertBiases, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear, MatrixId,
-    MemoryClass, Moe, MoeId, Outcome, Projection, Scoring, SharedExpert, Tensor, WeightFormat,
+    BlockFormat, E2m1, Elementwise, ExpertBiases, ExpertKind, ExpertMatrix, ExpertPart, Experts, Float, Linear,
+    MatrixId, MemoryClass, Moe, MoeId, Outcome, Projection, Scoring, SharedExpert, Tensor, WeightFormat,
 };
 
 use crate::case::Case;
@@ -279,6 +279,9 @@ pub fn ungated(c: &mut Case) {
         c.shape(format!("{tokens} tokens, x {x}"));
         c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
         c.see("residual", x.whole);
+        // The activation of dense parts of such models.
+        c.step(tokens, |b| b.elementwise(&Elementwise::SquaredRelu { x: x.tensor }));
+        c.see("squared", x.whole);
     }
 }
 

@@ -95,7 +95,8 @@ fn copy_of(name: &str) -> (tempfile::TempDir, u64) {
     let to = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     fs::copy(folder(name).join("config.json"), to.path().join("config.json")).unwrap();
     let checkpoint = Checkpoint::open(&folder(name)).unwrap();
-    let is_expert = |t: &Tensor| [".switch_mlp.", ".experts."].iter().any(|of| t.name.contains(of));
+    let names = [".switch_mlp.", ".experts.", ".block_sparse_moe.input_linear.", ".block_sparse_moe.output_linear."];
+    let is_expert = |t: &Tensor| names.iter().any(|of| t.name.contains(of));
     let mut tensors: Vec<_> = checkpoint.tensors().iter().collect();
     tensors.sort_by_key(|t| is_expert(t));
     let plan = |t: &&Tensor| TensorPlan { name: t.name.to_string(), dtype: t.dtype, shape: t.shape.clone() };
