@@ -18,7 +18,6 @@ fn a_step_allocates_nothing() {
         "qwen3_window",
         "qwen3_moe",
         "qwen3_next",
-        "nemotron_h_moe",
         "kimi_linear",
         "deepseek_v32",
         "mlx_qwen3_widths",

@@ -131,7 +131,8 @@ fn replica(home: &Path, name: &str, store: &Arc<Faulty>, key: bool) -> Options {
     cache.folder = home.join(name);
     cache.store = Some(Arc::clone(store) as Arc<dyn ObjectStore>);
     if key {
-        let path = home.join("key");
+        // One for each: others may be reading theirs.
+        let path = home.join(format!("key-of-{name}"));
         std::fs::write(&path, [7; 32]).unwrap();
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         cache.key_file = Some(path);
