@@ -87,7 +87,7 @@ mod tests {
         let name = part.name();
         assert_eq!(PartName::parse(&name), Some(part));
         assert_eq!(parse_model(&model(7)), Some(7));
-        for bad in ["", "v2", SECRET, &model(7), &name[1..], &name[..name.len() - 1], &format!("{name}0")] {
+        for bad in ["", "v2", SECRET, &model(7), &name[1..], &name[..name.len() - 1], &format!("{name}.0")] {
             assert_eq!(PartName::parse(bad), None, "{bad}");
         }
         assert_eq!(PartName::parse(&name.replace("0032", "+032")), None);

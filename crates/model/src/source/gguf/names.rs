@@ -268,7 +268,7 @@ mod tests {
         ] {
             assert_eq!((&*mamba.full(ours), mamba.short(theirs).as_deref()), (theirs, Some(ours)));
         }
-        let ollama = Names::new(false, (false, false), |_| true);
+        let ollama = Names::new(false, (false, false), |part| part != "ssm_d");
         assert_eq!(ollama.full("layers.0.linear_attn.dt_bias"), "blk.0.ssm_dt");
         assert_eq!(ollama.short("blk.0.ssm_dt").as_deref(), Some("layers.0.linear_attn.dt_bias"));
         assert_eq!(ollama.full("layers.1.post_attention_layernorm.weight"), "blk.1.post_attention_norm.weight");
