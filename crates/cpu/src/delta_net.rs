@@ -2,6 +2,7 @@
 
 use sluice_kernels::{delta, norm};
 
+use crate::convolution::{Window, convolve};
 use crate::exec::ExecContext;
 use crate::memory::Place;
 use crate::memory::part;
@@ -9,8 +10,6 @@ use sluice_backend::{DeltaLayer, StepInputs, Tensor};
 
 /// Epsilon of the L2 norm of q and k (`l2norm` of transformers).
 const L2_EPS: f32 = 1e-6;
-/// Channels that one task convolves.
-const CHANNELS: usize = 256;
 /// Columns of a state that one task updates for all tokens.
 const COLUMNS: usize = 64;
 /// Tokens that one task norms.
@@ -52,27 +51,8 @@ impl DeltaWork {
         let pool = context.pool;
 
         // 1. convolution over each sequence's tokens, by blocks of channels
-        let blocks = channels.div_ceil(CHANNELS);
-        pool.run(sequences * blocks, &|task, _| {
-            let s = task / blocks;
-            let from = task % blocks * CHANNELS;
-            let cols = from..(from + CHANNELS).min(channels);
-            let window_of = |row: usize| {
-                let all = states.fold(row, state_from + heads * matrix, shape.taps - 1, channels);
-                all.part(0..shape.taps - 1, cols.clone())
-            };
-            let window = window_of(inputs.state(s));
-            for (rows, kept) in inputs.pieces(s) {
-                // SAFETY: this task alone uses these channels of this sequence, and of the rows that keep its states; weights are never written.
-                unsafe {
-                    let x = input.part(rows.clone(), cols.clone()).as_rows();
-                    let weight = weight.part(0..shape.taps, cols.clone()).as_rows();
-                    let mut out = qkv.part(rows, cols.clone()).as_rows_mut();
-                    delta::conv_step(isa, x, weight, None, &mut window.as_rows_mut(), &mut out);
-                    kept.into_iter().for_each(|row| window_of(row).copy_from(window));
-                }
-            }
-        });
+        let window = Window { states, from: state_from + heads * matrix, taps: shape.taps, channels };
+        convolve(isa, pool, inputs, window, (input, weight, None), qkv);
         // 2. norms of q and k, gates
         let scale = (1.0 / (shape.key_dim as f64).sqrt()) as f32;
         pool.run(tokens.div_ceil(TOKENS), &|task, _| {

@@ -4,6 +4,7 @@
 
 mod attention;
 mod channel_delta;
+mod convolution;
 mod cpu;
 mod delta_net;
 mod encoded;

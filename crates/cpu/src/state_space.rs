@@ -1,14 +1,13 @@
 //! Mamba-2 on the CPU. Rounds of tasks: convolution by channels, time steps by tokens, recurrence by heads, gated norm by tokens.
 
-use sluice_kernels::{delta, norm, state_space};
+use sluice_kernels::{norm, state_space};
 
+use crate::convolution::{Window, convolve};
 use crate::exec::ExecContext;
 use crate::memory::Place;
 use crate::memory::part;
 use sluice_backend::{StateSpaceLayer, StepInputs, Tensor};
 
-/// Channels that one task convolves.
-const CHANNELS: usize = 256;
 /// Columns of a state that one task updates for all tokens.
 const COLUMNS: usize = 64;
 /// Tokens whose time steps or outputs one task takes.
@@ -49,28 +48,8 @@ impl StateSpaceWork {
         let pool = context.pool;
 
         // 1. convolution over each sequence's tokens, by blocks of channels
-        let blocks = channels.div_ceil(CHANNELS);
-        pool.run(sequences * blocks, &|task, _| {
-            let s = task / blocks;
-            let from = task % blocks * CHANNELS;
-            let cols = from..(from + CHANNELS).min(channels);
-            let window_of = |row: usize| {
-                let all = states.fold(row, state_from + heads * matrix, shape.taps - 1, channels);
-                all.part(0..shape.taps - 1, cols.clone())
-            };
-            let window = window_of(inputs.state(s));
-            for (rows, kept) in inputs.pieces(s) {
-                // SAFETY: this task alone uses these channels of this sequence, and of the rows that keep its states; weights are never written.
-                unsafe {
-                    let x = input.part(rows.clone(), cols.clone()).as_rows();
-                    let weight = weight.part(0..shape.taps, cols.clone()).as_rows();
-                    let bias = bias.map(|b| b.get(0, cols.clone()));
-                    let mut out = xbc.part(rows, cols.clone()).as_rows_mut();
-                    delta::conv_step(isa, x, weight, bias, &mut window.as_rows_mut(), &mut out);
-                    kept.into_iter().for_each(|row| window_of(row).copy_from(window));
-                }
-            }
-        });
+        let window = Window { states, from: state_from + heads * matrix, taps: shape.taps, channels };
+        convolve(isa, pool, inputs, window, (input, weight, bias), xbc);
         // 2. time steps and decays
         pool.run(tokens.div_ceil(TOKENS), &|task, _| {
             for t in task * TOKENS..((task + 1) * TOKENS).min(tokens) {
