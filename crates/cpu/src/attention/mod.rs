@@ -242,14 +242,12 @@ impl AttentionWork {
             sinks: sinks.map(|s| unsafe { s.get(0, kv_head * group..(kv_head + 1) * group) }),
         };
         let heads_of = |kv_head: usize| kv_head * group..(kv_head + 1) * group;
-        // Room for the most parts there can be; memory is committed when it is used.
+        // Room for the most parts there can be, from the first step on, whether it is divided or not: memory is committed when it is used.
         let positions = kv_bytes.len() / shape.block_bytes * shape.block_tokens;
         let most = positions.div_ceil(attention::PARTITION) + inputs.sequences();
         work.fill(inputs, queries.cache_group, &head(0), threads, most);
         let (part_len, part_count) = (group * (v_dim + 2), work.parts.len());
-        if part_count > 0 {
-            parts.reserve((kv_heads * most * part_len).saturating_sub(parts.len()));
-        }
+        parts.reserve((kv_heads * most * part_len).saturating_sub(parts.len()));
         let part_room = Parts::new(part(parts, kv_heads * part_count * part_len));
         let tokens_of = |pieces: Range<usize>| work.pieces[pieces].iter().map(|p| p.tokens as usize).sum::<usize>();
         let most = work.units.iter().map(|unit| tokens_of(unit.pieces())).max().unwrap_or(0);
