@@ -36,6 +36,10 @@ fn a_step_allocates_nothing() {
             if experts != Placement::Mapped && !(folder.contains("moe") || folder.contains("next")) {
                 continue;
             }
+            // Its text does not repeat itself, so that there is nothing to draft.
+            if drafts.is_some() && folder == "deepseek_v32" {
+                continue;
+            }
             let options = Options {
                 activations,
                 experts,
