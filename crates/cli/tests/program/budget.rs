@@ -139,11 +139,11 @@ fn mixtures_hold_less_than_their_budget_in_a_control_group() {
     }
 }
 
-/// Runs in a group with just enough memory, up to six times: on a busy machine the kernel may count late, or kill instead of waiting for pages. The promise is only
+/// Runs in a group with just enough memory, up to three times: on a busy machine the kernel may count late, or kill instead of waiting for pages. The promise is only
 /// that it can run.
 fn tried(group: &Group, command: &Command) -> Output {
     let mut found = group.run(command);
-    for _ in 0..5 {
+    for _ in 0..2 {
         if !found.status.success() {
             found = group.run(command);
         }

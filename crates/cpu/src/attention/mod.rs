@@ -242,7 +242,7 @@ impl AttentionWork {
             sinks: sinks.map(|s| unsafe { s.get(0, kv_head * group..(kv_head + 1) * group) }),
         };
         let heads_of = |kv_head: usize| kv_head * group..(kv_head + 1) * group;
-        // Room for the most parts there can be, from the first step on, whether it is divided or not: memory is committed when it is used.
+        // Room for the most parts there can be, reserved at the first step: contexts are divided only later. Memory is committed when it is used.
         let positions = kv_bytes.len() / shape.block_bytes * shape.block_tokens;
         let most = positions.div_ceil(attention::PARTITION) + inputs.sequences();
         work.fill(inputs, queries.cache_group, &head(0), threads, most);
