@@ -4,14 +4,12 @@ use sluice_kernels::{delta, norm};
 
 use crate::convolution::{Window, convolve};
 use crate::exec::ExecContext;
-use crate::memory::Place;
-use crate::memory::part;
+use crate::memory::{Place, part};
+use crate::recurrence::{HeadStates, Piece};
 use sluice_backend::{DeltaLayer, StepInputs, Tensor};
 
 /// Epsilon of the L2 norm of q and k (`l2norm` of transformers).
 const L2_EPS: f32 = 1e-6;
-/// Columns of a state that one task updates for all tokens.
-const COLUMNS: usize = 64;
 /// Tokens that one task norms.
 const TOKENS: usize = 4;
 
@@ -45,13 +43,12 @@ impl DeltaWork {
         let qkv = Place::of_slice(part(qkv, tokens * channels), channels);
         let g = Place::of_slice(part(g, tokens * heads), heads);
         let beta = Place::of_slice(part(beta, tokens * heads), heads);
-        let state_from = step.layer * shape.state_len();
-        let matrix = shape.key_dim * value_dim;
-        let sequences = inputs.sequences();
+        let from = step.layer * shape.state_len();
+        let matrices = HeadStates { states, from, heads, rows: shape.key_dim, cols: value_dim };
         let pool = context.pool;
 
         // 1. convolution over each sequence's tokens, by blocks of channels
-        let window = Window { states, from: state_from + heads * matrix, taps: shape.taps, channels };
+        let window = Window { states, from: from + matrices.elements(), taps: shape.taps, channels };
         convolve(isa, pool, inputs, window, (input, weight, None), qkv);
         // 2. norms of q and k, gates
         let scale = (1.0 / (shape.key_dim as f64).sqrt()) as f32;
@@ -68,36 +65,20 @@ impl DeltaWork {
                 }
             }
         });
-        // 3. recurrence, by value heads and blocks of their columns
-        let blocks = value_dim.div_ceil(COLUMNS);
-        pool.run(sequences * heads * blocks, &|task, _| {
-            let s = task / (heads * blocks);
-            let (head, block) = (task / blocks % heads, task % blocks);
-            let cols = block * COLUMNS..((block + 1) * COLUMNS).min(value_dim);
-            let state_of = |row: usize| {
-                let all = states.fold(row, state_from + head * matrix, shape.key_dim, value_dim);
-                all.part(0..shape.key_dim, cols.clone())
-            };
-            let (state, at) = (state_of(inputs.state(s)), head * value_dim);
-            for (rows, kept) in inputs.pieces(s) {
-                let key = |from: usize| {
-                    let from = from + shape.key_head(head) * shape.key_dim;
-                    qkv.part(rows.clone(), from..from + shape.key_dim)
+        // 3. recurrence
+        matrices.update(pool, inputs, out, |Piece { head, tokens, cols }, state, out| {
+            let (own, at) = (shape.key_head(head) * shape.key_dim, 2 * keys + head * value_dim);
+            let key = |from: usize| qkv.part(tokens.clone(), from + own..from + own + shape.key_dim);
+            // SAFETY: read by all tasks, written in rounds before this one alone.
+            unsafe {
+                let inputs = delta::HeadInputs {
+                    q: key(0).as_rows(),
+                    k: key(keys).as_rows(),
+                    v: qkv.part(tokens.clone(), at + cols.start..at + cols.end).as_rows(),
+                    g: g.part(tokens.clone(), head..head + 1).as_rows(),
+                    beta: beta.part(tokens.clone(), head..head + 1).as_rows(),
                 };
-                let v = qkv.part(rows.clone(), 2 * keys + at + cols.start..2 * keys + at + cols.end);
-                let out = out.part(rows.clone(), at + cols.start..at + cols.end);
-                // SAFETY: this task alone uses these columns of this head's state and output, and of the rows that keep its states; the rest is only read.
-                unsafe {
-                    let run = delta::HeadInputs {
-                        q: key(0).as_rows(),
-                        k: key(keys).as_rows(),
-                        v: v.as_rows(),
-                        g: g.part(rows.clone(), head..head + 1).as_rows(),
-                        beta: beta.part(rows.clone(), head..head + 1).as_rows(),
-                    };
-                    delta::recurrence(isa, &mut state.as_rows_mut(), &run, &mut out.as_rows_mut());
-                    kept.into_iter().for_each(|row| state_of(row).copy_from(state));
-                }
+                delta::recurrence(isa, state, &inputs, out);
             }
         });
         // 4. norm of each head, gated by z

@@ -9,14 +9,18 @@ use crate::encoded::Needs;
 use crate::memory::{Buffer, PerThread, Place, Weight, grow};
 use crate::threads::Pool;
 
-/// The [`ExecContext`] of a [`Cpu`](crate::Cpu). A macro, because it borrows single fields.
+/// The [`ExecContext`] of a [`Cpu`](crate::Cpu) or of [`HostExperts`](crate::HostExperts). A macro, because it borrows single fields. With `&[]` no buffer is looked up: all places
+/// are known.
 macro_rules! context {
     ($cpu:ident) => {
+        $crate::exec::context!($cpu, &$cpu.buffers)
+    };
+    ($cpu:ident, $buffers:expr) => {
         $crate::exec::ExecContext {
             isa: $cpu.isa,
             mode: $cpu.mode,
             weights: &$cpu.weights,
-            buffers: &$cpu.buffers,
+            buffers: $buffers,
             pool: &mut $cpu.pool,
             workers: &mut $cpu.workers,
         }

@@ -14,6 +14,7 @@ mod memory;
 mod moe;
 mod numa;
 mod platform;
+mod recurrence;
 mod resources;
 mod scratch;
 mod state_space;

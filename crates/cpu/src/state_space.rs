@@ -4,12 +4,10 @@ use sluice_kernels::{norm, state_space};
 
 use crate::convolution::{Window, convolve};
 use crate::exec::ExecContext;
-use crate::memory::Place;
-use crate::memory::part;
+use crate::memory::{Place, part};
+use crate::recurrence::{HeadStates, Piece};
 use sluice_backend::{StateSpaceLayer, StepInputs, Tensor};
 
-/// Columns of a state that one task updates for all tokens.
-const COLUMNS: usize = 64;
 /// Tokens whose time steps or outputs one task takes.
 const TOKENS: usize = 4;
 
@@ -42,13 +40,12 @@ impl StateSpaceWork {
         let xbc = Place::of_slice(part(xbc, tokens * channels), channels);
         let steps = Place::of_slice(part(steps, tokens * heads), heads);
         let g = Place::of_slice(part(g, tokens * heads), heads);
-        let state_from = layer.layer * shape.state_len();
-        let matrix = rows * head_dim;
-        let sequences = inputs.sequences();
+        let from = layer.layer * shape.state_len();
+        let matrices = HeadStates { states, from, heads, rows, cols: head_dim };
         let pool = context.pool;
 
         // 1. convolution over each sequence's tokens, by blocks of channels
-        let window = Window { states, from: state_from + heads * matrix, taps: shape.taps, channels };
+        let window = Window { states, from: from + matrices.elements(), taps: shape.taps, channels };
         convolve(isa, pool, inputs, window, (input, weight, bias), xbc);
         // 2. time steps and decays
         pool.run(tokens.div_ceil(TOKENS), &|task, _| {
@@ -61,34 +58,21 @@ impl StateSpaceWork {
                 }
             }
         });
-        // 3. recurrence, by heads and blocks of their columns
-        let blocks = head_dim.div_ceil(COLUMNS);
-        pool.run(sequences * heads * blocks, &|task, _| {
-            let s = task / (heads * blocks);
-            let (head, block) = (task / blocks % heads, task % blocks);
-            let cols = block * COLUMNS..((block + 1) * COLUMNS).min(head_dim);
-            let state_of = |row: usize| {
-                let all = states.fold(row, state_from + head * matrix, rows, head_dim);
-                all.part(0..rows, cols.clone())
-            };
-            let (state, at) = (state_of(inputs.state(s)), head * head_dim);
-            let group = shape.group(head) * rows;
-            for (run, kept) in inputs.pieces(s) {
-                let of = |from: usize, len: usize| xbc.part(run.clone(), from..from + len);
-                let out = out.part(run.clone(), at + cols.start..at + cols.end);
-                // SAFETY: this task alone uses these columns of this head's state and output, and of the rows that keep its states; the rest is only read.
-                unsafe {
-                    let all = state_space::HeadInputs {
-                        x: of(at + cols.start, cols.len()).as_rows(),
-                        b: of(inner + group, rows).as_rows(),
-                        c: of(inner + shape.groups * rows + group, rows).as_rows(),
-                        step: steps.part(run.clone(), head..head + 1).as_rows(),
-                        g: g.part(run.clone(), head..head + 1).as_rows(),
-                        skip: skip.get(0, head..head + 1)[0],
-                    };
-                    state_space::recurrence(isa, &mut state.as_rows_mut(), &all, &mut out.as_rows_mut());
-                    kept.into_iter().for_each(|row| state_of(row).copy_from(state));
-                }
+        // 3. recurrence
+        matrices.update(pool, inputs, out, |Piece { head, tokens, cols }, state, out| {
+            let (at, group) = (head * head_dim, shape.group(head) * rows);
+            let of = |from: usize, len: usize| xbc.part(tokens.clone(), from..from + len);
+            // SAFETY: read by all tasks, written in rounds before this one alone.
+            unsafe {
+                let inputs = state_space::HeadInputs {
+                    x: of(at + cols.start, cols.len()).as_rows(),
+                    b: of(inner + group, rows).as_rows(),
+                    c: of(inner + shape.groups * rows + group, rows).as_rows(),
+                    step: steps.part(tokens.clone(), head..head + 1).as_rows(),
+                    g: g.part(tokens.clone(), head..head + 1).as_rows(),
+                    skip: skip.get(0, head..head + 1)[0],
+                };
+                state_space::recurrence(isa, state, &inputs, out);
             }
         });
         // 4. gate, and the norm of each group

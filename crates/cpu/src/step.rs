@@ -11,7 +11,7 @@ use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
 
 use crate::cpu::Cpu;
-use crate::exec::{ExecContext, context};
+use crate::exec::context;
 use crate::memory::{Place, RotaryTable, Weight, part};
 use crate::moe::{Streaming, experts};
 use crate::numa::Replicas;
@@ -118,15 +118,7 @@ impl Operations for Cpu {
         };
         let kv = self.kv[layer.group];
         let blocks = attention::Blocks { layout: kv.layout, bytes: self.buffers[kv.buffer.number()].as_bytes_mut() };
-        // All places are known, so that no buffer is looked up.
-        let context = ExecContext {
-            isa: self.isa,
-            mode: self.mode,
-            weights: &self.weights,
-            buffers: &[],
-            pool: &mut self.pool,
-            workers: &mut self.workers,
-        };
+        let context = context!(self, &[]);
         let selected = layer.selected.then_some(&self.index);
         self.latents.run(context, &mut self.attention, &self.inputs, blocks, &operands, (layer, selected));
         let used = [layer.keys.rows(), layer.values].map(|rows| (rows.matrix.number(), layer.heads * rows.rows));
@@ -144,15 +136,7 @@ impl Operations for Cpu {
         };
         let (kv, row_block) = (self.kv[layer.group], self.kv[layer.rows_group].layout.block_tokens);
         let blocks = attention::Blocks { layout: kv.layout, bytes: self.buffers[kv.buffer.number()].as_bytes_mut() };
-        // All places are known, so that no buffer is looked up.
-        let context = ExecContext {
-            isa: self.isa,
-            mode: self.mode,
-            weights: &self.weights,
-            buffers: &[],
-            pool: &mut self.pool,
-            workers: &mut self.workers,
-        };
+        let context = context!(self, &[]);
         self.index.run(context, &self.inputs, blocks, &operands, layer, row_block);
         self.record(Phase::Attention, t0, std::iter::empty(), 0);
     }

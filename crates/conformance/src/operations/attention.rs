@@ -209,6 +209,24 @@ impl Case {
         Sequence { len, ..to }
     }
 
+    /// Up to `most` sequences, each from an empty context to 600 positions; some begin as the first one does.
+    pub fn relatives(&mut self, groups: &mut [Group], most: usize) -> Vec<Sequence> {
+        let mut sequences: Vec<Sequence> = Vec::new();
+        for _ in 0..self.random.usize(1..=most) {
+            let longest = self.one_of(&[1, 60, 300, 600]);
+            let len = self.random.usize(..longest);
+            let sequence = match sequences.first().cloned().filter(|_| self.coin()) {
+                Some(from) => {
+                    let common = from.len.min(len);
+                    self.branch(groups, &from, common, len)
+                }
+                None => self.begun(groups, len),
+            };
+            sequences.push(sequence);
+        }
+        sequences
+    }
+
     /// A step in which some of the sequences take part, each with one token or several, with `most` tokens in all.
     pub fn take_some(&mut self, groups: &mut [Group], sequences: &mut [Sequence], most: usize) -> StepInputs {
         let mut inputs = inputs_for(groups);

@@ -2,7 +2,8 @@
 
 use sluice_backend::{AttentionMode, IndexLayer, KvLayout, KvType, LayerNorm};
 
-use super::attention::{POSITIONS, Sequence};
+use super::attention::POSITIONS;
+use super::latent::KV_TYPES;
 use crate::case::Case;
 
 impl Case {
@@ -39,14 +40,7 @@ pub fn sparse_indexers(c: &mut Case) {
     }
     let tokens = c.one_of(&[1, 12, 70]);
     let (rank, rotated) = c.one_of(&[(32, 8), (64, 16), (40, 6)]);
-    let (kv_type, mode) = c.one_of(&[
-        (KvType::F32, AttentionMode::F32),
-        (KvType::Bf16, AttentionMode::F32),
-        (KvType::F16, AttentionMode::F32),
-        (KvType::Int8, AttentionMode::F32),
-        (KvType::Int8, AttentionMode::Int8),
-        (KvType::Int16, AttentionMode::Int16),
-    ]);
+    let (kv_type, mode) = c.one_of(&KV_TYPES);
     let of_index = if kv_type == KvType::Int16 { KvType::F16 } else { kv_type };
     let (layers, blocks) = (c.random.usize(1..=2), [c.one_of(&[16, 48, 128]), c.one_of(&[16, 48, 128])]);
     let rows =
@@ -59,19 +53,7 @@ pub fn sparse_indexers(c: &mut Case) {
     let indexers: Vec<IndexLayer> = (0..layers).map(|layer| c.index_layer(&keys, layer, top, tokens)).collect();
     let mut cases: Vec<_> = (0..layers).map(|layer| c.latent_layer(&rows, rank, (0, layer), tokens)).collect();
     cases.iter_mut().for_each(|case| case.inner.selected = true);
-    let mut sequences: Vec<Sequence> = Vec::new();
-    for _ in 0..c.random.usize(1..=SEQUENCES) {
-        let most = c.one_of(&[1, 60, 300, 600]);
-        let len = c.random.usize(..most);
-        let sequence = match sequences.first().cloned().filter(|_| c.coin()) {
-            Some(from) => {
-                let common = from.len.min(len);
-                c.branch(&mut groups, &from, common, len)
-            }
-            None => c.begun(&mut groups, len),
-        };
-        sequences.push(sequence);
-    }
+    let mut sequences = c.relatives(&mut groups, SEQUENCES);
     for _ in 0..2 {
         let inputs = c.take_some(&mut groups, &mut sequences, tokens);
         if inputs.sequences() == 0 {

@@ -2,8 +2,18 @@
 
 use sluice_backend::{AttentionMode, HeadRows, KvLayout, KvType, LatentKeys, LatentLayer};
 
-use super::attention::{POSITIONS, Sequence};
+use super::attention::POSITIONS;
 use crate::case::{Case, Placed};
+
+/// What the cache of latent rows can be, and how attention reads it.
+pub const KV_TYPES: [(KvType, AttentionMode); 6] = [
+    (KvType::F32, AttentionMode::F32),
+    (KvType::Bf16, AttentionMode::F32),
+    (KvType::F16, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::F32),
+    (KvType::Int8, AttentionMode::Int8),
+    (KvType::Int16, AttentionMode::Int16),
+];
 
 /// A layer with its own tensors.
 pub struct LatentCase {
@@ -64,14 +74,7 @@ pub fn latent_attention(c: &mut Case) {
     }
     let tokens = c.one_of(&[1, 12, 90]);
     let (rank, rotated) = c.one_of(&[(32, 8), (64, 16), (96, 32), (512, 64), (40, 6)]);
-    let (kv_type, mode) = c.one_of(&[
-        (KvType::F32, AttentionMode::F32),
-        (KvType::Bf16, AttentionMode::F32),
-        (KvType::F16, AttentionMode::F32),
-        (KvType::Int8, AttentionMode::F32),
-        (KvType::Int8, AttentionMode::Int8),
-        (KvType::Int16, AttentionMode::Int16),
-    ]);
+    let (kv_type, mode) = c.one_of(&KV_TYPES);
     // The longest rows have no sums of sixteen bits.
     let (rank, rotated) = if mode == AttentionMode::Int16 { (rank.min(448), rotated) } else { (rank, rotated) };
     let (layers, block_tokens) = (c.random.usize(1..=2), c.one_of(&[16, 48, 128]));
@@ -79,19 +82,7 @@ pub fn latent_attention(c: &mut Case) {
     let mut groups = vec![c.group_with(layout, 0, (SEQUENCES + 1) * 700, None, |_| Vec::new())];
     let cases: Vec<LatentCase> = (0..layers).map(|layer| c.latent_layer(&layout, rank, (0, layer), tokens)).collect();
     // 1. Some sequences are in the middle of a context, and some share its beginning
-    let mut sequences: Vec<Sequence> = Vec::new();
-    for _ in 0..c.random.usize(1..=SEQUENCES) {
-        let most = c.one_of(&[1, 60, 300, 600]);
-        let len = c.random.usize(..most);
-        let sequence = match sequences.first().cloned().filter(|_| c.coin()) {
-            Some(from) => {
-                let common = from.len.min(len);
-                c.branch(&mut groups, &from, common, len)
-            }
-            None => c.begun(&mut groups, len),
-        };
-        sequences.push(sequence);
-    }
+    let mut sequences = c.relatives(&mut groups, SEQUENCES);
     for _ in 0..2 {
         // 2. Any of them take part, with one token or several
         let inputs = c.take_some(&mut groups, &mut sequences, tokens);

@@ -8,7 +8,7 @@ use sluice_kernels::format::{Activations, MAX_PLANES};
 
 use super::experts::{self, GatedFfn, Operand};
 use crate::encoded::{Encoded, Needs};
-use crate::exec::{ExecContext, Worker};
+use crate::exec::{Worker, context};
 use crate::matmul;
 use crate::memory::{PerThread, Place, Weight};
 use crate::threads::Pool;
@@ -87,14 +87,7 @@ impl HostExperts {
             // SAFETY: the units are not used beyond this call, and arrays stay for as long.
             self.units.push(unsafe { unit.read_to(|n| array(i, n)) });
         }
-        let mut context = ExecContext {
-            isa: self.isa,
-            mode: self.mode,
-            weights: &self.weights,
-            buffers: &[],
-            pool: &mut self.pool,
-            workers: &mut self.workers,
-        };
+        let mut context = context!(self, &[]);
         let encoding = |o: &Operand| self.weights[o.weight].format().activation_format(self.mode);
         let needs = Needs::of(self.units.iter().flat_map(|u| [encoding(&u.gate), encoding(&u.up)]));
         let hidden = x.len() / of.hidden().max(1);
