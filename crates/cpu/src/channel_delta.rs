@@ -5,7 +5,7 @@ use sluice_kernels::{delta, elementwise, math, norm};
 use crate::convolution::{Window, convolve};
 use crate::exec::ExecContext;
 use crate::memory::{Place, part};
-use crate::recurrence::{HeadStates, Piece};
+use crate::recurrence::{HeadPiece, HeadStates};
 use sluice_backend::{ChannelDeltaLayer, StepInputs, Tensor};
 
 /// Epsilon of the L2 norm of q and k.
@@ -71,7 +71,7 @@ impl ChannelDeltaWork {
             }
         });
         // 3. recurrence
-        matrices.update(pool, inputs, out, |Piece { head, tokens, cols }, state, out| {
+        matrices.update(pool, inputs, out, |HeadPiece { head, tokens, cols }, state, out| {
             let (own, at) = (head * key_dim..(head + 1) * key_dim, 2 * keys + head * value_dim);
             let key = |from: usize| qkv.part(tokens.clone(), from + own.start..from + own.end);
             // SAFETY: read by all tasks, written in rounds before this one alone.

@@ -5,7 +5,7 @@ use sluice_kernels::{delta, norm};
 use crate::convolution::{Window, convolve};
 use crate::exec::ExecContext;
 use crate::memory::{Place, part};
-use crate::recurrence::{HeadStates, Piece};
+use crate::recurrence::{HeadPiece, HeadStates};
 use sluice_backend::{DeltaLayer, StepInputs, Tensor};
 
 /// Epsilon of the L2 norm of q and k (`l2norm` of transformers).
@@ -66,7 +66,7 @@ impl DeltaWork {
             }
         });
         // 3. recurrence
-        matrices.update(pool, inputs, out, |Piece { head, tokens, cols }, state, out| {
+        matrices.update(pool, inputs, out, |HeadPiece { head, tokens, cols }, state, out| {
             let (own, at) = (shape.key_head(head) * shape.key_dim, 2 * keys + head * value_dim);
             let key = |from: usize| qkv.part(tokens.clone(), from + own..from + own + shape.key_dim);
             // SAFETY: read by all tasks, written in rounds before this one alone.

@@ -22,7 +22,7 @@ pub struct HeadStates {
 }
 
 /// What one call of a kernel covers.
-pub struct Piece {
+pub struct HeadPiece {
     pub head: usize,
     /// Tokens: rows of the step.
     pub tokens: Range<usize>,
@@ -43,7 +43,7 @@ impl HeadStates {
         pool: &mut Pool,
         inputs: &StepInputs,
         out: Place,
-        recur: impl Fn(Piece, &mut RowsMut, &mut RowsMut) + Sync,
+        recur: impl Fn(HeadPiece, &mut RowsMut, &mut RowsMut) + Sync,
     ) {
         let HeadStates { states, from, heads, rows, cols: width } = self;
         let blocks = width.div_ceil(COLUMNS);
@@ -58,7 +58,11 @@ impl HeadStates {
                 let out = out.part(tokens.clone(), head * width + cols.start..head * width + cols.end);
                 // SAFETY: this task alone uses these columns of this head's state and output, and of the rows that keep its states.
                 unsafe {
-                    recur(Piece { head, tokens, cols: cols.clone() }, &mut state.as_rows_mut(), &mut out.as_rows_mut());
+                    recur(
+                        HeadPiece { head, tokens, cols: cols.clone() },
+                        &mut state.as_rows_mut(),
+                        &mut out.as_rows_mut(),
+                    );
                     kept.into_iter().for_each(|row| state_of(row).copy_from(state));
                 }
             }

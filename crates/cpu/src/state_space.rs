@@ -5,7 +5,7 @@ use sluice_kernels::{norm, state_space};
 use crate::convolution::{Window, convolve};
 use crate::exec::ExecContext;
 use crate::memory::{Place, part};
-use crate::recurrence::{HeadStates, Piece};
+use crate::recurrence::{HeadPiece, HeadStates};
 use sluice_backend::{StateSpaceLayer, StepInputs, Tensor};
 
 /// Tokens whose time steps or outputs one task takes.
@@ -59,7 +59,7 @@ impl StateSpaceWork {
             }
         });
         // 3. recurrence
-        matrices.update(pool, inputs, out, |Piece { head, tokens, cols }, state, out| {
+        matrices.update(pool, inputs, out, |HeadPiece { head, tokens, cols }, state, out| {
             let (at, group) = (head * head_dim, shape.group(head) * rows);
             let of = |from: usize, len: usize| xbc.part(tokens.clone(), from..from + len);
             // SAFETY: read by all tasks, written in rounds before this one alone.

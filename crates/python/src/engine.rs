@@ -20,7 +20,7 @@ use crate::errors::{self, EngineError};
 use crate::inbox::Inbox;
 use crate::options::Setup;
 use crate::reply::Reply;
-use crate::request::Asked;
+use crate::request::GenerateRequest;
 use crate::score::{self, Scored};
 use crate::stream::{Stream, check_process};
 use crate::tokenizer::Tokenizer;
@@ -134,14 +134,14 @@ impl Engine {
     /// Starts to answer a prompt.
     fn generate(&self, py: Python<'_>, prompt: Vec<u32>, params: &Bound<'_, PyDict>) -> PyResult<Stream> {
         let model = self.model()?;
-        let mut asked = Asked::read(params, &prompt, &model)?;
-        detached(py, || asked.constrain(&model.text, &prompt).map_err(|e| errors::request(&e)))?;
+        let mut request = GenerateRequest::read(params, &prompt, &model)?;
+        detached(py, || request.constrain(&model.text, &prompt).map_err(|e| errors::request(&e)))?;
         let (updates, received) = unbounded_channel();
-        let (generation, tokens) = (asked.generation.clone(), prompt.len());
-        let (choices, salt, arrived) = (asked.choices, asked.salt.clone(), Instant::now());
+        let (generation, tokens) = (request.generation.clone(), prompt.len());
+        let (choices, salt, arrived) = (request.choices, request.salt.clone(), Instant::now());
         let submission = Submission { prompt, generation, choices, salt, updates, arrived };
         let ticket = self.with(|server| server.submit(submission))?;
-        Ok(Stream::new(Inbox::new(received), ticket, &model.text.tokenizer, &asked, tokens))
+        Ok(Stream::new(Inbox::new(received), ticket, &model.text.tokenizer, &request, tokens))
     }
 
     /// Answers a request as the server does.

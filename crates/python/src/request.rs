@@ -43,8 +43,8 @@ const NAMES: [&str; 24] = [
     "snapshot_points",
 ];
 
-/// What is asked of a prompt.
-pub struct Asked {
+/// What to generate behind a prompt.
+pub struct GenerateRequest {
     pub generation: Generation,
     pub choices: usize,
     pub salt: Vec<u8>,
@@ -56,12 +56,12 @@ pub struct Asked {
     thinking_budget: Option<usize>,
 }
 
-impl Asked {
+impl GenerateRequest {
     /// Reads a dictionary of parameters for a prompt.
     ///
     /// # Errors
     /// A parameter that is not known, or a value that is none; the message names it.
-    pub fn read(dict: &Bound<'_, PyDict>, prompt: &[u32], model: &LoadedModel) -> PyResult<Asked> {
+    pub fn read(dict: &Bound<'_, PyDict>, prompt: &[u32], model: &LoadedModel) -> PyResult<GenerateRequest> {
         let fields = Fields(dict);
         fields.known(&NAMES)?;
         if prompt.is_empty() {
@@ -103,7 +103,7 @@ impl Asked {
         if max_tokens == 0 {
             return Err(errors::argument("max_tokens", "at least 1", 0));
         }
-        Ok(Asked {
+        Ok(GenerateRequest {
             generation: Generation {
                 sampling,
                 max_tokens,

@@ -10,7 +10,7 @@ use sluice_server::{Ticket, Update};
 use crate::errors::{self, EngineError, RequestError};
 use crate::inbox::{Inbox, Received};
 use crate::processor::Processor;
-use crate::request::Asked;
+use crate::request::GenerateRequest;
 use crate::waiting::{LOOK, detached};
 
 /// (choice, text that is complete with it, token, log-probability, likeliest tokens, why the choice ended)
@@ -52,24 +52,24 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// `asked` is what the ticket was given for.
+    /// `request` is what the ticket was given for.
     pub fn new(
         inbox: Inbox<Update>,
         ticket: Ticket,
         tokenizer: &Arc<Tokenizer>,
-        asked: &Asked,
+        request: &GenerateRequest,
         prompt: usize,
     ) -> Stream {
         let choice = || Choice {
-            detokenizer: Detokenizer::new(Arc::clone(tokenizer), asked.skip_special),
-            stops: StopStrings::new(asked.stops.iter().cloned()),
+            detokenizer: Detokenizer::new(Arc::clone(tokenizer), request.skip_special),
+            stops: StopStrings::new(request.stops.iter().cloned()),
             is_over: false,
         };
-        let choices: Vec<Choice> = (0..asked.choices).map(|_| choice()).collect();
+        let choices: Vec<Choice> = (0..request.choices).map(|_| choice()).collect();
         let open = choices.len();
         Stream {
             state: Mutex::new(State { inbox, ticket: Some(ticket), choices, cached: None, open }),
-            processor: asked.processor.clone(),
+            processor: request.processor.clone(),
             process: std::process::id(),
             prompt_tokens: prompt,
         }

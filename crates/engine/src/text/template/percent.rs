@@ -75,7 +75,7 @@ impl Term {
     }
 
     /// An operator that binds as tightly as `%`, or more.
-    fn goes_on(&mut self) {
+    fn operator(&mut self) {
         (self.is_complete, self.literal) = (false, None);
     }
 }
@@ -115,7 +115,7 @@ fn expression(code: &str, closes: Option<&str>, nested: usize, out: &mut String)
                     at = end;
                     continue;
                 }
-                term.goes_on();
+                term.operator();
                 at += 1;
             }
             b'\'' | b'"' => {
@@ -141,7 +141,7 @@ fn expression(code: &str, closes: Option<&str>, nested: usize, out: &mut String)
                 at = word_end(bytes, blanks(bytes, at + 1)).max(at + 1);
             }
             b'*' | b'/' | b'%' => {
-                term.goes_on();
+                term.operator();
                 at += 1;
             }
             b'+' | b'-' if !term.is_complete => {

@@ -78,11 +78,11 @@ impl Apart {
     /// [`Templates::run`] within `patience`.
     pub fn run(&self, rendering: &Rendering, patience: Patience) -> Result<String, String> {
         #[derive(Serialize)]
-        struct Asked<'a> {
+        struct RenderRequest<'a> {
             seconds: u64,
             rendering: &'a Rendering,
         }
-        let asked = Asked { seconds: patience.processor_seconds, rendering };
+        let asked = RenderRequest { seconds: patience.processor_seconds, rendering };
         let asked = serde_json::to_vec(&asked).map_err(|e| format!(": {e}"))?;
         let mut place = self.renderer.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |e: &dyn std::fmt::Display| format!(": its process cannot be used: {e}");
@@ -252,7 +252,7 @@ fn serve() -> Result<()> {
         Err(e) => return Ok(send(&mut to, &[&[0], e.as_bytes()])?),
     };
     #[derive(Deserialize)]
-    struct Asked {
+    struct RenderRequest {
         seconds: u64,
         rendering: Rendering,
     }
@@ -260,7 +260,7 @@ fn serve() -> Result<()> {
     while let Some(message) = receive(&mut from, MAX_MESSAGE)? {
         let sent = message.len();
         limit(begun_with, sent, SECONDS)?;
-        let Asked { seconds, rendering } = serde_json::from_slice(&message)?;
+        let RenderRequest { seconds, rendering } = serde_json::from_slice(&message)?;
         drop(message);
         limit(begun_with, sent, seconds)?;
         match templates.run(&rendering) {
