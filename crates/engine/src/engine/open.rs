@@ -210,7 +210,8 @@ impl Engine {
             ensure!(loaded.decoder.has_mtp(), "the checkpoint has no head that predicts one token more");
         }
         if let Some(made) = loaded.made_experts.filter(|_| streamed) {
-            ensure!(!made.whole && backend.device_memory().is_none(), made.cannot_stay_on_disk());
+            // A device takes experts from memory, too.
+            ensure!(!made.whole || backend.device_memory().is_some(), made.cannot_stay_on_disk());
         }
         let (model, decoder) = (loaded.description, loaded.decoder);
         let max_context = options.max_context.unwrap_or(model.max_context);
