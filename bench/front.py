@@ -8,7 +8,7 @@ from findings import bars
 from scratch import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
-SUITES = ("kernels", "loading", "experts", "serving", "prompt_cache", "drafts", "gpu", "many_cores")
+SUITES = ("kernels", "formats", "loading", "experts", "serving", "prompt_cache", "drafts", "gpu", "many_cores")
 UNDER = "Speed over the peer's, or its latency over ours, at 4 bit and equal threads, or on the same GPU; medians. Random weights of real dimensions; the 30B-A3B has 22 layers."
 
 

@@ -99,18 +99,20 @@ def build_sluice():
         sys.exit("bench: sluice does not build")
 
 
-def make_environment():
-    """A virtual environment with what requirements.txt says, made again when that changes."""
+def make_environment(*only):
+    """A virtual environment with what requirements.txt says, or with `only` these packages of it, made again where something is missing."""
     if "BENCH_PYTHON" in os.environ:
         return
-    stamp, wanted = DIR / "env" / "requirements.txt", REQUIREMENTS.read_text()
-    if stamp.exists() and stamp.read_text() == wanted:
+    lines = [line for line in REQUIREMENTS.read_text().splitlines() if line and not line.startswith("#")]
+    wanted = [line for line in lines if not only or re.split(r"[=\[]", line)[0] in only]
+    stamp = DIR / "env" / "requirements.txt"
+    if stamp.exists() and set(wanted) <= set(stamp.read_text().splitlines()):
         return
-    need_free(8 << 30, "the peers' environment")
-    say("making the peers' environment (some gigabytes, once)")
+    need_free(1 << 30 if only else 8 << 30, "the peers' environment")
+    say(f"making the peers' environment ({', '.join(only) or 'some gigabytes'}, once)")
     venv.create(DIR / "env", clear=True, with_pip=True)
-    run([PYTHON, "-m", "pip", "install", "-r", REQUIREMENTS], "pip.log")
-    stamp.write_text(wanted)
+    run([PYTHON, "-m", "pip", "install", *wanted], "pip.log")
+    stamp.write_text("\n".join(wanted))
 
 
 def compilers():

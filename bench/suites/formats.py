@@ -1,14 +1,17 @@
 """GGUF files beside llama.cpp on the same file: what is computed from real models, how fast random-weight ones decode and take prompts, and how a mixture is streamed under a memory
-limit. Single measurements are those of `kernels` and `experts`; the goals are those that the project set itself."""
+limit, beside a bundle that is packed from it. What transformers and llama.cpp compute from real models is recorded (`tests/golden/real`), so neither torch nor transformers is needed here. Single
+measurements are those of `kernels` and `experts`; the goals are those that the project set itself."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import cgroup
+import peers
 import real_models
 from chart import Chart
 from findings import Pick, bars, goals, having, said
@@ -29,6 +32,8 @@ LOGITS, PERPLEXITY = 1e-4, 1.0005
 NEAR_TIE = 1e-2
 # Streamed: the mixture, its form, and how many times its limit it is.
 GIANT, STREAMED, FACTOR = "qwen3-30b-a3b@4", "Q4_K_M", 4
+# So slow a peer is asked for few tokens, and not for longer than this many seconds.
+FEW_TOKENS, PATIENCE = 4, 240
 # Windows of a perplexity, of those that are recorded.
 WINDOWS = 4
 EXACT = ("--activations", "f32", "--kv-type", "f32", "--threads", THREADS)
@@ -57,6 +62,17 @@ PICKS = [
     *(Pick(f"Decode {s.file}", f"decode, {s.file}", "speed", "llama.cpp", THREADS, front="Decode, 1.7B Q4_K_M" if (s.shape, s.form) == ("1.7b", "Q4_K_M") else "") for s in SPEEDS),
     *(Pick(f"Prompt {s.file}", f"prefill {PROMPT}, {s.file}", "speed", "llama.cpp", THREADS) for s in SPEEDS),
 ]
+
+
+def prepare():
+    """Without what only other suites take, which is gigabytes."""
+    peers.build_sluice()
+    peers.make_environment("gguf", "numpy")
+    LLAMA.make()
+
+
+def versions():
+    return peers.versions_of(LLAMA)
 
 
 def picks(_):
@@ -101,11 +117,19 @@ def run(names, quick, rounds, parts):
     what |= {s.name: lambda s=s: speed(s, rounds) for s in SPEEDS}
     what["streamed"] = lambda: streamed(rounds, notes)
     wanted = [name for name in real_models.MODELS if any(case.endswith(f" {name}") for case in names)]
-    missing = real_models.fetch() if wanted else []
+    try:
+        missing = real_models.fetch() if wanted else []
+    except Failed:
+        missing = real_models.missing()
     notes += [f"left out: {title(name)}, which cannot be had" for name in missing if name in wanted]
     for name in names:
-        if name.rpartition(" ")[2] not in missing:
+        if name.rpartition(" ")[2] in missing:
+            continue
+        try:
             rows += parts.measure(name, what[name], notes)
+        except Failed as why:
+            say(str(why))
+            notes.append(f"left out: {name}: {last_line(why)}")
     for s in SPEEDS:
         if s.name in names and model_path(s.shape, s.form).exists():
             notes.append(f"{s.file}: {size(model_path(s.shape, s.form)) / 1e6:.0f} MB")
@@ -113,12 +137,17 @@ def run(names, quick, rounds, parts):
     return rows, notes
 
 
+def last_line(why):
+    """Of a failure: what the program that failed said last."""
+    return (str(why).strip().splitlines() or ["no message"])[-1]
+
+
 # --- values
 
 
 def values(notes):
     """Types whose dequantised values differ from the gguf package's, by the test that compares them (every value's bits, as a sum for each type)."""
-    if "BENCH_SLUICE" in os.environ:
+    if "BENCH_SLUICE" in os.environ or shutil.which("cargo") is None:
         notes.append("left out: dequantised values, which a test compares that is built here")
         return []
     say("values")
@@ -245,20 +274,22 @@ def streamed(rounds, notes):
             # Blocks are quantised anew: about as many bits, aligned and expert by expert.
             pack(path, bundle, 4)
     except Failed as why:
-        notes.append(f"{case}: no bundle beside it ({str(why).strip().splitlines()[-1]})")
+        notes.append(f"{case}: no bundle beside it ({last_line(why)})")
     ways = {"file": path} | ({"bundle": bundle} if bundle.exists() else {})
     found, held, peer = {way: [] for way in ways}, [], Peer()
     for _ in range(rounds):
         for way, of in ways.items():
             line, ran = experts.decode(of, experts.Flags(), limit)
             if line is None:
-                notes.append(f"{case}, {way}: {(ran.errors.strip().splitlines() or ['no message'])[-1]}")
+                why = "killed for memory" if ran.killed else "no answer in time" if ran.timed_out else last_line(ran.errors)
+                notes.append(f"left out: {case}, {way}: {why}")
                 return []
             found[way].append(experts.speed(line))
             if way == "file":
                 held.append((ran.anonymous + ran.mapped) / 1e6)
         if all(peer.all):
-            peer.measure(lambda: experts.llama(path, limit, 4 if peer.all and peer.all[-1] < 1 else experts.GENERATED))
+            tokens = experts.GENERATED if peer.all and peer.all[-1] >= 1 else FEW_TOKENS
+            peer.measure(lambda: experts.llama(path, limit, tokens, timeout=PATIENCE))  # noqa: B023
     mine = found["file"]
     if not all(peer.all):
         notes.append(f"{case}: llama.cpp had no token in time")

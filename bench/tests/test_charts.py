@@ -200,8 +200,10 @@ class Pages(unittest.TestCase):
                 self.assertTrue("://" in link or (page.parent / link).exists(), f"{page.name}: {link}")
 
     def test_the_readmes_chart_has_a_bar_of_each_suite_that_has_results(self):
-        for suite, _, rows in front.measured():
-            self.assertTrue(bars(rows, suite.picks(rows), front=True), suite.SUITE)
+        for suite, head, rows in front.measured():
+            # A provisional page may have been measured in part.
+            if not any(note.startswith("PROVISIONAL") for note in head["notes"]):
+                self.assertTrue(bars(rows, suite.picks(rows), front=True), suite.SUITE)
         self.assertIn("in memory", front.charts()["tiers"].bars[0].label)
 
     def test_a_suite_draws_whatever_its_run_has_measured(self):

@@ -40,7 +40,9 @@ macro_rules! tests {
             mixtures_of_few_tokens_agree_with_the_generic_cpu MIXTURES_OF_FEW_TOKENS;
             clamped_mixtures_agree_with_the_generic_cpu CLAMPED_MIXTURES;
             mixtures_with_routers_of_their_own_agree_with_the_generic_cpu MIXTURES_WITH_ROUTERS_OF_THEIR_OWN;
+            ordered_mixtures_agree_with_the_generic_cpu ORDERED_MIXTURES;
             streamed_mixtures_agree_with_the_generic_cpu STREAMED_MIXTURES;
+            streamed_ordered_mixtures_agree_with_the_generic_cpu STREAMED_ORDERED_MIXTURES;
             streamed_clamped_mixtures_agree_with_the_generic_cpu STREAMED_CLAMPED_MIXTURES;
             experts_that_cannot_be_read_fail_their_own_rows_only FAILED_ROWS;
             logits_agree_with_the_generic_cpu LOGITS;

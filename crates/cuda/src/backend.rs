@@ -434,6 +434,7 @@ impl Backend for Cuda {
             MemoryClass::Scratch => of(class) + scratch + step + rotary,
         };
         let on_host = |class| match class {
+            MemoryClass::WeightsCopied => self.context.weights.made_bytes(),
             MemoryClass::Experts => self.mixtures.streaming().map_or(0, ExpertStreaming::host_bytes),
             MemoryClass::Scratch => pinned + self.logits.host_bytes() + self.sampling.host_bytes(),
             _ => 0,

@@ -418,6 +418,17 @@ parameters! {
         experts: Address,
         bias: Tensor,
     }
+    /// The inputs of pairs of a token and an expert, in the experts' orders.
+    Gather {
+        x: Tensor,
+        order: Tensor,
+        out: Tensor,
+        experts: Address,
+        pairs: u32,
+        cols: u32,
+        per_token: u32,
+        unused: u32,
+    }
     Activate {
         gate: Tensor,
         up: Tensor,

@@ -285,6 +285,12 @@ impl Weights {
         }
     }
 
+    /// Bytes of arrays that were made at load, which the host keeps: they are in no file.
+    pub fn made_bytes(&self) -> usize {
+        let planes = self.all.iter().flat_map(|weight| &weight.source.planes);
+        planes.filter(|bytes| !bytes.is_of_file()).map(Bytes::len).sum()
+    }
+
     /// Bytes on the device, or that will be there.
     pub fn bytes(&self) -> usize {
         self.all.iter().filter(|w| !w.elsewhere).map(Weight::bytes).sum()

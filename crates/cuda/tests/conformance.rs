@@ -68,6 +68,7 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &DEEP_CONTEXTS,
         &DELTA_RULES,
         &MIXTURES,
+        &ORDERED_MIXTURES,
         &LOGITS,
         &WHOLE_STEPS,
     ];

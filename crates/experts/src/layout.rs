@@ -40,6 +40,8 @@ pub struct LayerLayout {
     arrays: usize,
     /// By expert and array: those that are in no file.
     kept: HashMap<(usize, usize), Bytes>,
+    /// Bytes of those of an expert, at most.
+    pub(crate) kept_bytes: usize,
     /// Bytes that an expert takes in a slot, at most.
     pub(crate) slot_bytes: usize,
     /// Bytes of the arrays of all experts.
@@ -63,6 +65,7 @@ impl LayerLayout {
                 (file, range, array)
             });
             layer.add(arrays.len(), parts.collect());
+            layer.kept_bytes = layer.kept_bytes.max(kept.iter().map(|(_, bytes)| bytes.len()).sum());
             layer.kept.extend(kept.into_iter().map(|(array, bytes)| ((expert, array), bytes.clone())));
         }
         layer

@@ -123,6 +123,15 @@ impl Case {
         self.shape(format!("{:?}, biases {}", drawn.experts.kind, drawn.experts.biases.is_some()));
     }
 
+    /// Gives each expert an order of its own in which it takes its input, as where columns are in the order of activations.
+    pub fn make_ordered(&mut self, drawn: &mut Drawn) {
+        let (count, hidden) = (drawn.experts.count, drawn.experts.hidden());
+        let numbers: Vec<f32> = (0..count * hidden).map(|_| self.random.usize(..hidden) as f32).collect();
+        let order = self.backend.alloc(MemoryClass::WeightsCopied, count, hidden).expect("memory for orders");
+        self.backend.upload(&numbers, order);
+        drawn.experts.order = Some(order);
+    }
+
     /// Draws a matrix format of such experts for those that are drawn next, or leaves each its own.
     pub fn draw_clamped_format(&mut self) {
         let blocks = WeightFormat::Blocks(BlockFormat::Mxfp4);
@@ -296,10 +305,7 @@ pub fn with_routers_of_their_own(c: &mut Case) {
             drawn.experts.kind = ExpertKind::GeGlu;
         }
         if c.once_in(3) {
-            let numbers: Vec<f32> = (0..count * hidden).map(|_| c.random.usize(..hidden) as f32).collect();
-            let order = c.backend.alloc(MemoryClass::WeightsCopied, count, hidden).expect("memory for orders");
-            c.backend.upload(&numbers, order);
-            drawn.experts.order = Some(order);
+            c.make_ordered(&mut drawn);
         }
         let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();
         let mut moe = c.mixture(drawn.known(&ids));
@@ -334,20 +340,46 @@ pub fn with_routers_of_their_own(c: &mut Case) {
 /// As in checkpoints: matrices of one format with groups of 64, and one token per step.
 pub fn mixtures_of_one_token(c: &mut Case) {
     let format = affine(c);
-    mixtures_of_one_format(c, format, 10, |_, _| 1);
+    mixtures_of_one_format(c, format, 10, |_, _| (), |_, _| 1);
 }
 
 /// The same with some tokens, up to three per expert on average.
 pub fn mixtures_of_few_tokens(c: &mut Case) {
     let format = affine(c);
-    mixtures_of_one_format(c, format, 3, |c, most| c.random.usize(2..=(3 * most).clamp(2, 32)));
+    mixtures_of_one_format(c, format, 3, |_, _| (), |c, most| c.random.usize(2..=(3 * most).clamp(2, 32)));
 }
 
 /// The same of a type of GGUF's blocks, or of a format of small floats.
 pub fn mixtures_of_blocks(c: &mut Case) {
     let format = c.blocks(256);
     if c.takes(format) {
-        mixtures_of_one_format(c, format, 2, |c, most| c.random.usize(1..=(3 * most).clamp(2, 32)));
+        mixtures_of_one_format(c, format, 2, |_, _| (), |c, most| c.random.usize(1..=(3 * most).clamp(2, 32)));
+    }
+}
+
+/// Experts that take their inputs in orders of their own: of one format, as quantised checkpoints have them, or of any.
+pub fn ordered(c: &mut Case) {
+    if !c.once_in(3) {
+        let format = if c.once_in(3) { c.blocks(256) } else { affine(c) };
+        if c.takes(format) {
+            let tokens = |c: &mut Case, most: usize| c.random.usize(1..=(3 * most).clamp(2, 32));
+            mixtures_of_one_format(c, format, 2, Case::make_ordered, tokens);
+        }
+        return;
+    }
+    let hidden = c.cols().min(256);
+    let (count, intermediate, stacked) = (c.random.usize(1..=12), c.cols().min(160), c.coin());
+    let mut drawn = c.experts(count, hidden, intermediate, stacked);
+    c.make_ordered(&mut drawn);
+    let moes = c.mixtures(std::slice::from_ref(&drawn), |c| {
+        vec![drawn.matrices.iter().map(|parts| c.register(parts)).collect()]
+    });
+    for _ in 0..2 {
+        let tokens = if c.once_in(6) { c.random.usize(200..=CAPACITY.tokens) } else { c.tokens() };
+        let x = c.tensor(tokens, hidden);
+        c.shape(format!("{tokens} tokens, x {x}"));
+        c.step(tokens, |b| b.mixture(x.tensor, moes[0], x.tensor));
+        c.see("residual", x.whole);
     }
 }
 
@@ -359,11 +391,13 @@ fn affine(c: &mut Case) -> WeightFormat {
 /// The most products of weights in a step of such a mixture: large experts see fewer tokens. An emulated device computes 100 million in a second.
 const MOST_PRODUCTS: usize = 1 << 26;
 
-/// `widest`: the most columns of large experts, in units of 256. `tokens`: tokens of a step, given the number with which each expert has one on average.
+/// `widest`: the most columns of large experts, in units of 256. `change`: what becomes of experts that are drawn. `tokens`: tokens of a step, given the number with which each
+/// expert has one on average.
 fn mixtures_of_one_format(
     c: &mut Case,
     format: WeightFormat,
     widest: usize,
+    change: impl FnOnce(&mut Case, &mut Drawn),
     mut tokens: impl FnMut(&mut Case, usize) -> usize,
 ) {
     // Few experts that are large, or many that are small.
@@ -373,7 +407,8 @@ fn mixtures_of_one_format(
     let (intermediate, most, bias) =
         (unit * c.random.usize(1..=wide.min(6)), c.random.usize(1..=count.min(15)), c.coin());
     c.uniform = Some(format);
-    let drawn = c.experts(count, hidden, intermediate, stacked);
+    let mut drawn = c.experts(count, hidden, intermediate, stacked);
+    change(c, &mut drawn);
     let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();
     let scoring = match c.random.u8(..3) {
         0 => Scoring::SoftmaxTopK { k: most, renormalise: c.coin(), scales: Vec::new() },

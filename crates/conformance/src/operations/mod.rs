@@ -49,6 +49,9 @@ pub const MIXTURES_OF_FEW_TOKENS: Family =
 pub const CLAMPED_MIXTURES: Family = Family { name: "clamped mixtures", cases: 40, run: mixture::clamped };
 pub const MIXTURES_WITH_ROUTERS_OF_THEIR_OWN: Family =
     Family { name: "mixtures with routers of their own", cases: 40, run: mixture::with_routers_of_their_own };
+pub const ORDERED_MIXTURES: Family = Family { name: "ordered mixtures", cases: 40, run: mixture::ordered };
+pub const STREAMED_ORDERED_MIXTURES: Family =
+    Family { name: "streamed ordered mixtures", cases: 20, run: streamed::ordered };
 pub const STREAMED_CLAMPED_MIXTURES: Family =
     Family { name: "streamed clamped mixtures", cases: 12, run: streamed::clamped };
 pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 30, run: streamed::streamed };

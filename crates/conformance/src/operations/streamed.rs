@@ -51,8 +51,27 @@ struct OnDisk {
 /// The place of a matrix: its blob, and the ranges of its planes.
 type InBlob = (usize, [Range<usize>; 3]);
 
+/// Which arrays of matrices are not taken from the file, but were made in memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum InMemory {
+    None,
+    /// Scales and biases.
+    Scales,
+    All,
+}
+
 /// Writes matrices to a file, each of `runs` (layer and numbers of matrices) in its own pages, and registers them from there.
 fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDisk {
+    with_some_in_memory(c, drawn, runs, |_| InMemory::None)
+}
+
+/// The same, where some arrays are in memory. `which`: by layer.
+fn with_some_in_memory(
+    c: &mut Case,
+    drawn: &[Drawn],
+    runs: &[(usize, Vec<usize>)],
+    which: impl Fn(usize) -> InMemory,
+) -> OnDisk {
     // 1. The file
     let mut blobs: Vec<Vec<u8>> = Vec::new();
     let mut places: BTreeMap<(usize, usize), InBlob> = BTreeMap::new();
@@ -86,7 +105,15 @@ fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDis
         let Parts { form, rows, cols, .. } = drawn[layer].matrices[number];
         let bytes: Bytes = checkpoint.tensor(&name(*blob)).expect("as written").bytes;
         let arrays = form.planes(cols).expect("a form that there is").len();
-        let parts = ranges.iter().take(arrays).map(|range| bytes.slice(range.clone())).collect();
+        let plane = |(i, range): (usize, &Range<usize>)| {
+            let stored = bytes.slice(range.clone());
+            match which(layer) {
+                InMemory::All => Bytes::from(stored.to_vec()),
+                InMemory::Scales if i > 0 => Bytes::from(stored.to_vec()),
+                _ => stored,
+            }
+        };
+        let parts = ranges.iter().take(arrays).enumerate().map(plane).collect();
         let source = MatrixSource { format: form, rows, cols, planes: parts };
         assert_eq!(matrices[layer].len(), number);
         matrices[layer].push(c.backend.matrix(source).expect("a matrix of a known form"));
@@ -193,6 +220,40 @@ pub fn clamped(c: &mut Case) {
     stream(c, vec![], drawn.len(), 1 << 19);
     for _ in 0..4 {
         let tokens = c.tokens();
+        let x = c.tensor(tokens, hidden);
+        c.shape(format!("{tokens} tokens"));
+        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
+        c.see("residual", x.whole);
+    }
+}
+
+/// As where columns are in the order of activations: experts take their inputs in orders of their own, and what of their matrices was made at load is in memory.
+pub fn ordered(c: &mut Case) {
+    let in_blocks = c.once_in(4);
+    if in_blocks {
+        c.uniform = Some(c.blocks(256));
+    } else if c.coin() {
+        c.uniform = Some(WeightFormat::Affine { bits: c.one_of(&[4, 8]), group: 64, scale: Float::F16 });
+    }
+    let (hidden, stacked) = (if c.uniform.is_some() { 256 } else { 32 } * c.random.usize(1..=3), c.coin());
+    let hidden = if in_blocks { 256 } else { hidden };
+    let mut drawn = layers(c, hidden, stacked);
+    let mut in_memory = Vec::new();
+    for drawn in &mut drawn {
+        if !c.once_in(4) {
+            c.make_ordered(drawn);
+        }
+        in_memory.push(c.one_of(&[InMemory::None, InMemory::Scales, InMemory::All]));
+    }
+    let is_ordered: Vec<bool> = drawn.iter().map(|drawn| drawn.experts.order.is_some()).collect();
+    c.shape(format!("orders {is_ordered:?}, in memory {in_memory:?}"));
+    let runs: Vec<_> = drawn.iter().enumerate().map(|(l, d)| (l, (0..d.matrices.len()).collect())).collect();
+    let moes = c.mixtures(&drawn, |c| with_some_in_memory(c, &drawn, &runs, |layer| in_memory[layer]).matrices);
+    c.uniform = None;
+    stream(c, vec![], drawn.len(), if in_blocks { 1 << 22 } else { 1 << 19 });
+    for _ in 0..6 {
+        let few = c.one_of(&[1, 1, 2, 5]);
+        let tokens = if c.coin() { few } else { c.tokens() };
         let x = c.tensor(tokens, hidden);
         c.shape(format!("{tokens} tokens"));
         c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));

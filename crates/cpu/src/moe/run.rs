@@ -262,8 +262,10 @@ impl HostMixture {
                 let there = streaming.all_there(&mut grouping);
                 if !there {
                     self.synchronisations += 1;
+                    let is_gathered = moe.experts.order.is_some();
                     let layer = StreamedLayer {
-                        x: &self.encoded,
+                        x: if is_gathered { &self.gathered } else { &self.encoded },
+                        is_gathered,
                         needs,
                         identity_rows: &self.identity_rows,
                         shared: shared_down.map(|down| (down, &self.shared_hidden, gate)),

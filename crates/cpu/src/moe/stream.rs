@@ -17,6 +17,8 @@ use sluice_backend::{ExpertOptions, Experts, Failed, Lookahead, Routing, Streame
 /// The inputs of streamed experts, and where their sum goes.
 pub struct StreamedLayer<'a> {
     pub x: &'a Encoded,
+    /// `x` has a row for each pair of a token and an expert.
+    pub is_gathered: bool,
     pub needs: Needs,
     pub identity_rows: &'a [u32],
     /// Down projection of the shared expert, its hidden activations and its gates.
@@ -269,7 +271,7 @@ impl Streaming {
         layer: StreamedLayer,
         hidden: &mut Encoded,
     ) {
-        let StreamedLayer { x, needs, identity_rows, shared, residual } = layer;
+        let StreamedLayer { x, is_gathered, needs, identity_rows, shared, residual } = layer;
         let (pairs, tokens, width) = (grouping.order.len(), residual.rows, residual.cols);
         let in_order = !self.out_of_order;
         let mut floats = std::mem::take(&mut self.floats);
@@ -288,8 +290,9 @@ impl Streaming {
             let from = handed;
             let over = self.gather(grouping, &mut handed);
             if !self.wave.is_empty() {
-                experts::gate_up(context.reborrow(), &mut self.wave, &grouping.order, x, needs, hidden);
                 let rows = &identity_rows[..pairs];
+                let inputs = if is_gathered { rows } else { &grouping.order };
+                experts::gate_up(context.reborrow(), &mut self.wave, inputs, x, needs, hidden);
                 if in_order {
                     let carry = Some(Carry { sums: place, first, last: false });
                     experts::down_and_add(

@@ -122,6 +122,7 @@ kernels! {
         MOE_GROUP_PAIRS "moe_group_pairs" in "moe/pairs" takes Pairs;
         MOE_ROUTER_FEW "moe_router_few" in "moe/router_few" takes RouterFew;
         MOE_TOPK_FEW "moe_topk_few" in "moe/topk_few" takes TopkFew;
+        MOE_GATHER "moe_gather" in "moe/gather" takes Gather;
         MOE_ACTIVATE "moe_activate" in "moe/activate" takes Activate;
         MOE_COMBINE "moe_combine" in "moe/combine" takes Combine;
         MOE_ROUTER_SINGLE "moe_router_single" in "moe/router_single" takes RouterSingle;

@@ -7,6 +7,7 @@ use crate::device::memory::Scratch;
 use crate::device::sys::Address;
 use crate::kernels::Kernel;
 use crate::moe::activate::{GatesAndUps, activate};
+use crate::moe::gather::GatheredInputs;
 use crate::moe::layer::MoeLayer;
 use crate::moe::pairs::{sort_pairs, tile_choice};
 use crate::moe::route::{RoutedOutputs, RouterScratch};
@@ -27,6 +28,8 @@ pub struct ExpertScratch {
     /// `[pairs, 2 * intermediate]` f32: gates and ups that take turns
     both: Scratch,
     hidden: EncodedActivations,
+    /// Of experts that take their input in orders of their own.
+    gathered: GatheredInputs,
     /// `[pairs, width]` f32
     outputs: Scratch,
     /// `[tokens, width]` and `[tokens]` f32
@@ -38,7 +41,7 @@ pub struct ExpertScratch {
 impl ExpertScratch {
     pub fn bytes(&self) -> usize {
         let scratch = [&self.gates, &self.ups, &self.both, &self.outputs, &self.shared, &self.shared_gates];
-        scratch.iter().map(|s| s.bytes()).sum::<usize>() + self.hidden.bytes() + self.shared_hidden.bytes()
+        scratch.iter().map(|s| s.bytes()).sum::<usize>() + self.hidden.bytes() + self.gathered.bytes() + self.shared_hidden.bytes()
     }
 
     /// Computes the routed experts of each pair and returns the address of their outputs, `[pairs, width]`. `table`: `[PROJECTIONS, experts]` [`p::Matrix`].
@@ -73,8 +76,12 @@ impl ExpertScratch {
             None => None,
         };
         let matrices = |part: usize| table + (part * count * size_of::<p::Matrix>()) as u64;
-        // Gate and up take the token's row; down takes the pair's.
-        let per_row = |part: usize| if part < 2 { k } else { 1 };
+        let (x, per_input) = match moe.experts.order {
+            Some(order) => (self.gathered.gather(context, layer, order, (chosen, k), x)?, 1),
+            None => (x, k),
+        };
+        // Gate and up take the token's row, or the pair's if it was gathered; down takes the pair's.
+        let per_row = |part: usize| if part < 2 { per_input } else { 1 };
         let product = |part: usize, out| {
             let ExpertPart { rows, cols, .. } = moe.experts.parts[part];
             let rows = if part == 0 && layer.is_interleaved { 2 * rows } else { rows };

@@ -79,9 +79,17 @@ impl MoeLayer {
         Ok(())
     }
 
-    /// The encodings that the mixture needs of its normed input. Routers and gates take f32.
+    /// The encodings that gate and up of the routed experts take.
+    pub fn input_needs(&self) -> Needs {
+        self.kinds[..2].iter().flatten().fold(Needs::default(), |needs, kind| needs.and(kind.needs()))
+    }
+
+    /// The encodings that the mixture needs of its normed input. Routers and gates take f32, and so do gathers.
     pub fn needs(&self, context: &Context) -> Needs {
-        let needs = self.kinds[..2].iter().flatten().fold(Needs::F32, |needs, kind| needs.and(kind.needs()));
+        let needs = match self.moe.experts.order {
+            Some(_) => Needs::F32,
+            None => self.input_needs().and(Needs::F32),
+        };
         match &self.moe.shared {
             Some(SharedExpert { mlp, .. }) => {
                 needs.and(context.needs(&mlp.gate, context.mode)).and(context.needs(&mlp.up, context.mode))

@@ -46,7 +46,6 @@ impl Mixtures {
         let more = [
             (moe.router_norm.is_some(), "routers that norm their input by themselves"),
             (moe.experts.kind == ExpertKind::GeGlu, "experts with GELU"),
-            (moe.experts.order.is_some(), "experts with columns in the order of activations (`desc_act`, `actorder`)"),
             (moe.experts.kind == ExpertKind::SquaredRelu, "experts without gates"),
             (
                 matches!(&moe.scoring, Scoring::SoftmaxTopK { scales, .. } if !scales.is_empty()),

@@ -3,6 +3,7 @@
 pub mod activate;
 pub mod expert_pool;
 pub mod experts;
+pub mod gather;
 pub mod grouped;
 pub mod host_split;
 pub mod layer;

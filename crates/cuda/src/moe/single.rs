@@ -95,7 +95,9 @@ impl SingleTokenMoe {
             && slots <= MAX_CHOSEN
             && (k..=MAX_EXPERTS).contains(&experts)
             && moe.router.rows.len() == experts;
-        if !device.has(Variant::One) || !layer.is_plain || !alike || !fits {
+        // The router's kernel encodes one input for all experts.
+        let one_input = moe.experts.order.is_none();
+        if !device.has(Variant::One) || !layer.is_plain || !one_input || !alike || !fits {
             return Ok(None);
         }
         let rows_of = |linear: &Linear, mode: Activations| {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Caches, DeltaLayer, DeviceMemory, DeviceSampling, Elementwise, ExpertOptions,
+    AttentionLayer, Backend, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise, ExpertOptions,
     KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
     Operations, Outcome, Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, StepInputs,
     StepScratch, Streamed, Tensor,
@@ -446,6 +446,13 @@ impl Backend for Pipeline {
     }
 
     fn memory(&mut self) -> Vec<MemoryUse> {
-        self.devices.iter_mut().flat_map(Backend::memory).collect()
+        // All know the same matrices, of which the host has one copy.
+        let is_again = |first: bool, m: &MemoryUse| {
+            !first && m.class == MemoryClass::WeightsCopied && m.device == Device::Host
+        };
+        let of = |(number, device): (usize, &mut Cuda)| {
+            device.memory().into_iter().filter(move |m| !is_again(number == 0, m))
+        };
+        self.devices.iter_mut().enumerate().flat_map(of).collect()
     }
 }

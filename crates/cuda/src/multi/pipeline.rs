@@ -230,7 +230,7 @@ impl Pipeline {
         let biases = experts.biases.iter().flat_map(|of| [of.gate, of.up, of.down]);
         let linears = std::iter::once(router).chain(gate).flat_map(Pipeline::bias_of);
         let norms = std::iter::once(norm).chain(router_norm).map(|norm| norm.weight);
-        norms.chain(linears).chain(biases).collect()
+        norms.chain(linears).chain(biases).chain(experts.order).collect()
     }
 
     /// The tensors that a linear reads beside its input.

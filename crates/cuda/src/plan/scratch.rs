@@ -60,12 +60,15 @@ pub struct ScratchPlanner<'a> {
     hidden: EncodedSize,
     moe_x: EncodedSize,
     moe_hidden: EncodedSize,
+    moe_gathered: EncodedSize,
     shared_hidden: EncodedSize,
     /// Bytes of one of two buffers.
     gates: usize,
     moe_gates: usize,
     /// Bytes of gates and ups that take turns.
     moe_both: usize,
+    /// Bytes of inputs in experts' orders, before they are encoded.
+    moe_ordered: usize,
     /// Bytes of routers' results, and of outputs of routed experts.
     choice: usize,
     outputs: usize,
@@ -100,10 +103,12 @@ impl<'a> ScratchPlanner<'a> {
             hidden: EncodedSize::default(),
             moe_x: EncodedSize::default(),
             moe_hidden: EncodedSize::default(),
+            moe_gathered: EncodedSize::default(),
             shared_hidden: EncodedSize::default(),
             gates: 0,
             moe_gates: 0,
             moe_both: 0,
+            moe_ordered: 0,
             choice: 0,
             outputs: 0,
             pairs: 0,
@@ -123,9 +128,10 @@ impl<'a> ScratchPlanner<'a> {
 
     /// The scratch of the step; `angles`: bytes of a position in each table of rotary angles.
     pub fn scratch(&self, angles: &[usize]) -> StepScratch {
-        let encoded = [&self.encoded, &self.hidden, &self.moe_x, &self.moe_hidden, &self.shared_hidden];
-        let encoded: usize = encoded.into_iter().map(EncodedSize::bytes).sum();
-        let rest = self.moe_both + self.choice + self.outputs + self.pairs + self.shared + self.delta;
+        let of_mixtures = [&self.moe_x, &self.moe_hidden, &self.moe_gathered, &self.shared_hidden];
+        let encoded = [&self.encoded, &self.hidden].into_iter().chain(of_mixtures);
+        let encoded: usize = encoded.map(EncodedSize::bytes).sum();
+        let rest = self.moe_both + self.moe_ordered + self.choice + self.outputs + self.pairs + self.shared + self.delta;
         // Each of up to three inputs has room of its own for integers of weights.
         let rest = rest + self.logits + 3 * self.slices;
         // The arrays of tokens and sequences for each group. Block tables grow with the context.
@@ -204,7 +210,7 @@ impl Operations for ScratchPlanner<'_> {
         });
         let (k, count, intermediate) = (moe.scoring.k(), moe.experts.count, moe.experts.intermediate());
         let pairs = x.rows * k;
-        let (mut first, mut last) = (Needs::F32, Needs::default());
+        let [mut first, mut last] = [Needs::default(); 2];
         for expert in 0..count {
             let [gate, up, down] =
                 operands(&moe.experts, expert).map(|o| self.weights[o.weight].kind(self.mode).needs());
@@ -219,8 +225,16 @@ impl Operations for ScratchPlanner<'_> {
         if is_interleaved || moe.experts.biases.is_some() || moe.experts.kind != ExpertKind::SwiGlu {
             last = needs_with_floats(last);
         }
+        let mut of_x = Needs::F32;
+        match moe.experts.order {
+            Some(_) => {
+                self.moe_gathered.grow(pairs, x.cols, first);
+                grow(&mut self.moe_ordered, 4 * pairs * x.cols);
+            }
+            None => of_x = of_x.and(first),
+        }
         if let Some(shared) = &moe.shared {
-            first = first.and(self.needs([&shared.mlp.gate, &shared.mlp.up]));
+            of_x = of_x.and(self.needs([&shared.mlp.gate, &shared.mlp.up]));
             let (needs, width) = (self.needs([&shared.mlp.down]), shared.mlp.gate.rows.len());
             self.split(&[&shared.mlp.gate, &shared.mlp.up], x.rows);
             self.split(&[&shared.mlp.down], x.rows);
@@ -228,7 +242,7 @@ impl Operations for ScratchPlanner<'_> {
             grow(&mut self.moe_gates, 4 * x.rows * width);
             grow(&mut self.shared, 4 * x.rows * (residual.cols + 1));
         }
-        self.moe_x.grow(x.rows, x.cols, first);
+        self.moe_x.grow(x.rows, x.cols, of_x);
         self.moe_hidden.grow(pairs, intermediate, last);
         grow(&mut self.choice, 4 * x.rows * (count + 2 * k));
         grow(&mut self.outputs, 4 * pairs * residual.cols);

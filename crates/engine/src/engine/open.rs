@@ -210,7 +210,8 @@ impl Engine {
             ensure!(loaded.decoder.has_mtp(), "the checkpoint has no head that predicts one token more");
         }
         if let Some(made) = loaded.made_experts.filter(|_| streamed) {
-            ensure!(!made.whole && backend.device_memory().is_none(), made.cannot_stay_on_disk());
+            // A device takes experts from memory, too.
+            ensure!(!made.whole || backend.device_memory().is_some(), made.cannot_stay_on_disk());
         }
         let (model, decoder) = (loaded.description, loaded.decoder);
         let max_context = options.max_context.unwrap_or(model.max_context);
@@ -283,8 +284,10 @@ impl Engine {
         let tables = if tables_on_disk { &loaded.tables[..] } else { &[] };
         let rows: usize = tables.iter().map(|table| backend.table_bytes(*table, &row_options)).sum();
         let [mapped, copied] = match (&loading, own) {
-            // On their way to a device weights pass through a few buffers.
-            (Some(loading), Some(_)) => [0, loading.bytes_to_deliver()],
+            // On their way to a device weights pass through a few buffers; what was made of them stays.
+            (Some(loading), Some(_)) => {
+                [0, loading.bytes_to_deliver() + held(&mut *backend, MemoryClass::WeightsCopied) as u64]
+            }
             _ => weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref()),
         };
         let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();

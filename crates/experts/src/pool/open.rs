@@ -88,6 +88,7 @@ impl ExpertPool {
         let counts: Vec<usize> = layers.iter().map(LayerLayout::len).collect();
         let class = |number: usize| SlotClass {
             bytes: sizes[number],
+            kept: layers.iter().filter(|l| l.class == number).map(|l| l.kept_bytes).max().unwrap_or(0),
             experts: of_class(number).iter().sum(),
             widest: of_class(number).into_iter().max().unwrap_or(0),
         };
@@ -117,7 +118,8 @@ impl ExpertPool {
             let experts = of_class(number);
             let count: usize = experts.iter().sum();
             let rest = u128::from(spare) * u128::from(bytes(number));
-            let more = (rest / u128::from(all.max(1))) as u64 / slot_bytes.max(1) as u64;
+            // Experts that are in no file take no slot's bytes.
+            let more = if slot_bytes == 0 { u64::MAX } else { (rest / u128::from(all)) as u64 / slot_bytes as u64 };
             let fast = faster[number].min(count);
             // An expert in the faster tier takes no slot here, but is read into one first.
             let enough = (count - fast).saturating_add(least(number)).min(count);

@@ -7,6 +7,8 @@ use std::ops::Range;
 pub struct SlotClass {
     /// Bytes of a slot.
     pub bytes: usize,
+    /// Bytes of an expert's arrays that are in no slot, at most.
+    pub kept: usize,
     /// Experts of this size, of all layers.
     pub experts: usize,
     /// Experts of the layer with the most of them.

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use sluice_store::Bytes;
+
 use super::fetch::FetchId;
 use super::slots::{SlotClass, SlotState};
 use super::{ClassPool, ExpertPool};
@@ -84,7 +86,12 @@ impl ExpertPool {
         (slot < class.fast).then_some(slot as usize)
     }
 
-    /// The bytes of an expert's array in its slot.
+    /// An expert's array that is in no file, and so in no slot.
+    pub fn kept(&self, layer: usize, expert: usize, array: usize) -> Option<&Bytes> {
+        self.layers[layer].kept(expert, array)
+    }
+
+    /// The bytes of an expert's array in its slot; none if it is [kept](ExpertPool::kept).
     pub fn array_range(&self, layer: usize, expert: usize, array: usize) -> Range<usize> {
         self.layers[layer].part(expert, array)
     }

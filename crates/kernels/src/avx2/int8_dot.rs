@@ -1,16 +1,25 @@
-//! Integer groups with AVX2: each row is unpacked to bytes once, then four weight groups at a time, one per lane of the accumulator.
+//! Integer groups with AVX2: each row is unpacked to bytes once, then four weight groups at a time, one per lane of the accumulator. A few tokens times MXFP4 are not unpacked
+//! (`mxfp4`).
 
 use std::arch::x86_64::*;
 
-use super::Avx2x16;
+use super::{Avx2x16, mxfp4};
+use crate::format::Grouped;
 use crate::input::GROUP;
-use crate::instructions::int8_dot::{Groups, Int8Dot, TokenScales, add_group, row_by_row};
+use crate::instructions::int8_dot::{Groups, Int8Dot, TokenScales, add_group, row_by_row, row_scratch_bytes};
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
 impl Int8Dot for Avx2x16 {
+    fn scratch_bytes(cols: usize, tokens: usize, _: Grouped) -> usize {
+        row_scratch_bytes(cols, tokens).max(mxfp4::scratch_bytes(cols, tokens))
+    }
     #[inline(always)]
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+        if tokens.len() <= mxfp4::FEW && mxfp4::takes(w.format) {
+            // SAFETY: the caller's.
+            return unsafe { mxfp4::product(w, x, tokens, tile, scratch) };
+        }
         // `vpmaddubsw` adds two products in 16 bits: 2 * 127 * 127 fits, 8-bit q do not.
         let narrow = w.format.is_narrow();
         let dot = |q: &[u8], s: &[f32], b: &[f32], xq: &[i8], scales: TokenScales| {

@@ -29,7 +29,7 @@ pub(crate) struct Groups<'a> {
 pub(crate) trait Int8Dot: Unpack {
     /// Bytes of scratch that [`Int8Dot::product`] takes.
     fn scratch_bytes(cols: usize, tokens: usize, _format: Grouped) -> usize {
-        cut_bytes(row_sizes(cols, tokens))
+        row_scratch_bytes(cols, tokens)
     }
     unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch);
 }
@@ -70,6 +70,11 @@ impl Groups<'_> {
 /// One unpacked row, its scales and its biases, and all tokens' scales: two for each group of 16 columns at most.
 fn row_sizes(cols: usize, tokens: usize) -> [usize; 4] {
     [cols, cols / 4, cols / 4, tokens * cols / 2]
+}
+
+/// Bytes of scratch that [`row_by_row`] takes.
+pub(crate) fn row_scratch_bytes(cols: usize, tokens: usize) -> usize {
+    cut_bytes(row_sizes(cols, tokens))
 }
 
 /// The bytes of each eight in the order of the activations.

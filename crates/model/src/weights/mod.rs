@@ -44,17 +44,15 @@ pub struct Weights<'a> {
 pub struct MadeExperts {
     /// The first of their matrices, by the name of its tensor.
     pub name: String,
-    /// Their integers are made too: nothing of them can stay on disk.
+    /// Their integers are made too: nothing of them is on disk.
     pub whole: bool,
 }
 
 impl MadeExperts {
-    /// Why they cannot stay on disk: on any device if they are made as a whole, else on a GPU.
+    /// Why experts that are made as a whole cannot stay on disk.
     pub fn cannot_stay_on_disk(&self) -> String {
-        let (how, on) =
-            if self.whole { ("by columns", "") } else { ("without all scales that kernels take", " on a GPU") };
         let name = &self.name;
-        format!("{name}: experts that are stored {how} cannot stay on disk{on}: keep them in memory (--experts mapped)")
+        format!("{name}: experts that are stored by columns cannot stay on disk: keep them in memory (--experts mapped)")
     }
 }
 

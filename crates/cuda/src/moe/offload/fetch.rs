@@ -1,6 +1,7 @@
 //! Bringing the experts that a layer needs to the device, or dividing them with the host, and prefetching those of the next layer.
 
 use anyhow::Result;
+use sluice_backend::Experts;
 use sluice_experts::{FetchId, Next, PinnedExpert};
 
 use super::{ActiveLayer, ExpertStreaming, LayerHistory, NeededExperts, StreamedLayer};
@@ -48,8 +49,9 @@ impl ExpertStreaming {
             self.pool.drop_cached();
         }
         // 3. Of the experts in the host's memory, the host computes those with the lowest scores. All others are on their way before anything is noted
-        let has_biases = self.layers[layer].experts.biases.is_some();
-        let mut copies_all = self.split.is_none() || chosen.len() > MAX_PAIRS || has_biases;
+        let Experts { biases, order, .. } = &self.layers[layer].experts;
+        let only_here = biases.is_some() || order.is_some();
+        let mut copies_all = self.split.is_none() || chosen.len() > MAX_PAIRS || only_here;
         if !copies_all {
             pinned.extend(self.copy_at_once(weights, layer, &needed)?);
         }
@@ -149,7 +151,7 @@ impl ExpertStreaming {
         if here.len() == absent.len() && !here.is_empty() {
             let score = |of: &PinnedExpert| self.store.long_term_score(layer, of.expert);
             here.sort_by(|a, b| score(b).total_cmp(&score(a)).then(a.expert.cmp(&b.expert)));
-            let bytes = self.layout(layer, here[0].expert).bytes();
+            let bytes = self.layout(layer, here[0].expert).bytes;
             let share = self.split.as_ref().map_or(0, |s| s.share(here.len(), bytes));
             for of in here.split_off(here.len() - share) {
                 self.store.unpin(of);
@@ -167,7 +169,7 @@ impl ExpertStreaming {
         let buffer = self.take_buffer(layer, of.expert, state)?;
         let slot = |range| self.store.pinned_bytes(of, range);
         // SAFETY: a buffer that nothing else uses; the slot is unpinned only once the copies were waited for.
-        unsafe { self.upload(self.address(layer, buffer), &layout, slot)? };
+        unsafe { self.upload((layer, of.expert), self.address(layer, buffer), &layout, slot)? };
         self.publish(weights, layer, of.expert, buffer, &layout);
         Ok(buffer)
     }
@@ -178,7 +180,7 @@ impl ExpertStreaming {
         let layout = self.layout(layer, expert as usize);
         let slot = |range| self.store.slot_bytes_at(fetch, i, range);
         // SAFETY: a buffer that nothing else uses; the slot is released only once the copies were waited for.
-        unsafe { self.upload(self.address(layer, buffer), &layout, slot)? };
+        unsafe { self.upload((layer, expert as usize), self.address(layer, buffer), &layout, slot)? };
         self.publish(weights, layer, expert as usize, buffer, &layout);
         Ok(())
     }

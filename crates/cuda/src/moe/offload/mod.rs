@@ -167,6 +167,7 @@ pub fn min_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe> 
     };
     let class = |experts: &Experts| SlotClass {
         bytes: (0..experts.count).map(|e| expert(experts, e)).max().unwrap_or(0),
+        kept: 0,
         experts: experts.count,
         widest: experts.count,
     };
@@ -204,7 +205,8 @@ fn growth<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe>) -> f64
 
 /// What these slots of the host are on the device.
 fn grown(classes: &[SlotClass], growth: f64) -> Vec<SlotClass> {
-    classes.iter().map(|c| SlotClass { bytes: (c.bytes as f64 * growth).ceil() as usize, ..*c }).collect()
+    let bytes = |c: &SlotClass| ((c.bytes + c.kept) as f64 * growth).ceil() as usize;
+    classes.iter().map(|c| SlotClass { bytes: bytes(c), kept: 0, ..*c }).collect()
 }
 
 impl ExpertStreaming {
@@ -321,27 +323,36 @@ impl ExpertStreaming {
     /// The places of an expert's arrays in a buffer.
     fn layout(&self, layer: usize, expert: usize) -> ExpertLayout {
         let parts: [_; EXPERT_ARRAYS] = std::array::from_fn(|array| self.store.array_range(layer, expert, array));
-        ExpertLayout::with_blocks(&parts, &self.layers[layer].blocks[expert])
+        let kept = std::array::from_fn(|array| self.store.kept(layer, expert, array).map_or(0, |bytes| bytes.len()));
+        ExpertLayout::new(&parts, &kept, &self.layers[layer].blocks[expert])
     }
 
-    /// Enqueues the copy of an expert to a buffer at `at`. `slot`: bytes of its slot.
+    /// Enqueues the copy of an expert, by its layer and number, to a buffer at `at`. `slot`: bytes of its slot.
     ///
     /// # Safety
     /// Nothing else uses the buffer; the slot stays as it is until the copies are done.
     unsafe fn upload<'a>(
-        &self,
+        &'a self,
+        (layer, expert): (usize, usize),
         at: Address,
         layout: &ExpertLayout,
         slot: impl Fn(Range<usize>) -> &'a [u8],
     ) -> Result<(), DriverError> {
+        let kept = |array: usize| self.store.kept(layer, expert, array);
         for (from, to) in &layout.copies {
             // SAFETY: as the caller vouches.
             unsafe { self.up.write(at + *to as u64, slot(from.clone()))? };
         }
-        for (rows, arrays, to) in &layout.blocks {
+        for (rows, first, arrays, to) in &layout.blocks {
             let copies = self.blocks.as_ref().expect("some experts have blocks");
+            let of = |i: usize| kept(first + i).map_or_else(|| slot(arrays[i].clone()), |bytes| &bytes[..]);
             // SAFETY: as the caller vouches.
-            unsafe { copies.write(&self.up, rows, at + *to as u64, arrays.each_ref().map(|a| slot(a.clone())))? };
+            unsafe { copies.write(&self.up, rows, at + *to as u64, [of(0), of(1)])? };
+        }
+        for (array, to) in &layout.kept {
+            let bytes = kept(*array).expect("the layout has it");
+            // SAFETY: as the caller vouches; what is kept stays for as long as the pool.
+            unsafe { self.up.write(at + *to as u64, bytes)? };
         }
         Ok(())
     }
@@ -360,7 +371,7 @@ impl ExpertStreaming {
     /// Notes that an expert is being copied to a buffer.
     fn publish(&mut self, weights: &Weights, layer: usize, expert: usize, buffer: u32, layout: &ExpertLayout) {
         self.stats.uploads += 1;
-        self.stats.uploaded_bytes += layout.bytes() as u64;
+        self.stats.uploaded_bytes += layout.bytes as u64;
         self.write_table(weights, layer, expert, buffer, layout);
     }
 

@@ -62,11 +62,12 @@ impl ExpertStreaming {
                         // SAFETY: the expert is in its buffer; neither the buffer nor the slot is used for anything else before the copy is done.
                         unsafe { self.down.read(at + *from as u64, bytes)? };
                     }
-                    for (rows, arrays, from) in &layout.blocks {
+                    // What is kept elsewhere is there already.
+                    for (rows, _, arrays, from) in &layout.blocks {
                         let copies = self.blocks.as_ref().expect("some experts have blocks");
                         // SAFETY: as above.
                         unsafe { copies.restore(&self.down, rows, at + *from as u64)? };
-                        for (array, to) in arrays.iter().enumerate() {
+                        for (array, to) in arrays.iter().enumerate().filter(|(_, to)| !to.is_empty()) {
                             let bytes = self.store.demoted_bytes_mut(&moved, to.clone());
                             // SAFETY: as above.
                             unsafe { copies.read(&self.down, rows, array, bytes)? };
@@ -93,7 +94,7 @@ impl ExpertStreaming {
         let layout = self.layout(moved.layer, moved.expert);
         let slot = |range| self.store.promoted_bytes(moved, range);
         // SAFETY: a buffer that nothing else uses; waited for below.
-        unsafe { self.upload(self.address(moved.layer, buffer), &layout, slot)? };
+        unsafe { self.upload((moved.layer, moved.expert), self.address(moved.layer, buffer), &layout, slot)? };
         self.up.wait()?;
         self.publish(weights, moved.layer, moved.expert, buffer, &layout);
         Ok(buffer)

@@ -5,8 +5,9 @@ use anyhow::Result;
 use serde_json::{Map, Number, Value as Json, json};
 
 use super::super::metadata::Metadata;
-use super::keys::{MODEL, TEMPLATE};
+use super::keys::TEMPLATE;
 use super::special::Special;
+use super::text::has_vocabulary;
 use super::vocabulary::Vocabulary;
 
 /// Suggestions for sampling, and their names in `generation_config.json`.
@@ -24,7 +25,7 @@ const TOP_K: &str = "general.sampling.top_k";
 /// As for [`text_file`](super::text_file).
 pub(super) fn tokenizer_config(metadata: &Metadata) -> Result<String> {
     let mut config = Map::new();
-    if metadata.get(MODEL).is_some() {
+    if has_vocabulary(metadata) {
         let vocabulary = Vocabulary::tokens(metadata)?;
         let special = Special::read(metadata, &vocabulary)?;
         let names = [
@@ -76,7 +77,7 @@ fn templates(metadata: &Metadata) -> Result<Vec<(&str, &str)>> {
 /// As for [`text_file`](super::text_file).
 pub(super) fn generation_config(metadata: &Metadata) -> Result<String> {
     let mut config = Map::new();
-    if metadata.get(MODEL).is_some() {
+    if has_vocabulary(metadata) {
         let vocabulary = Vocabulary::tokens(metadata)?;
         let special = Special::read(metadata, &vocabulary)?;
         config.insert("bos_token_id".into(), special.bos.into());

@@ -30,10 +30,14 @@ pub fn text_file(metadata: &Metadata, name: &str) -> Result<Option<String>> {
     }
 }
 
-/// Whether metadata has a tokenizer. `no_vocab` says that there is none.
+/// Whether metadata has a tokenizer.
 pub fn has_tokenizer(metadata: &Metadata) -> bool {
-    let model = metadata.get(MODEL).is_some() && metadata.string(MODEL).ok().flatten() != Some("no_vocab");
-    model || metadata.get(ORIGINAL).is_some()
+    has_vocabulary(metadata) || metadata.get(ORIGINAL).is_some()
+}
+
+/// Whether metadata has tokens. `no_vocab` says that there are none.
+pub(super) fn has_vocabulary(metadata: &Metadata) -> bool {
+    metadata.get(MODEL).is_some() && metadata.string(MODEL).ok().flatten() != Some("no_vocab")
 }
 
 /// The key that says most of what is in file `name`, for messages.
