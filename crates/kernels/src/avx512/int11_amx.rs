@@ -15,7 +15,7 @@ use crate::scratch::{Scratch, cut_bytes};
 
 /// Blocks of 32 rows that meet some tokens before the next ones come.
 const BLOCKS: usize = 2;
-/// Columns of a tile of rows: both blocks' bytes (16 KB), the tokens' and two pieces' sums stay in the first-level cache.
+/// Columns of a tile of rows: both blocks' bytes (16 KB), the tokens' (9 KB) and the sums of four pieces (16 KB) stay in the first-level cache.
 const COLS: usize = 256;
 /// Sums of a piece: [2 slices, tokens, ROWS].
 const SUMS: usize = 2 * TOKENS * ROWS;
@@ -26,7 +26,7 @@ const FOLDED: usize = 2;
 fn sizes(tokens: usize) -> [usize; 6] {
     let scales = BLOCKS * ROWS * COLS / HALF * 4;
     let acc = tokens.next_multiple_of(TOKENS) * BLOCKS * ROWS * 4;
-    [BLOCKS * ROWS * COLS, scales, scales, acc, FOLDED * SUMS * 4, COLS / GROUP * size_of::<TokenTile>()]
+    [BLOCKS * ROWS * COLS, scales, scales, acc, 2 * FOLDED * SUMS * 4, COLS / GROUP * size_of::<TokenTile>()]
 }
 
 pub fn scratch_bytes(tokens: usize) -> usize {
@@ -113,10 +113,9 @@ unsafe fn width<M: Multiply, F: Packing, const PIECE: usize>(
                     let ahead = |p: usize| BLOCKS * ROWS * p / passes;
                     prefetch::<F>(w, format, (next_r, next_k), next_cols, ahead(p)..ahead(p + 1));
                     let tokens = laid_out(&x, groups, some, (k / GROUP, cols.div_ceil(GROUP)), room);
-                    for block in 0..blocks {
-                        let few = Few { tokens, count: some.len(), cols, group: format.group, sums };
-                        pass::<M, PIECE>(by, &cached(block), &few, accumulators(p, block));
-                    }
+                    let few = Few { tokens, count: some.len(), cols, group: format.group, sums };
+                    let all: [Tile; BLOCKS] = std::array::from_fn(cached);
+                    pass::<M, PIECE>(by, &all[..blocks], &few, accumulators(p, 0));
                 }
             }
             for (i, &token) in tokens.iter().enumerate() {
@@ -177,33 +176,55 @@ struct Few {
     cols: usize,
     /// Columns of a weight group.
     group: usize,
-    /// Room for sums of [`FOLDED`] pieces.
+    /// Room for sums of twice [`FOLDED`] pieces.
     sums: *mut i32,
 }
 
-/// A block of rows times up to sixteen tokens, added to their accumulators, [16, ROWS].
+/// Blocks of rows times up to sixteen tokens, added to their accumulators, [blocks, 16, ROWS]. Tiles multiply the next pieces while vectors fold the ones before.
 ///
 /// # Safety
 /// All of it is there, and the instruction set.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn pass<M: Multiply, const PIECE: usize>(by: &M, tile: &Tile, x: &Few, acc: *mut f32) {
+unsafe fn pass<M: Multiply, const PIECE: usize>(by: &M, tiles: &[Tile], x: &Few, acc: *mut f32) {
     let pieces = x.cols / PIECE;
+    let batches = pieces.div_ceil(FOLDED);
+    let place = |unit: usize| (unit / batches, unit % batches * FOLDED, x.sums.wrapping_add(unit % 2 * FOLDED * SUMS));
     // SAFETY: the caller's.
     unsafe {
-        for first in (0..pieces).step_by(FOLDED) {
-            let some = FOLDED.min(pieces - first);
-            for i in 0..some {
-                let piece = first + i;
-                let tokens = &*x.tokens.add(piece * PIECE / GROUP);
-                let column = piece * PIECE % GROUP;
-                let (low, high) = (tokens.low[0].as_ptr().add(column), tokens.high[0].as_ptr().add(column));
-                by.sums(low, high, tile.q.add(piece * PIECE * ROWS), x.sums.add(i * SUMS));
+        multiply::<M, PIECE>(by, &tiles[0], x, pieces, 0, x.sums);
+        for unit in 0..tiles.len() * batches {
+            if unit + 1 < tiles.len() * batches {
+                let (block, first, sums) = place(unit + 1);
+                multiply::<M, PIECE>(by, &tiles[block], x, pieces, first, sums);
             }
-            match some {
-                1 => fold::<PIECE, 1>(tile, x, first, acc),
-                _ => fold::<PIECE, FOLDED>(tile, x, first, acc),
+            let (block, first, sums) = place(unit);
+            let acc = acc.add(block * TOKENS * ROWS);
+            match pieces - first {
+                1 => fold::<PIECE, 1>(&tiles[block], x, first, sums, acc),
+                _ => fold::<PIECE, FOLDED>(&tiles[block], x, first, sums, acc),
             }
+        }
+    }
+}
+
+/// The sums of pieces from `first` on, up to [`FOLDED`] of them.
+#[inline(always)]
+unsafe fn multiply<M: Multiply, const PIECE: usize>(
+    by: &M,
+    tile: &Tile,
+    x: &Few,
+    pieces: usize,
+    first: usize,
+    sums: *mut i32,
+) {
+    for piece in first..pieces.min(first + FOLDED) {
+        // SAFETY: the caller's.
+        unsafe {
+            let tokens = &*x.tokens.add(piece * PIECE / GROUP);
+            let column = piece * PIECE % GROUP;
+            let (low, high) = (tokens.low.as_ptr().cast::<u8>().add(column), tokens.high.as_ptr().cast::<i8>().add(column));
+            by.sums(low, high, tile.q.add(piece * PIECE * ROWS), sums.add((piece - first) * SUMS));
         }
     }
 }
@@ -211,7 +232,13 @@ unsafe fn pass<M: Multiply, const PIECE: usize>(by: &M, tile: &Tile, x: &Few, ac
 /// Adds pieces from `first` on, whose sums are there, to the accumulators.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn fold<const PIECE: usize, const N: usize>(tile: &Tile, x: &Few, first: usize, acc: *mut f32) {
+unsafe fn fold<const PIECE: usize, const N: usize>(
+    tile: &Tile,
+    x: &Few,
+    first: usize,
+    sums: *const i32,
+    acc: *mut f32,
+) {
     // SAFETY: the caller's.
     unsafe {
         let (mut s, mut b) = ([[_mm512_setzero_ps(); 2]; N], [[_mm512_setzero_ps(); 2]; N]);
@@ -236,7 +263,7 @@ unsafe fn fold<const PIECE: usize, const N: usize>(tile: &Tile, x: &Few, first: 
             for i in 0..N {
                 let (step, total) = (_mm512_set1_ps(*steps[i].add(t)), _mm512_set1_ps(*totals[i].add(t)));
                 for half in 0..2 {
-                    let at = x.sums.add(i * SUMS + t * ROWS + 16 * half);
+                    let at = sums.add(i * SUMS + t * ROWS + 16 * half);
                     let low = _mm512_loadu_si512(at.cast());
                     let high = _mm512_loadu_si512(at.add(TOKENS * ROWS).cast());
                     let joined = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
