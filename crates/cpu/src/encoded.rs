@@ -2,9 +2,11 @@
 
 use sluice_kernels::format::ActivationFormat;
 use sluice_kernels::input::{Input, Int11};
+use sluice_kernels::int11_tiles::{self, TokenTile};
 use sluice_kernels::{Isa, activations, int11};
 
 use crate::memory::{Parts, grow};
+use crate::threads::Pool;
 
 /// A set of encodings of activations.
 #[derive(Clone, Copy, Default)]
@@ -51,6 +53,9 @@ pub struct Encoded {
     int11_steps: Vec<f32>,
     int11_sums: Vec<f32>,
     int11_scales: Vec<f32>,
+    int11_tiles: Vec<TokenTile>,
+    /// Rows are laid out as tiles.
+    tiled: bool,
 }
 
 /// Elements per scale of int8 activations.
@@ -59,7 +64,7 @@ pub const GROUP: usize = 32;
 impl Encoded {
     /// Makes room for `[rows, cols]` in these encodings.
     pub fn reset(&mut self, rows: usize, cols: usize, needs: Needs) {
-        (self.rows, self.cols) = (rows, cols);
+        (self.rows, self.cols, self.tiled) = (rows, cols, false);
         if needs.f32 || needs.int11 {
             grow(&mut self.f32, rows * cols);
         }
@@ -92,7 +97,8 @@ impl Encoded {
     pub fn bytes(&self) -> usize {
         let floats = [&self.f32, &self.scales, &self.sums, &self.int11_steps, &self.int11_sums, &self.int11_scales];
         let halves = self.bf16.len() + self.int11.len();
-        4 * floats.iter().map(|f| f.len()).sum::<usize>() + 2 * halves + self.q.len()
+        let tiles = size_of_val(&self.int11_tiles[..]);
+        4 * floats.iter().map(|f| f.len()).sum::<usize>() + 2 * halves + self.q.len() + tiles
     }
 
     pub fn input(&self, encoding: ActivationFormat) -> Input<'_> {
@@ -108,8 +114,27 @@ impl Encoded {
                 steps: &self.int11_steps[..self.rows * self.cols.div_ceil(int11::GROUP)],
                 sums: &self.int11_sums[..self.rows * (self.cols / int11::HALF)],
                 scales: &self.int11_scales[..self.rows],
+                tiles: &self.int11_tiles[..if self.tiled { int11_tiles::count(self.rows, self.cols) } else { 0 }],
             }),
         }
+    }
+
+    /// Lays out integers of 11 bits, which are written, as tiles where products want them.
+    pub fn lay_out(&mut self, isa: Isa, needs: Needs, pool: &mut Pool) {
+        if !needs.int11 || !int11_tiles::are_wanted(isa, self.rows) {
+            return;
+        }
+        let (groups, cols) = (self.cols.div_ceil(int11::GROUP), self.cols);
+        let mut tiles = std::mem::take(&mut self.int11_tiles);
+        grow(&mut tiles, int11_tiles::count(self.rows, cols));
+        let Input::Int11(x) = self.input(ActivationFormat::Int11) else { unreachable!() };
+        let to = Parts::new(&mut tiles);
+        pool.run(self.rows.div_ceil(int11_tiles::TOKENS), &|block, _| {
+            // SAFETY: a task has a block of its own.
+            let tiles = unsafe { to.get(block * groups..(block + 1) * groups) };
+            int11_tiles::lay_out(isa, &x, cols, block * int11_tiles::TOKENS, tiles);
+        });
+        (self.int11_tiles, self.tiled) = (tiles, true);
     }
 
     /// Lets threads encode rows, or whole groups of columns, in parallel.

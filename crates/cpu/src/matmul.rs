@@ -40,6 +40,7 @@ pub fn encode(mut context: ExecContext, x: Place, norm: Option<&Norm>, needs: Ne
             unsafe { writer.write(isa, row, 0, values) };
         }
     });
+    into.lay_out(isa, needs, pool);
 }
 
 /// The most rows of one task.

@@ -5,7 +5,8 @@
 
 use sluice_kernels::attention;
 use sluice_kernels::format::{ActivationFormat, Activations};
-use sluice_kernels::{int11, latent};
+use sluice_kernels::int11_tiles::{self, TokenTile};
+use sluice_kernels::{Isa, int11, latent};
 
 use crate::encoded::{GROUP, Needs};
 use crate::matmul::{MAX_TASK_ROWS, SMALL, block_rows};
@@ -27,10 +28,11 @@ struct EncodedSize {
     int8: usize,
     /// Of integers of 11 bits, their groups and their rows too.
     int11: [usize; 3],
+    tiles: usize,
 }
 
 impl EncodedSize {
-    fn reset(&mut self, rows: usize, cols: usize, needs: Needs) {
+    fn reset(&mut self, isa: Isa, rows: usize, cols: usize, needs: Needs) {
         let n = rows * cols;
         for (size, needed) in [(&mut self.f32, needs.f32), (&mut self.bf16, needs.bf16), (&mut self.int8, needs.int8)] {
             *size = (*size).max(if needed { n } else { 0 });
@@ -39,13 +41,16 @@ impl EncodedSize {
             self.f32 = self.f32.max(n);
             let of = [n, rows * cols.div_ceil(int11::GROUP), rows];
             self.int11 = std::array::from_fn(|i| self.int11[i].max(of[i]));
+            if int11_tiles::are_wanted(isa, rows) {
+                self.tiles = self.tiles.max(int11_tiles::count(rows, cols));
+            }
         }
     }
 
     fn bytes(&self) -> usize {
         let [n, groups, rows] = self.int11;
         let int11 = 2 * n + 4 * (n / int11::HALF + groups) + 8 * rows;
-        4 * self.f32 + 2 * self.bf16 + self.int8 + 8 * (self.int8 / GROUP) + int11
+        4 * self.f32 + 2 * self.bf16 + self.int8 + 8 * (self.int8 / GROUP) + int11 + self.tiles * size_of::<TokenTile>()
     }
 }
 
@@ -120,6 +125,7 @@ impl Sizes {
 
 /// Operations that only measure their scratch.
 pub(super) struct ScratchPlanner<'a> {
+    isa: Isa,
     mode: Activations,
     threads: usize,
     weights: &'a [Weight],
@@ -139,6 +145,7 @@ impl<'a> ScratchPlanner<'a> {
     /// For a step with these inputs on `cpu`. `streamed`: experts are read from disk.
     pub fn new(cpu: &'a Cpu, layouts: &'a [KvLayout], inputs: &StepInputs, streamed: bool) -> ScratchPlanner<'a> {
         ScratchPlanner {
+            isa: cpu.isa,
             mode: cpu.mode,
             threads: cpu.pool.threads(),
             weights: &cpu.weights,
@@ -181,7 +188,7 @@ impl ScratchPlanner<'_> {
     }
 
     fn encode(&mut self, rows: usize, cols: usize, needs: Needs) {
-        self.sizes.encoded.reset(rows, cols, needs);
+        self.sizes.encoded.reset(self.isa, rows, cols, needs);
         grow(&mut self.sizes.row, cols);
     }
 
@@ -225,7 +232,7 @@ impl ScratchPlanner<'_> {
     /// As `experts::dense_gate_up`.
     fn dense_gate_up(&mut self, mlp: &Mlp, tokens: usize, hidden: fn(&mut Sizes) -> &mut EncodedSize) {
         let needs = Needs::of([self.encoding(mlp.down.matrix)]);
-        hidden(&mut self.sizes).reset(tokens, mlp.gate.rows.len(), needs);
+        hidden(&mut self.sizes).reset(self.isa, tokens, mlp.gate.rows.len(), needs);
         let width = mlp.gate.rows.len();
         self.gate_up([mlp.gate.matrix, mlp.up.matrix].into_iter(), (width, width, 1), tokens);
     }
@@ -234,7 +241,7 @@ impl ScratchPlanner<'_> {
 impl ScratchPlanner<'_> {
     /// As `moe::run::choose` of so many tokens.
     fn choose(&mut self, moe: &Moe, tokens: usize) {
-        self.sizes.moe_encoded.reset(tokens, moe.experts.hidden(), Needs::of([ActivationFormat::F32]));
+        self.sizes.moe_encoded.reset(self.isa, tokens, moe.experts.hidden(), Needs::of([ActivationFormat::F32]));
         grow(&mut self.sizes.row, moe.experts.hidden());
         grow(&mut self.sizes.router_logits, tokens * moe.router.rows.len());
         self.products(Activations::F32, std::iter::once(used(&moe.router)), moe.experts.hidden(), tokens);
@@ -263,10 +270,10 @@ impl ScratchPlanner<'_> {
             [&s.mlp.gate, &s.mlp.up].iter().for_each(|l| needs.add(self.encoding(l.matrix)));
             needs.f32 |= s.gate.is_some();
         }
-        self.sizes.moe_encoded.reset(tokens, hidden, needs);
+        self.sizes.moe_encoded.reset(self.isa, tokens, hidden, needs);
         let ordered = moe.experts.order.is_some();
         if ordered {
-            self.sizes.moe_gathered.reset(pairs, hidden, needs);
+            self.sizes.moe_gathered.reset(self.isa, pairs, hidden, needs);
             grow(&mut self.sizes.row, hidden);
         }
         if let Some(s) = shared {
@@ -278,7 +285,7 @@ impl ScratchPlanner<'_> {
         }
         grow(&mut self.sizes.moe_identity_rows, tokens.max(pairs));
         let hidden_needs = Needs::of(downs().map(|m| self.encoding(m)));
-        self.sizes.moe_hidden.reset(pairs, intermediate, hidden_needs);
+        self.sizes.moe_hidden.reset(self.isa, pairs, intermediate, hidden_needs);
         // 2. both rounds, with every expert in use
         let all_downs = || downs().chain(shared.map(|s| s.mlp.down.matrix));
         let each = moe.experts.parts[0].matrix.step();
@@ -349,7 +356,7 @@ impl Operations for ScratchPlanner<'_> {
         grow(&mut self.sizes.per_128_positions, part + tasks::PARTITION_BYTES + 128 * self.angles);
         grow(&mut self.sizes.attention, self.sequences * part + deal);
         let mut product = |rows_of: HeadRows, cols: usize| {
-            self.sizes.latents.reset(rows, cols, Needs::of([self.encoding(rows_of.matrix)]));
+            self.sizes.latents.reset(self.isa, rows, cols, Needs::of([self.encoding(rows_of.matrix)]));
             // With more heads at a time a task has more rows, of fewer tokens.
             for (tokens, n) in [(tokens, tasks::heads_at_once(heads, tokens)), ((rows / heads).min(tokens), heads)] {
                 let block = tasks::product_rows(n, rows_of.rows, self.threads);

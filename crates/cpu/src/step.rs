@@ -315,6 +315,7 @@ impl Operations for Cpu {
                 writer.write(isa, task, 0, normed);
             }
         });
+        self.encoded.lay_out(isa, needs, &mut self.pool);
         // 2. head
         let out = Place::of_slice(part(&mut self.logits, count * vocabulary), vocabulary);
         let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };

@@ -3,6 +3,8 @@
 //! Int8 activations are stored in [`ORDER`] inside each eight columns. A mask and a shift unpack 4-bit weights into even columns in one register and odd ones in
 //! another, and in this order they meet their activations without a shuffle.
 
+use crate::int11_tiles::TokenTile;
+
 /// Columns of a group of int8 activations, which share a scale.
 pub const GROUP: usize = 32;
 
@@ -39,6 +41,8 @@ pub struct Int11<'a> {
     pub sums: &'a [f32],
     /// `tok * 2^20`: `[n]`
     pub scales: &'a [f32],
+    /// The same for AMX, [n / 16, cols / 64], each rounded up, from [`lay_out`](crate::int11_tiles::lay_out). Empty where nobody wants it.
+    pub tiles: &'a [TokenTile],
 }
 
 impl Input<'_> {

@@ -48,6 +48,7 @@ pub mod hadamard;
 pub mod input;
 pub mod instructions;
 pub mod int11;
+pub mod int11_tiles;
 pub mod isa;
 pub mod latent;
 pub mod math;

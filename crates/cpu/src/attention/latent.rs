@@ -215,6 +215,7 @@ impl LatentWork {
                 also(t, i);
             }
         });
+        self.encoded.lay_out(isa, needs, context.pool);
     }
 
     /// Products of each head's rows with its encoded elements, to the place that `to` names: `[tokens, rows]`.

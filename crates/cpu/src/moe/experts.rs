@@ -315,6 +315,7 @@ pub fn gate_up(
         // SAFETY: a task has a row of its own.
         pool.run(order.len(), &|row, _| unsafe { writer.encode_row(isa, row) });
     }
+    into.lay_out(isa, needs, pool);
 }
 
 /// An expert that every token takes, after its first round: its down projection, activations and each token's weight.

@@ -30,4 +30,5 @@ pub fn gather(
             writer.write(isa, pair, 0, row);
         }
     });
+    into.lay_out(isa, needs, context.pool);
 }

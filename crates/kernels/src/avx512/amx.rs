@@ -1,4 +1,4 @@
-//! AMX's tiles: sums of products of bytes, 32 by 32, as deep as a register (64) for attention on integers, and as an activation group (32) for products of weights.
+//! AMX's tiles: sums of products of bytes, 32 by 32, as deep as a register (64) for attention on integers and integers of 11 bits, and as a group of int8 activations (32).
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -68,7 +68,7 @@ static OF_A_GROUP: Shapes = shapes(GROUP as u8);
 pub struct Tiles;
 
 impl Tiles {
-    /// Shaped for [`Tiles::products`].
+    /// Shaped for [`Tiles::products`], and for [`Tiles::slices`] of 64 columns.
     ///
     /// # Safety
     /// [`is_supported`].
@@ -77,7 +77,7 @@ impl Tiles {
         unsafe { Tiles::cut(&WHOLE) }
     }
 
-    /// Tiles with the shape that [`Tiles::group`] takes.
+    /// Tiles with the shape that [`Tiles::group`] takes, and [`Tiles::slices`] of 32 columns.
     ///
     /// # Safety
     /// [`is_supported`].
@@ -116,6 +116,44 @@ impl Tiles {
                 b = in(reg) b,
                 to = in(reg) to,
                 stride = in(reg) 4 * 2 * SIDE,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    /// `to[0][r][c] = sum over i of low[r][i] * b[i][c]`, and `to[1]` the same with `high`, of 16 rows, 32 columns and the depth of the shape. `low`: unsigned bytes, `high`:
+    /// signed ones, rows 64 bytes apart; `b`: four unsigned bytes of each of 32 columns together; `to`: [2, 16, 32].
+    ///
+    /// # Safety
+    /// All of it can be read and written.
+    #[inline(always)]
+    pub unsafe fn slices(&self, (low, high): (*const u8, *const i8), b: *const u8, to: *mut i32) {
+        // SAFETY: the caller's, and the tiles are shaped.
+        unsafe {
+            asm!(
+                "tileloadd tmm6, [{b} + {stride}*1]",
+                "tileloadd tmm4, [{low} + {deep}*1]",
+                "tilezero tmm0",
+                "tdpbuud tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{high} + {deep}*1]",
+                "tilezero tmm2",
+                "tdpbsud tmm2, tmm5, tmm6",
+                "tileloadd tmm7, [{b} + {stride}*1 + 64]",
+                "tilezero tmm1",
+                "tdpbuud tmm1, tmm4, tmm7",
+                "tilezero tmm3",
+                "tdpbsud tmm3, tmm5, tmm7",
+                "tilestored [{to} + {stride}*1], tmm0",
+                "tilestored [{to_high} + {stride}*1], tmm2",
+                "tilestored [{to} + {stride}*1 + 64], tmm1",
+                "tilestored [{to_high} + {stride}*1 + 64], tmm3",
+                b = in(reg) b,
+                stride = in(reg) 4 * 2 * SIDE,
+                low = in(reg) low,
+                high = in(reg) high,
+                deep = in(reg) DEEP,
+                to = in(reg) to,
+                to_high = in(reg) to.wrapping_add(2 * SIDE * SIDE),
                 options(nostack, preserves_flags)
             );
         }

@@ -8,6 +8,7 @@ use crate::instructions::int11_dot::{Int11Dot, TO_INTEGER};
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Int11Dot for Avx512x16 {
     type Sums = __m512i;
+    const MANY: bool = true;
     #[inline(always)]
     unsafe fn zero() -> __m512i {
         unsafe { _mm512_setzero_si512() }

@@ -151,7 +151,7 @@ unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile
         });
     }
     // SAFETY: the shell has the instruction set.
-    unsafe { prefetch::<F>(w, format, 0, 0, 0..ROWS) };
+    unsafe { prefetch::<F>(w, format, (0, 0), COLS.min(w.cols), 0..ROWS) };
     let passes = tokens.len().div_ceil(P::TOKENS);
     for r in (0..w.rows).step_by(ROWS) {
         for k in (0..w.cols).step_by(COLS) {
@@ -168,7 +168,8 @@ unsafe fn width<P: Pass, F: Packing>(w: &Matrix, x: Groups, tokens: &[u32], tile
                     fill_scales(w, format, r, k / format.group, cols / format.group, &cached.scales);
                 }
                 for (p, some) in tokens.chunks(P::TOKENS).enumerate() {
-                    prefetch::<F>(w, format, next_r, next_k, ROWS * p / passes..ROWS * (p + 1) / passes);
+                    let (next_cols, rows) = (COLS.min(w.cols - next_k), ROWS * p / passes..ROWS * (p + 1) / passes);
+                    prefetch::<F>(w, format, (next_r, next_k), next_cols, rows);
                     let i = p * P::TOKENS;
                     let sx = sx.add(i * groups * parts + k / format.part_columns() * P::TOKENS);
                     let mx = mx.add(i * groups + k / format.group * P::TOKENS);
@@ -206,10 +207,15 @@ pub(super) fn row_span<F: Packing>(w: &Matrix, k: usize, cols: usize) -> (usize,
     (bytes(k), bytes(cols))
 }
 
-/// Prefetches some rows of the tile at (r, k). Addresses past the end do no harm.
+/// Prefetches some rows of the tile of `cols` columns at (r, k). Addresses past the end do no harm.
 #[inline(always)]
-unsafe fn prefetch<F: Packing>(w: &Matrix, format: Grouped, r: usize, k: usize, rows: std::ops::Range<usize>) {
-    let cols = COLS.min(w.cols - k);
+pub(super) unsafe fn prefetch<F: Packing>(
+    w: &Matrix,
+    format: Grouped,
+    (r, k): (usize, usize),
+    cols: usize,
+    rows: std::ops::Range<usize>,
+) {
     let scale_bytes = w.scale_row_bytes();
     let (from, bytes) = row_span::<F>(w, k, cols);
     // SAFETY: a prefetch does not fault; the caller has the instruction set.
@@ -230,7 +236,7 @@ unsafe fn prefetch<F: Packing>(w: &Matrix, format: Grouped, r: usize, k: usize, 
 #[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn fill<F: Packing>(w: &Matrix, r: usize, k: usize, cols: usize, tile: &Tile) {
+pub(super) unsafe fn fill<F: Packing>(w: &Matrix, r: usize, k: usize, cols: usize, tile: &Tile) {
     const EIGHTS: [u8; 64] = {
         let (mut index, mut i) = ([0; 64], 0);
         while i < 64 {

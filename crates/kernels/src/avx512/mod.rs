@@ -10,6 +10,7 @@ mod codebooks;
 mod encode;
 mod f32_dot;
 mod four_rows;
+pub mod int11_amx;
 mod int11_dot;
 pub mod int8_amx;
 pub mod int8_batch;

@@ -9,6 +9,8 @@ use super::unpack::Unpack;
 pub(crate) trait Int11Dot: Unpack {
     /// Sixteen i32.
     type Sums: Copy;
+    /// There are registers for the sums and the accumulators of twelve tokens. As many chains of sums hide how long an addition takes.
+    const MANY: bool = false;
     unsafe fn zero() -> Self::Sums;
     /// 32 bytes from `p` as 32 u16, two in the bits of each lane.
     unsafe fn widen_pairs(p: *const u8) -> Self;

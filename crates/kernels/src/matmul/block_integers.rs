@@ -191,6 +191,10 @@ unsafe fn direct_lanes<V: Int11Dot>(
                 let block = Block { w: pairs, units, first, cols };
                 let token = |i: usize| tokens[i] as usize;
                 let mut i = 0;
+                while V::MANY && tokens.len() - i >= 12 {
+                    fold::<V, 12>(block, x, w.cols, std::array::from_fn(|t| token(i + t)), acc.add(ROWS * i));
+                    i += 12;
+                }
                 while tokens.len() - i >= 4 {
                     fold::<V, 4>(block, x, w.cols, std::array::from_fn(|t| token(i + t)), acc.add(ROWS * i));
                     i += 4;

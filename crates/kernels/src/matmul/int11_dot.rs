@@ -4,11 +4,14 @@
 //! Sixteen rows are unpacked, two columns of each side by side, as many columns at a time as fit the first-level cache, and meet all tokens there.
 
 use crate::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::avx512::int11_amx;
 use crate::dispatch::simd;
 use crate::input::Int11;
 use crate::instructions::int11_dot::Int11Dot;
 use crate::instructions::unpack::unpack_lanes;
 use crate::int11::{GROUP, HALF};
+use crate::int11_tiles;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -25,7 +28,10 @@ fn sizes(tokens: usize) -> [usize; 5] {
 }
 
 pub(super) fn scratch_bytes(tokens: usize) -> usize {
-    cut_bytes(sizes(tokens))
+    let bytes = cut_bytes(sizes(tokens));
+    #[cfg(target_arch = "x86_64")]
+    let bytes = bytes.max(int11_amx::scratch_bytes(tokens));
+    bytes
 }
 
 /// Pieces of a block of columns, unpacked.
@@ -130,6 +136,10 @@ unsafe fn grouped_lanes<V: Int11Dot>(w: Matrix, x: Int11, tokens: &[u32], tile: 
                 let block = Block { w: pairs.cast(), s, b, first, cols, piece };
                 let token = |i: usize| tokens[i] as usize;
                 let mut i = 0;
+                while V::MANY && tokens.len() - i >= 12 {
+                    fold::<V, 12>(block, x, w.cols, std::array::from_fn(|t| token(i + t)), acc.add(ROWS * i));
+                    i += 12;
+                }
                 while tokens.len() - i >= 4 {
                     fold::<V, 4>(block, x, w.cols, std::array::from_fn(|t| token(i + t)), acc.add(ROWS * i));
                     i += 4;
@@ -156,5 +166,12 @@ pub(super) fn grouped(isa: Isa, w: Matrix, x: Int11, tokens: &[u32], tile: &mut 
     let n = x.n.len() / w.cols;
     let lengths = (x.steps.len(), x.sums.len(), x.scales.len());
     assert_eq!(lengths, (n * w.cols.div_ceil(GROUP), n * (w.cols / HALF), n), "steps, sums and scales of all tokens");
+    let tiles = x.tiles.len();
+    assert!(tiles == 0 || tiles == int11_tiles::count(n, w.cols), "{tiles} tiles of {n} tokens");
+    #[cfg(target_arch = "x86_64")]
+    if tiles > 0 && int11_tiles::are_wanted(isa, tokens.len()) && w.grouped().group >= HALF {
+        // SAFETY: the lengths are checked, and tiles are wanted where an `Isa` says that the machine has them.
+        return unsafe { int11_amx::product(&w, x, tokens, tile, scratch) };
+    }
     in_lanes(isa, w, x, tokens, tile, scratch);
 }

@@ -8,6 +8,7 @@ use sluice_kernels::attention::{AttentionMode, KvShape, KvType, store_row};
 use sluice_kernels::format::{ActivationFormat, WeightFormat};
 use sluice_kernels::input::{Input, Int11};
 use sluice_kernels::int11::encode_int11;
+use sluice_kernels::int11_tiles::{self, TokenTile};
 use sluice_kernels::matrix::Matrix;
 
 use crate::engine_args::kv_type_name;
@@ -121,6 +122,7 @@ pub(super) struct Tokens {
     pub steps: Vec<f32>,
     pub int11_sums: Vec<f32>,
     pub int11_scales: Vec<f32>,
+    pub int11_tiles: Vec<TokenTile>,
 }
 
 impl Tokens {
@@ -136,11 +138,22 @@ impl Tokens {
             steps: vec![0.0; len / 64],
             int11_sums: vec![0.0; len / 32],
             int11_scales: vec![0.0; n],
+            int11_tiles: vec![],
         };
         encode_bf16(isa, &x.f32, &mut x.bf16);
         encode_int8(isa, &x.f32, &mut x.q, &mut x.scales, &mut x.sums);
         encode_int11(isa, &x.f32, COLS, &mut x.n, &mut x.steps, &mut x.int11_sums, &mut x.int11_scales);
+        let mut tiles = vec![TokenTile::default(); int11_tiles::count(n, COLS)];
+        for (block, tiles) in tiles.chunks_mut(COLS.div_ceil(64)).enumerate() {
+            int11_tiles::lay_out(isa, &x.int11(), COLS, block * int11_tiles::TOKENS, tiles);
+        }
+        x.int11_tiles = tiles;
         x
+    }
+
+    fn int11(&self) -> Int11<'_> {
+        let (n, steps, sums) = (&self.n, &self.steps, &self.int11_sums);
+        Int11 { n, steps, sums, scales: &self.int11_scales, tiles: &self.int11_tiles }
     }
 
     pub fn input(&self, encoding: ActivationFormat) -> Input<'_> {
@@ -148,12 +161,7 @@ impl Tokens {
             ActivationFormat::F32 => Input::F32(&self.f32),
             ActivationFormat::Bf16 => Input::Bf16(&self.bf16),
             ActivationFormat::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
-            ActivationFormat::Int11 => Input::Int11(Int11 {
-                n: &self.n,
-                steps: &self.steps,
-                sums: &self.int11_sums,
-                scales: &self.int11_scales,
-            }),
+            ActivationFormat::Int11 => Input::Int11(self.int11()),
         }
     }
 }

@@ -6,25 +6,36 @@ use sluice_kernels::activations::{encode_bf16, encode_int8};
 use sluice_kernels::format::ActivationFormat;
 use sluice_kernels::input::{Input, Int11};
 use sluice_kernels::int11::encode_int11;
+use sluice_kernels::int11_tiles::{self, TokenTile};
 
 use super::weights::unit;
 
 /// Tokens as integers of 11 bits.
-#[derive(Default, PartialEq, Debug)]
 pub struct Integers {
     pub n: Vec<i16>,
     pub steps: Vec<f32>,
     pub sums: Vec<f32>,
     pub scales: Vec<f32>,
+    pub tiles: Vec<TokenTile>,
 }
 
 impl Integers {
     pub fn of(isa: Isa, x: &[f32], cols: usize) -> Integers {
         let tokens = x.len() / cols;
         let (n, steps) = (vec![0; x.len()], vec![0.0; tokens * cols.div_ceil(64)]);
-        let mut all = Integers { n, steps, sums: vec![0.0; tokens * (cols / 32)], scales: vec![0.0; tokens] };
+        let tiles = vec![TokenTile::default(); int11_tiles::count(tokens, cols)];
+        let mut all = Integers { n, steps, sums: vec![0.0; tokens * (cols / 32)], scales: vec![0.0; tokens], tiles };
         encode_int11(isa, x, cols, &mut all.n, &mut all.steps, &mut all.sums, &mut all.scales);
-        all
+        let mut tiles = std::mem::take(&mut all.tiles);
+        for (block, tiles) in tiles.chunks_mut(cols.div_ceil(64)).enumerate() {
+            int11_tiles::lay_out(isa, &all.input(), cols, block * int11_tiles::TOKENS, tiles);
+        }
+        Integers { tiles, ..all }
+    }
+
+    pub fn input(&self) -> Int11<'_> {
+        let Integers { n, steps, sums, scales, tiles } = self;
+        Int11 { n, steps, sums, scales, tiles }
     }
 }
 
@@ -55,10 +66,7 @@ impl Tokens {
             ActivationFormat::F32 => Input::F32(&self.f32),
             ActivationFormat::Bf16 => Input::Bf16(&self.bf16),
             ActivationFormat::Int8 => Input::Int8 { q: &self.q, scales: &self.scales, sums: &self.sums },
-            ActivationFormat::Int11 => {
-                let Integers { n, steps, sums, scales } = &self.int11;
-                Input::Int11(Int11 { n, steps, sums, scales })
-            }
+            ActivationFormat::Int11 => Input::Int11(self.int11.input()),
         }
     }
 }
