@@ -1,5 +1,6 @@
-"""Writes a random-weight model: `make_model.py SHAPE FORM OUT [text|pooled]`, with the Python of the peers' environment. With `text` it has a vocabulary (`vocabulary.py`), so that
-it can be served. With `pooled` matrices are drawn from a pool of a few random blocks, so that 17 GB take seconds: for speed it is the same.
+"""Writes a random-weight model: `make_model.py SHAPE FORM OUT [text|pooled|planted|drafter]`, with the Python of the peers' environment. With `text` it has a vocabulary (`vocabulary.py`),
+so that it can be served. With `pooled` matrices are drawn from a pool of a few random blocks, so that 17 GB take seconds: for speed it is the same. With `planted` and `drafter` it says what
+`planted.py` says, as one of a pair.
 
 FORM is `bf16`, or `q` and a number of bits from 2 to 8, for a folder with config.json and safetensors (MLX's affine quantisation, groups of 64, which Sluice and mlx-lm
 read; bf16 is also what transformers reads), or `BF16`, `Q8_0`, `Q6_K`, `Q4_0`, `IQ4_XS`, `Q3_K` or `Q2_K` for a GGUF file (llama.cpp). Every matrix of a file has the same
@@ -26,9 +27,11 @@ import os
 import re
 import sys
 import zlib
+from dataclasses import replace
 
 import numpy as np
 
+import planted
 import vocabulary
 from shapes import config, is_giant, is_hybrid, tensors
 
@@ -71,9 +74,15 @@ def widened(x):
     return (x.astype(np.uint32) << 16).view(np.float32)
 
 
+# Of a planted model, what it says, if it is one: by token, the one whose embedding is its row of the head.
+ROWS = None
+# How much larger its embedding is than what a layer adds, so that the token can still be told behind all layers. A giant's layers add little.
+LOUD = 16.0
+
+
 def deviation(t):
     if t.name.endswith("embed_tokens"):
-        return TOKEN if t.kind == "embedding" else 1.0
+        return TOKEN if t.kind == "embedding" else 1.0 if ROWS is None else LOUD
     return DEVIATION * t.part
 
 
@@ -142,10 +151,21 @@ def vector(t, shape):
 # --- safetensors
 
 
-def parts(t, form):
+def reordered(made, rows):
+    """An embedding's rows in the order of a planted head."""
+    return np.concatenate([np.ascontiguousarray(block).reshape(-1) for block in made]).reshape(rows, -1)[ROWS]
+
+
+def parts(shape, t, form):
     """(name, dtype, shape, maker) of each tensor in the file; a maker yields its bytes, block by block."""
     if t.kind not in MATRICES:
         yield t.name, "BF16", t.shape, lambda: [bf16(vector(t, t.shape))]
+        return
+    if t.name == "lm_head" and ROWS is not None:
+        # The head's rows are those of the embedding, in another order.
+        [embedding] = (e for e in tensors(shape) if e.name.endswith("embed_tokens"))
+        for name, dtype, dims, make in parts(shape, embedding, form):
+            yield name.replace(embedding.name, t.name), dtype, dims, lambda make=make, rows=dims[0]: [reordered(make(), rows)]
         return
     n = int(np.prod(t.shape))
     if form == "bf16":
@@ -202,7 +222,7 @@ def write_folder(shape, form, out):
         written["quantization_config"] = written["quantization"]
     with open(f"{out}/config.json", "w") as f:
         json.dump(written, f, indent=2)
-    all_parts = [p for t in tensors(shape) for p in parts(t, form)]
+    all_parts = [p for t in tensors(shape) for p in parts(shape, t, form)]
     header, at = {"__metadata__": {"format": "mlx"}}, 0
     for name, dtype, dims, _ in all_parts:
         size = int(np.prod(dims)) * {"U32": 4, "BF16": 2}[dtype]
@@ -363,6 +383,9 @@ def kind_of(t, layers, form):
 
 
 def matrix(t, name, n, kind):
+    if t.name == "lm_head" and ROWS is not None:
+        of_embedding = replace(t, name="model.embed_tokens")
+        return [reordered(matrix(of_embedding, "token_embd.weight", n, kind), t.shape[0])]
     source = Source(name)
     if not is_shifted(t):
         return (blocks(source, kind, k, deviation(t)) for k in blocks_of(n))
@@ -391,6 +414,11 @@ def main():
     if "pooled" in text:
         text.remove("pooled")
         globals().update({name: pooled(globals()[name]) for name in ("random_bytes", "random_bf16", "blocks")})
+    for kind in {"planted", "drafter"} & set(text):
+        text.remove(kind)
+        assert not (form[0].isupper() and is_giant(shape)), "a giant's embedding has blocks of another kind than its head"
+        config(shape)["tie_word_embeddings"] = False
+        globals()["ROWS"] = planted.rows(config(shape)["vocab_size"], kind == "drafter")
     unfinished = out + ".part"
     if form[0].isupper():
         write_gguf(shape, form, unfinished, text)

@@ -39,6 +39,18 @@ def quickly(shape, form, *text):
     return _made(quickly, path.with_name("-".join([path.name, *text])), shape, form, *text, "pooled")
 
 
+def planted(shape, form, part):
+    """One of a pair that agrees as `planted.py` says, from a pool of random blocks; `part` is `planted`, or `drafter` for the smaller one. Of a bundle the folder that it is packed from is not
+    kept."""
+    ending = BUNDLE if form.endswith(BUNDLE) else ".gguf" if form[0].isupper() else ""
+    path = DIR / "models" / f"{shape}-{form.removesuffix(BUNDLE)}-{part}{ending}"
+    source = path.with_name(path.name.removesuffix(ending))
+    made = _made(lambda shape, form: planted(shape, form, part), path, shape, form, "text", "pooled", part)
+    if ending == BUNDLE:
+        shutil.rmtree(source, ignore_errors=True)
+    return made
+
+
 def _made(of, path, shape, form, *more):
     """Makes the model if it is not there; `of` gives the model that a bundle is packed from."""
     if not path.exists():

@@ -117,6 +117,9 @@ for _config in CONFIGS.values():
         dtype="bfloat16",
         torch_dtype="bfloat16",
     )
+# A quarter of the layers of Qwen3-8B and of Qwen3-0.6B, and of the vocabulary, so that embedding and head are the same part of them as in the whole models: a pair, of which the small one drafts.
+for _name, _whole, _layers in (("8b-quarter", "8b", 9), ("0.6b-quarter", "dense", 7)):
+    CONFIGS[_name] = CONFIGS[_whole] | {"num_hidden_layers": _layers, "vocab_size": VOCABULARY // 4 // 256 * 256, "tie_word_embeddings": False}
 
 
 def is_giant(shape):

@@ -102,6 +102,11 @@ fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options)
             "a context of {asked} tokens is more than the {made_for} that this model was made for"
         ));
     }
+    if let Some(drafts) = engine.draft_context().filter(|context| *context < asked) {
+        terminal::note(&format!(
+            "--draft-model: its context is {drafts} tokens of {asked}; behind them it guesses nothing"
+        ));
+    }
     Ok(engine)
 }
 

@@ -7,7 +7,9 @@ mod cold;
 mod decode;
 mod decode_args;
 mod disk;
+mod drafts;
 mod figures;
+mod kept_states;
 mod kernels;
 mod kv;
 mod load;
@@ -39,6 +41,8 @@ enum Target {
     Kv(kv::KvArgs),
     /// The disk's own speed for different request sizes.
     Disk(disk::DiskArgs),
+    /// An answer without drafts, with drafts of fixed widths, and with as many as pay.
+    Drafts(drafts::DraftsArgs),
     /// Each kernel by itself: matrix products per weight format, attention, delta rule.
     Kernels(kernels::KernelsArgs),
     /// Any server with OpenAI's API: tokens per second, time to the first token, time between tokens.
@@ -55,6 +59,7 @@ pub fn run(args: BenchArgs, start: Instant) -> Result<()> {
         Target::Load(args) => load::run(&args, start),
         Target::Kv(args) => kv::run(&args),
         Target::Disk(args) => disk::run(&args),
+        Target::Drafts(args) => drafts::run(&args),
         Target::Kernels(args) => kernels::run(&args),
         Target::Roofline(args) => roofline::run(&args),
         Target::Serve(args) => serve::run(&args),

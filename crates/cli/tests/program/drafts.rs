@@ -59,6 +59,48 @@ fn a_model_of_another_vocabulary_is_refused_by_the_token_that_differs() {
 }
 
 #[test]
+fn a_model_with_a_shorter_context_says_where_its_guesses_end() {
+    let Some(demo) = demo() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    copied(&demo, dir.path(), |name, bytes| match name {
+        "config.json" => {
+            let mut config: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+            config["max_position_embeddings"] = 96.into();
+            config.to_string().into_bytes()
+        }
+        _ => bytes,
+    });
+    let short = text(dir.path());
+    let said = |args: &[&str]| stderr(&output(&[&["run", &demo, "Hello", "-n", "2"], args].concat()));
+    let note = "--draft-model: its context is 96 tokens of 200; behind them it guesses nothing";
+    assert!(said(&["--draft-model", &short, "--max-context", "200"]).contains(note));
+    assert!(!said(&["--draft-model", &short, "--max-context", "90"]).contains("guesses nothing"));
+    assert!(!said(&["--draft-model", &demo]).contains("guesses nothing"));
+}
+
+#[test]
+fn bench_compares_widths_and_finds_nothing_computed_again() {
+    let Some(demo) = demo() else { return };
+    let lines = |args: &[&str]| -> Vec<serde_json::Value> {
+        let fixed = ["bench", "drafts", &demo, "--rounds", "1", "--json"];
+        let printed = success(output(&[&fixed, args].concat()));
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let found = lines(&["--draft-model", &demo, "--widths", "off,3,auto", "--tokens", "40"]);
+    assert_eq!(found.iter().map(|l| l["width"].as_str().unwrap()).collect::<Vec<_>>(), ["off", "3", "auto"]);
+    assert_eq!((&found[0]["draft_tokens"], &found[0]["computed_tokens"]), (&0.into(), &(32 + 39).into()));
+    assert!(found[1]["accepted_tokens"].as_u64().unwrap() > 20, "{found:?}");
+    for line in &found {
+        assert!(line["computed_again"] == 0 && line["tokens_per_second"]["median"].as_f64().unwrap() > 0.0, "{line}");
+    }
+    let kept = lines(&["--kept-states", "--widths", "1,4", "--tokens", "2"]);
+    assert_eq!(kept.iter().map(|l| l["drafted"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 4]);
+    assert!(kept[1]["kept_bytes"].as_u64().unwrap() == 4 * kept[0]["kept_bytes"].as_u64().unwrap(), "{kept:?}");
+    let refused = error(&["bench", "drafts", &demo, "--widths", "33"]);
+    assert!(refused.contains("off, auto, or a number from 1 to 32"), "{refused}");
+}
+
+#[test]
 fn what_cannot_draft_is_named() {
     let Some(demo) = demo() else { return };
     let run = |args: &[&str]| error(&[&["run", &demo, "Hello", "-n", "2"], args].concat());

@@ -90,6 +90,8 @@ pub struct Engine {
     events: EventQueue,
     /// Steps so far.
     steps: u64,
+    /// Tokens that went through the model so far.
+    computed: u64,
     /// Recorded choices of routers, until they are taken.
     routed: Vec<Routed>,
 }

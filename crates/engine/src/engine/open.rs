@@ -459,6 +459,7 @@ impl Engine {
             sequences: SequenceTable::default(),
             events: EventQueue::default(),
             steps: 0,
+            computed: 0,
             routed: Vec::new(),
         })
     }

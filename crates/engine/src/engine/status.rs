@@ -168,6 +168,16 @@ impl Engine {
         self.runner.backend.take_profile()
     }
 
+    /// Tokens that went through the model since the engine was opened: of prompts and answers, and drafted ones that did not come true.
+    pub fn computed_tokens(&self) -> u64 {
+        self.computed
+    }
+
+    /// The context of the smaller model that drafts, behind which it drafts nothing; `None` where there is none.
+    pub fn draft_context(&self) -> Option<usize> {
+        self.drafting.as_ref().and_then(Drafting::context)
+    }
+
     /// What was drafted since the engine was opened, by drafter; empty if nothing is to be.
     pub fn draft_stats(&self) -> Vec<DraftStats> {
         self.drafting.iter().flat_map(Drafting::stats).collect()

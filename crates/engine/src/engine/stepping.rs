@@ -76,6 +76,7 @@ impl Engine {
     /// When weights cannot be read, or there is no memory for blocks.
     pub(super) fn compute(&mut self, wanted: Wanted) -> Result<Logits> {
         self.steps += 1;
+        self.computed += self.plan.scheduled.iter().map(|s| (s.tokens + s.drafts) as u64).sum::<u64>();
         self.tiers.prepare_blocks(&mut self.cache, &mut self.runner.blocks())?;
         let Outcome { logits, failed, mut routed, .. } = self.runner.step(&self.plan, &self.sequences.list, wanted);
         self.routed.append(&mut routed);

@@ -246,6 +246,38 @@ pub fn crowd(model: &Path, small: Option<&str>, drafter: DrafterChoice, seeds: s
 }
 
 #[test]
+fn nothing_is_computed_again_behind_a_draft_that_was_wrong() {
+    for (model, small) in
+        [("qwen3", None), ("qwen3_5", None), ("qwen3_next", None), ("nemotron_h", None), ("qwen3_5", Some("qwen3"))]
+    {
+        let drafter = if small.is_some() { DrafterChoice::Model } else { DrafterChoice::Ngram };
+        let mut plain = Engine::open(&folder(model), options()).unwrap();
+        let mut engine = Engine::open(&folder(model), with(drafter, small, &options())).unwrap();
+        let vocabulary = plain.model().vocabulary as u32;
+        let mut rejected = 0;
+        for seed in 0..8 {
+            let mut random = Rng::with_seed(seed);
+            // Of different first tokens, so that no prompt shares anything.
+            let prompt: Vec<u32> = (0..20).map(|i| (seed as u32 * 20 + i) % vocabulary).collect();
+            let mut generation = Generation { max_tokens: 40, ..Generation::default() };
+            let answer = answers(&mut plain, &[(prompt.clone(), generation.clone())]).remove(0);
+            generation.prediction = nearly(&mut random, &answer.tokens, vocabulary);
+            let (before, id) = (engine.computed_tokens(), engine.add_sequence());
+            engine.start(id, &prompt, generation).unwrap();
+            while !engine.is_idle() {
+                engine.step().unwrap();
+            }
+            let (counts, computed) = (engine.drafted(id), engine.computed_tokens() - before);
+            let (new, wrong) = (prompt.len() - engine.reused_tokens(id).unwrap(), counts.drafted - counts.accepted);
+            assert_eq!(computed, (new + answer.tokens.len() - 1) as u64 + wrong, "{model}, seed {seed}: {counts:?}");
+            rejected += wrong;
+            engine.remove_sequence(id);
+        }
+        assert!(rejected > 20, "{model}: only {rejected} drafted tokens were wrong");
+    }
+}
+
+#[test]
 fn sequences_that_share_steps_and_too_little_memory_keep_their_text() {
     crowd(&folder("qwen3"), None, DrafterChoice::Ngram, 0..cases(6));
     crowd(&folder("qwen3"), Some("qwen3"), DrafterChoice::Auto, 0..cases(6));

@@ -16,7 +16,7 @@ pub(crate) struct DraftRequest {
     pub sequence: usize,
     /// The most tokens to propose.
     pub most: usize,
-    /// A drafter that computes each token stops once the chance that all of its tokens come true is below this.
+    /// A drafter that computes each token stops before one where the chance that it and all before it come true is probably below this.
     pub least_chance: f64,
 }
 
@@ -56,6 +56,10 @@ pub(crate) trait Drafter: Send {
     fn propose(&mut self, asked: &[DraftRequest], between: &mut Between) -> DraftWork;
     /// A step was computed and sampled.
     fn after_step(&mut self, _plan: &Plan, _between: &mut Between) {}
+    /// The tokens that a sequence may have for it to propose anything, if its context is its own.
+    fn context(&self) -> Option<usize> {
+        None
+    }
     /// The memory that it holds.
     fn memory(&mut self) -> Vec<sluice_backend::MemoryUse> {
         Vec::new()

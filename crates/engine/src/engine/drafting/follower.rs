@@ -213,8 +213,7 @@ impl Follower {
                 Ok(token) => {
                     drafts.draft.push(token, class_of_probability(likely));
                     s.tokens.push(token);
-                    let chance = drafts.chances().last().unwrap_or(0.0);
-                    drafts.draft.tokens.len() < ask.most && chance >= ask.least_chance
+                    drafts.draft.tokens.len() < ask.most && drafts.next_chance() >= ask.least_chance
                 }
                 Err(_) => false,
             };
@@ -329,6 +328,10 @@ impl Drafter for Follower {
             draft.classes.truncate(fit);
         }
         work.unwrap_or_default()
+    }
+
+    fn context(&self) -> Option<usize> {
+        Some(self.engine.setup.max_context)
     }
 
     fn memory(&mut self) -> Vec<sluice_backend::MemoryUse> {

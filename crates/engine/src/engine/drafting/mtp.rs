@@ -161,8 +161,7 @@ impl MtpHead {
                 continue;
             };
             drafts.draft.push(token, class_of_probability(likely));
-            let chance = drafts.chances().last().unwrap_or(0.0);
-            if depth + 1 < ask.most && chance >= ask.least_chance {
+            if depth + 1 < ask.most && drafts.next_chance() >= ask.least_chance {
                 self.going_on.push((guess.of, token));
             }
         }

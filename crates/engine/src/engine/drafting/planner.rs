@@ -97,6 +97,11 @@ impl Drafting {
         self.records.iter().map(|record| record.stats)
     }
 
+    /// The shortest context that a drafter has of its own.
+    pub fn context(&self) -> Option<usize> {
+        self.records.iter().filter_map(|record| record.drafter.context()).min()
+    }
+
     /// The drafters.
     pub fn drafters(&mut self) -> impl Iterator<Item = &mut Box<dyn Drafter>> {
         self.records.iter_mut().map(|record| &mut record.drafter)
@@ -104,6 +109,7 @@ impl Drafting {
 
     /// A generation begins for `s`, which may grow to `most` tokens. `prediction`: the client's guess of the answer, or empty.
     pub fn begin(&mut self, s: &mut Sequence, prediction: &[u32], most: usize) {
+        self.governor.begin();
         self.drafters().for_each(|drafter| drafter.begin(s, prediction, most));
         let most = self.options.tokens.min(MAX_STEP_DRAFTS);
         s.drafts = Some(Box::new(SequenceDrafts::new(most, &self.acceptance)));
