@@ -1,11 +1,11 @@
 //! How fast a thread multiplies GGUF's blocks, beside MLX's 4 bits, in turns: one token in GB/s of weights beside what it reads at best, and a prompt in G operations/s.
-//! `cargo run --release -p sluice-kernels --example block_speed [MEGABYTES TOKENS COLS]`.
+//! `cargo run --release -p sluice-kernels --example block_speed [MEGABYTES TOKENS COLS]`; with ONLY=MXFP4 that type alone, from blocks and (*) from two planes.
 
 use std::hint::black_box;
 
 use sluice_kernels::Isa;
 use sluice_kernels::activations::encode_int8;
-use sluice_kernels::format::{Activations, BlockFormat, Float, WeightFormat};
+use sluice_kernels::format::{Activations, BlockFormat, E2m1, Float, WeightFormat};
 use sluice_kernels::input::Input;
 use sluice_kernels::matmul::{matmul, scratch_bytes};
 use sluice_kernels::matrix::Matrix;
@@ -80,7 +80,12 @@ fn main() {
     let mut scratch = Scratch::default();
     let mut out = vec![0.0; ROWS * tokens];
     let mut prompt_of_affine = 0.0;
-    for (name, format) in [("affine4".to_owned(), affine)].into_iter().chain(formats) {
+    let in_planes = [("MXFP4 *".to_owned(), WeightFormat::E2m1(E2m1::Power))];
+    let only = std::env::var("ONLY").unwrap_or_default();
+    for (name, format) in [("affine4".to_owned(), affine)].into_iter().chain(formats).chain(in_planes) {
+        if !name.contains(&only) {
+            continue;
+        }
         let row: usize = format.planes(cols).expect("whole groups").iter().map(|plane| plane.row_bytes).sum();
         let rows = (megabytes << 20).div_ceil(row).next_multiple_of(ROWS);
         let planes = bytes(format, rows, cols);

@@ -151,7 +151,7 @@ unsafe fn all_rows<F: Form>(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f
         // Two streams, of each half of the rows. If they are odd, the last is computed twice.
         for r in 0..half {
             let index = [r, (half + r).min(w.rows - 1)];
-            let rows = index.map(|r| F::row(w, r));
+            let rows = [F::row(w, index[0]), F::row(w, index[1])];
             let out = Out { at: tile.as_mut_ptr(), stride: w.rows, index };
             match tokens.len() {
                 1 => two_rows::<F, 1>(rows, w.cols, prepared, &out),
@@ -199,7 +199,8 @@ unsafe fn prepare(x: &Groups, token: usize, cols: usize, out: *mut u8) {
     }
 }
 
-/// Two rows times T tokens from `x`.
+/// Two rows times T tokens from `x`. No closures and no iterators: where they are not inlined, registers go through memory.
+#[allow(clippy::needless_range_loop)]
 #[inline(never)]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn two_rows<F: Form, const T: usize>(rows: [Row; 2], cols: usize, x: *const u8, out: &Out) {
@@ -207,77 +208,109 @@ unsafe fn two_rows<F: Form, const T: usize>(rows: [Row; 2], cols: usize, x: *con
     // SAFETY: pieces are inside the rows and tokens; the caller vouches for the output.
     unsafe {
         let mut acc = [_mm256_setzero_ps(); T];
-        for piece in 0..cols / PIECE {
-            let at = rows.map(|row| Row {
-                numbers: row.numbers.add(piece * GROUPS * F::NUMBERS),
-                exponents: row.exponents.add(piece * GROUPS * F::EXPONENTS),
-            });
-            let (weights, s) = (at.map(|row| weights::<F>(row.numbers)), scales::<F>(at));
-            let b = _mm256_mul_ps(s, _mm256_set1_ps(-12.0));
-            for (t, acc) in acc.iter_mut().enumerate() {
-                let (scaled, mx) = products(&weights, x.add(t * token_bytes + piece * TOKEN_PIECE));
-                *acc = _mm256_fmadd_ps(s, scaled, *acc);
-                *acc = _mm256_fmadd_ps(b, mx, *acc);
+        let (mut a, mut b) = (rows[0], rows[1]);
+        let mut x = x;
+        for _ in 0..cols / PIECE {
+            let (of_a, of_b, s) = (weights::<F>(a.numbers), weights::<F>(b.numbers), scales::<F>(&a, &b));
+            let bias = _mm256_mul_ps(s, _mm256_set1_ps(-12.0));
+            for t in 0..T {
+                let x = x.add(t * token_bytes);
+                acc[t] = _mm256_fmadd_ps(s, scaled_sums(of_a, of_b, x), acc[t]);
+                acc[t] = _mm256_fmadd_ps(bias, _mm256_loadu_ps(x.add(PIECE + 32).cast()), acc[t]);
             }
+            (a, b, x) = (a.next::<F>(), b.next::<F>(), x.add(TOKEN_PIECE));
         }
         let rest = cols % PIECE / GROUP;
         if rest > 0 {
             // Copies of the groups that are there, so that nothing is read beyond them. The accumulators of the others stay as they are.
-            let piece = cols / PIECE;
             let mut copies = [([0u8; 17 * GROUPS], [0u8; 17 * GROUPS]); 2];
-            for (row, (numbers, exponents)) in rows.into_iter().zip(&mut copies) {
-                for g in 0..rest {
-                    let from = row.numbers.add((piece * GROUPS + g) * F::NUMBERS);
-                    std::ptr::copy_nonoverlapping(from, numbers.as_mut_ptr().add(g * F::NUMBERS), 16);
-                    exponents[g * F::EXPONENTS] = *row.exponents.add((piece * GROUPS + g) * F::EXPONENTS);
-                }
-            }
-            let at = [0, 1].map(|i| Row { numbers: copies[i].0.as_ptr(), exponents: copies[i].1.as_ptr() });
-            let (weights, s) = (at.map(|row| weights::<F>(row.numbers)), scales::<F>(at));
-            let b = _mm256_mul_ps(s, _mm256_set1_ps(-12.0));
+            a.copy::<F>(rest, &mut copies[0]);
+            b.copy::<F>(rest, &mut copies[1]);
+            let a = Row { numbers: copies[0].0.as_ptr(), exponents: copies[0].1.as_ptr() };
+            let b = Row { numbers: copies[1].0.as_ptr(), exponents: copies[1].1.as_ptr() };
+            let (of_a, of_b, s) = (weights::<F>(a.numbers), weights::<F>(b.numbers), scales::<F>(&a, &b));
+            let bias = _mm256_mul_ps(s, _mm256_set1_ps(-12.0));
             let groups = _mm256_loadu_si256(LANES.as_ptr().cast());
             let there = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(rest as i32), groups));
-            for (t, acc) in acc.iter_mut().enumerate() {
-                let (scaled, mx) = products(&weights, x.add(t * token_bytes + piece * TOKEN_PIECE));
-                let more = _mm256_fmadd_ps(b, mx, _mm256_fmadd_ps(s, scaled, *acc));
-                *acc = _mm256_blendv_ps(*acc, more, there);
+            for t in 0..T {
+                let x = x.add(t * token_bytes);
+                let more = _mm256_fmadd_ps(s, scaled_sums(of_a, of_b, x), acc[t]);
+                let more = _mm256_fmadd_ps(bias, _mm256_loadu_ps(x.add(PIECE + 32).cast()), more);
+                acc[t] = _mm256_blendv_ps(acc[t], more, there);
             }
         }
-        for (t, acc) in acc.into_iter().enumerate() {
+        for t in 0..T {
             let mut lanes = [0f32; 8];
-            _mm256_storeu_ps(lanes.as_mut_ptr(), acc);
-            for (i, row) in out.index.into_iter().enumerate() {
-                let own = &lanes[2 * i..];
-                *out.at.add(t * out.stride + row) = (own[0] + own[1]) + (own[4] + own[5]);
+            _mm256_storeu_ps(lanes.as_mut_ptr(), acc[t]);
+            for i in 0..2 {
+                let to = out.at.add(t * out.stride + out.index[i]);
+                *to = (lanes[2 * i] + lanes[2 * i + 1]) + (lanes[2 * i + 4] + lanes[2 * i + 5]);
+            }
+        }
+    }
+}
+
+impl Row {
+    /// One piece further.
+    #[inline(always)]
+    fn next<F: Form>(self) -> Row {
+        Row {
+            numbers: self.numbers.wrapping_add(GROUPS * F::NUMBERS),
+            exponents: self.exponents.wrapping_add(GROUPS * F::EXPONENTS),
+        }
+    }
+
+    /// Copies the first `groups` groups: numbers, and exponents.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn copy<F: Form>(self, groups: usize, (numbers, exponents): &mut ([u8; 17 * GROUPS], [u8; 17 * GROUPS])) {
+        for g in 0..groups {
+            let to = &mut numbers[g * F::NUMBERS..][..16];
+            // SAFETY: the caller's.
+            unsafe {
+                std::ptr::copy_nonoverlapping(self.numbers.add(g * F::NUMBERS), to.as_mut_ptr(), 16);
+                exponents[g * F::EXPONENTS] = *self.exponents.add(g * F::EXPONENTS);
             }
         }
     }
 }
 
 /// The integers of a row's piece: of groups 0 and 1 the first sixteen columns and the others, then of groups 2 and 3.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
+#[inline(always)]
 unsafe fn weights<F: Form>(p: *const u8) -> [__m256i; 4] {
     // SAFETY: the caller's.
     unsafe {
         let values = _mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1.as_ptr().cast()));
-        let (a, b) = F::nibbles(p);
-        let (c, d) = F::nibbles(p.add(2 * F::NUMBERS));
-        [a, b, c, d].map(|numbers| _mm256_shuffle_epi8(values, numbers))
+        let (first, second) = F::nibbles(p);
+        let (third, fourth) = F::nibbles(p.add(2 * F::NUMBERS));
+        [
+            _mm256_shuffle_epi8(values, first),
+            _mm256_shuffle_epi8(values, second),
+            _mm256_shuffle_epi8(values, third),
+            _mm256_shuffle_epi8(values, fourth),
+        ]
+    }
+}
+
+/// The exponents of a piece, a byte each.
+#[inline(always)]
+unsafe fn exponents<F: Form>(p: *const u8) -> i32 {
+    // SAFETY: the caller's.
+    unsafe {
+        if F::EXPONENTS == 1 {
+            return p.cast::<i32>().read_unaligned();
+        }
+        i32::from_le_bytes([*p, *p.add(F::EXPONENTS), *p.add(2 * F::EXPONENTS), *p.add(3 * F::EXPONENTS)])
     }
 }
 
 /// Half of each power of a piece of two rows, as the sums lie. The two least are denormal.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn scales<F: Form>(rows: [Row; 2]) -> __m256 {
+#[inline(always)]
+unsafe fn scales<F: Form>(a: &Row, b: &Row) -> __m256 {
     // SAFETY: the caller's.
     unsafe {
-        let four = |p: *const u8| {
-            let byte = |g: usize| u32::from(*p.add(g * F::EXPONENTS)) << (8 * g);
-            (byte(0) | byte(1) | byte(2) | byte(3)) as i32
-        };
-        let bytes = _mm_setr_epi32(four(rows[0].exponents), four(rows[1].exponents), 0, 0);
+        let bytes = _mm_setr_epi32(exponents::<F>(a.exponents), exponents::<F>(b.exponents), 0, 0);
         // Groups 0 and 2 of both, then groups 1 and 3.
         let order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, -1, -1, -1, -1, -1, -1, -1, -1);
         let exponent = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(bytes, order));
@@ -293,25 +326,32 @@ unsafe fn scales<F: Form>(rows: [Row; 2]) -> __m256 {
     }
 }
 
-/// The sums of a piece times their `sx`, and `mx`. Products of numbers up to 24 with activations fit 16 bits, four of them too.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn products(weights: &[[__m256i; 4]; 2], x: *const u8) -> (__m256, __m256) {
+/// Two sums for each group of a row: each half of a register has those of one group of a pair, and then of the other pair. Products of numbers up to 24 with activations fit 16
+/// bits, four of them too.
+#[inline(always)]
+unsafe fn sums_of_row(w: [__m256i; 4], x: *const u8) -> __m256i {
     // SAFETY: the caller's.
     unsafe {
+        let x: *const __m256i = x.cast();
+        let first = _mm256_add_epi16(
+            _mm256_maddubs_epi16(w[0], _mm256_loadu_si256(x)),
+            _mm256_maddubs_epi16(w[1], _mm256_loadu_si256(x.add(1))),
+        );
+        let second = _mm256_add_epi16(
+            _mm256_maddubs_epi16(w[2], _mm256_loadu_si256(x.add(2))),
+            _mm256_maddubs_epi16(w[3], _mm256_loadu_si256(x.add(3))),
+        );
         let ones = _mm256_set1_epi16(1);
-        let x_at = |i: usize| _mm256_loadu_si256(x.add(32 * i).cast());
-        let q = [x_at(0), x_at(1), x_at(2), x_at(3)];
-        // Each half has the sums of a group: two for a pair of groups.
-        let of_row = |w: &[__m256i; 4]| {
-            let two = |i: usize| {
-                let fours = _mm256_add_epi16(_mm256_maddubs_epi16(w[i], q[i]), _mm256_maddubs_epi16(w[i + 1], q[i + 1]));
-                _mm256_madd_epi16(fours, ones)
-            };
-            _mm256_hadd_epi32(two(0), two(2))
-        };
-        let sums = _mm256_hadd_epi32(of_row(&weights[0]), of_row(&weights[1]));
-        let sx = _mm256_loadu_ps(x.add(PIECE).cast());
-        (_mm256_mul_ps(sx, _mm256_cvtepi32_ps(sums)), _mm256_loadu_ps(x.add(PIECE + 32).cast()))
+        _mm256_hadd_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones))
+    }
+}
+
+/// The sums of a piece of two rows, times their `sx`.
+#[inline(always)]
+unsafe fn scaled_sums(a: [__m256i; 4], b: [__m256i; 4], x: *const u8) -> __m256 {
+    // SAFETY: the caller's.
+    unsafe {
+        let sums = _mm256_hadd_epi32(sums_of_row(a, x), sums_of_row(b, x));
+        _mm256_mul_ps(_mm256_loadu_ps(x.add(PIECE).cast()), _mm256_cvtepi32_ps(sums))
     }
 }

@@ -80,8 +80,11 @@ pub(crate) fn row_scratch_bytes(cols: usize, tokens: usize) -> usize {
 /// The bytes of each eight in the order of the activations.
 #[inline(always)]
 fn reorder(q: &mut [u8]) {
+    const { assert!(matches!(ORDER, [0, 2, 4, 6, 1, 3, 5, 7])) };
+    // By hand: as a map of an array it took four fifths of a product's time where that is not inlined.
     for eight in q.as_chunks_mut::<8>().0 {
-        *eight = ORDER.map(|i| eight[i]);
+        let [a, b, c, d, e, f, g, h] = *eight;
+        *eight = [a, c, e, g, b, d, f, h];
     }
 }
 
