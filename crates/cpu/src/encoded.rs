@@ -124,6 +124,8 @@ impl Encoded {
         if !needs.int11 || !int11_tiles::are_wanted(isa, self.rows) {
             return;
         }
+        // Streamed experts come in waves: tiles of the wave before are made anew.
+        self.tiled = false;
         let (groups, cols) = (self.cols.div_ceil(int11::GROUP), self.cols);
         let mut tiles = std::mem::take(&mut self.int11_tiles);
         grow(&mut tiles, int11_tiles::count(self.rows, cols));

@@ -52,7 +52,7 @@ fn set_aside_and_taken(folder: &Path, options: Options) -> (u64, u64) {
 #[test]
 fn scratch_is_what_was_set_aside() {
     for name in FOLDERS {
-        for activations in [Activations::Int8, Activations::Bf16, Activations::F32] {
+        for activations in [Activations::Int8, Activations::Bf16, Activations::F32, Activations::Int11] {
             for (threads, chunk) in [(1, 96), (2, 16), (2, 512), (5, 64)] {
                 for experts in [Placement::Mapped, Placement::Slots] {
                     if experts != Placement::Mapped && !(name.contains("moe") || name.contains("next")) {
