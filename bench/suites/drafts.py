@@ -187,7 +187,7 @@ def pair_rows(case, lines, goal):
     return [
         compare(SUITE, case, "speed", "tokens/s", ours, plain, OFF, goal=goal, threads=THREADS),
         compare(SUITE, case, "accepted", "% of drafted tokens", [100 * counts["accepted_tokens"] / max(counts["draft_tokens"], 1)], None, ""),
-        compare(SUITE, case, "drafted", "tokens for each of the answer", [counts["draft_tokens"] / counts["tokens"] / counts["rounds"]], None, ""),
+        compare(SUITE, case, "drafted", "tokens an answer", [counts["draft_tokens"] / counts["rounds"]], None, ""),
         # `bench drafts` refuses to go on where they differ.
         compare(SUITE, case, "other tokens", "answers", [0], None, ""),
     ]

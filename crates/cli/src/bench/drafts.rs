@@ -9,7 +9,7 @@ use sluice_engine::sampling::SamplingParams;
 use sluice_engine::{DraftCounts, DraftOptions, DrafterChoice, Engine, Event, Finish, Generation, Options};
 
 use super::figures::Figures;
-use super::kept_states;
+use super::kept_states::{self, KeptStates};
 use super::subject::tokens;
 use crate::disk::mix;
 use crate::engine_args::{EngineArgs, activations_name, model_or_demo};
@@ -18,13 +18,13 @@ use crate::load;
 #[derive(Args, Debug)]
 pub struct DraftsArgs {
     /// Folder of the model (config.json and safetensors) [default: the demo model]
-    pub model: Option<std::path::PathBuf>,
+    model: Option<std::path::PathBuf>,
     /// Number of measurements; the median counts
     #[arg(long, default_value_t = 5, value_name = "N")]
-    pub rounds: usize,
+    rounds: usize,
     /// Print one line of JSON for each width
     #[arg(long)]
-    pub json: bool,
+    json: bool,
     /// Drafted tokens of each step: off, a number, which is then drafted whether it pays or not, or auto; one or several
     #[arg(long, value_delimiter = ',', default_value = "off,auto", value_parser = width_arg, value_name = "WIDTH,..")]
     widths: Vec<Width>,
@@ -33,7 +33,7 @@ pub struct DraftsArgs {
     prompt: Vec<u32>,
     /// Tokens of each answer
     #[arg(long, default_value_t = 200, value_name = "N")]
-    pub tokens: usize,
+    tokens: usize,
     /// Temperature of the answer
     #[arg(long, default_value_t = 0.0, value_name = "T")]
     temperature: f32,
@@ -41,12 +41,12 @@ pub struct DraftsArgs {
     #[arg(long)]
     kept_states: bool,
     #[command(flatten)]
-    pub engine: EngineArgs,
+    engine: EngineArgs,
 }
 
 /// How much is drafted.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Width {
+enum Width {
     /// Nothing.
     Off,
     /// So many tokens in each step.
@@ -76,7 +76,7 @@ impl Width {
     }
 
     /// The numbers of a list without `off` and `auto`.
-    pub fn numbers(widths: &[Width]) -> Vec<usize> {
+    fn numbers(widths: &[Width]) -> Vec<usize> {
         widths.iter().filter_map(|width| if let Width::Fixed(n) = width { Some(*n) } else { None }).collect()
     }
 
@@ -116,7 +116,14 @@ pub fn run(args: &DraftsArgs) -> Result<()> {
     ensure!(args.rounds > 0 && args.tokens > 1, "--rounds must be at least 1, and --tokens 2");
     let folder = model_or_demo(args.model.as_deref())?;
     if args.kept_states {
-        return kept_states::run(args, &folder, &Width::numbers(&args.widths));
+        return kept_states::run(&KeptStates {
+            folder: &folder,
+            engine: &args.engine,
+            widths: &Width::numbers(&args.widths),
+            steps: args.tokens,
+            rounds: args.rounds,
+            json: args.json,
+        });
     }
     let mut options = args.engine.options()?;
     let positions = args.prompt.len().max(32) + args.tokens;

@@ -10,9 +10,9 @@ use sluice_backend::{Backend, Capacity, SequenceInput, StepInputs, Wanted};
 use sluice_engine::{KvType, source};
 use sluice_model::Decoder;
 
-use super::drafts::DraftsArgs;
 use super::figures::Figures;
 use super::subject::tokens;
+use crate::engine_args::EngineArgs;
 use crate::load;
 use crate::terminal;
 
@@ -20,6 +20,18 @@ use crate::terminal;
 const CONTEXT: usize = 64;
 /// Drafted tokens where none are asked for.
 const USUAL: [usize; 4] = [1, 2, 3, 4];
+
+/// What is measured.
+pub struct KeptStates<'a> {
+    pub folder: &'a Path,
+    pub engine: &'a EngineArgs,
+    /// Drafted tokens of a step; empty: a few usual numbers.
+    pub widths: &'a [usize],
+    /// Steps of a round with states kept, and as many without.
+    pub steps: usize,
+    pub rounds: usize,
+    pub json: bool,
+}
 
 /// A model whose steps are put together here.
 struct Steps {
@@ -48,16 +60,17 @@ impl Steps {
 }
 
 /// Runs the benchmark and prints a row for each number of drafted tokens.
-pub fn run(args: &DraftsArgs, folder: &Path, widths: &[usize]) -> Result<()> {
-    let widths = if widths.is_empty() { &USUAL } else { widths };
+pub fn run(asked: &KeptStates) -> Result<()> {
+    let KeptStates { folder, engine, steps: count, rounds, json, .. } = *asked;
+    let widths = if asked.widths.is_empty() { &USUAL } else { asked.widths };
     let most = 1 + widths.iter().max().expect("there is one");
-    let options = args.engine.options()?;
+    let options = engine.options()?;
     let (max_tokens, context) = (CONTEXT.max(most), Some(CONTEXT + most));
     let of_model = sluice_model::Options { max_tokens, context, ..sluice_model::Options::default() };
     // 1. The model
     let opened = source::open(folder).map_err(|e| load::naming(folder, e))?;
     let (tensors, loading) = opened.load(&options.load, None).map_err(|e| load::naming(folder, e.into()))?;
-    let mut backend = args.engine.device().chosen(&terminal::note).backend(&options)?;
+    let mut backend = engine.device().chosen(&terminal::note).backend(&options)?;
     let loaded = sluice_model::load(&tensors, &mut *backend, &of_model)?;
     loading.finish()?;
     let (model, state) = (&loaded.description, loaded.description.state_len());
@@ -79,16 +92,16 @@ pub fn run(args: &DraftsArgs, folder: &Path, widths: &[usize]) -> Result<()> {
     let (vocabulary, name) = (model.vocabulary, folder.display());
     let mut steps = Steps { backend, decoder: loaded.decoder, inputs, tables };
     steps.step(&tokens(0, CONTEXT, vocabulary), 0, 0);
-    if !args.json {
+    if !json {
         println!("{name}: {} threads, {}", options.threads, options.isa);
         println!("{:>8}{:>14}{:>24}{:>24}{:>16}", "drafted", "bytes kept", "ms a step", "ms with states kept", "ratio");
     }
     // 3. Steps with and without, by turns. The first ones are not counted
     for &width in widths {
         let (mut plain, mut keeping) = (Figures::default(), Figures::default());
-        for round in 0..=args.rounds {
+        for round in 0..=rounds {
             let mut seconds = [0.0; 2];
-            for i in 0..args.tokens {
+            for i in 0..count {
                 let text = tokens(CONTEXT + i * (1 + width), 1 + width, vocabulary);
                 for turn in [i % 2, 1 - i % 2] {
                     let started = Instant::now();
@@ -97,13 +110,13 @@ pub fn run(args: &DraftsArgs, folder: &Path, widths: &[usize]) -> Result<()> {
                 }
             }
             if round > 0 {
-                plain.push(seconds[0] / args.tokens as f64);
-                keeping.push(seconds[1] / args.tokens as f64);
+                plain.push(seconds[0] / count as f64);
+                keeping.push(seconds[1] / count as f64);
             }
         }
         let ratio = keeping.over(&plain);
         let bytes = width * state * size_of::<f32>();
-        if args.json {
+        if json {
             let line = json!({
                 "bench": "kept states",
                 "threads": options.threads,
