@@ -3,6 +3,7 @@
 //! one conversion, one multiplication and two fmas for 64 columns.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::amx::{SIDE, Tiles};
 use super::int8_prefill::{ROWS, Tile, TileScales, fill, fill_scales, prefetch};
@@ -15,8 +16,8 @@ use crate::scratch::{Scratch, cut_bytes};
 
 /// Blocks of 32 rows that meet some tokens before the next ones come.
 const BLOCKS: usize = 2;
-/// Columns of a tile of rows: both blocks' bytes (16 KB), the tokens' (9 KB) and the sums of four pieces (16 KB) stay in the first-level cache.
-const COLS: usize = 256;
+/// Columns of a tile of rows. Both blocks' bytes (32 KB) and the sums of two pieces (8 KB) stay in the first-level cache; tokens pass through it.
+const COLS: usize = 512;
 /// Sums of a piece: [2 slices, tokens, ROWS].
 const SUMS: usize = 2 * TOKENS * ROWS;
 /// Pieces whose sums are folded together, so that accumulators are read and written once for them.
@@ -26,7 +27,7 @@ const FOLDED: usize = 2;
 fn sizes(tokens: usize) -> [usize; 6] {
     let scales = BLOCKS * ROWS * COLS / HALF * 4;
     let acc = tokens.next_multiple_of(TOKENS) * BLOCKS * ROWS * 4;
-    [BLOCKS * ROWS * COLS, scales, scales, acc, 2 * FOLDED * SUMS * 4, COLS / GROUP * size_of::<TokenTile>()]
+    [BLOCKS * ROWS * COLS, scales, scales, acc, FOLDED * SUMS * 4, COLS / GROUP * size_of::<TokenTile>()]
 }
 
 pub fn scratch_bytes(tokens: usize) -> usize {
@@ -114,8 +115,9 @@ unsafe fn width<M: Multiply, F: Packing, const PIECE: usize>(
                     prefetch::<F>(w, format, (next_r, next_k), next_cols, ahead(p)..ahead(p + 1));
                     let tokens = laid_out(&x, groups, some, (k / GROUP, cols.div_ceil(GROUP)), room);
                     let few = Few { tokens, count: some.len(), cols, group: format.group, sums };
-                    let all: [Tile; BLOCKS] = std::array::from_fn(cached);
-                    pass::<M, PIECE>(by, &all[..blocks], &few, accumulators(p, 0));
+                    for block in 0..blocks {
+                        pass::<M, PIECE>(by, &cached(block), &few, accumulators(p, block));
+                    }
                 }
             }
             for (i, &token) in tokens.iter().enumerate() {
@@ -176,55 +178,41 @@ struct Few {
     cols: usize,
     /// Columns of a weight group.
     group: usize,
-    /// Room for sums of twice [`FOLDED`] pieces.
+    /// Room for sums of [`FOLDED`] pieces.
     sums: *mut i32,
 }
 
-/// Blocks of rows times up to sixteen tokens, added to their accumulators, [blocks, 16, ROWS]. Tiles multiply the next pieces while vectors fold the ones before.
+/// A block of rows times up to sixteen tokens, added to their accumulators, [16, ROWS].
 ///
 /// # Safety
 /// All of it is there, and the instruction set.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn pass<M: Multiply, const PIECE: usize>(by: &M, tiles: &[Tile], x: &Few, acc: *mut f32) {
+unsafe fn pass<M: Multiply, const PIECE: usize>(by: &M, tile: &Tile, x: &Few, acc: *mut f32) {
     let pieces = x.cols / PIECE;
-    let batches = pieces.div_ceil(FOLDED);
-    let place = |unit: usize| (unit / batches, unit % batches * FOLDED, x.sums.wrapping_add(unit % 2 * FOLDED * SUMS));
-    // SAFETY: the caller's.
-    unsafe {
-        multiply::<M, PIECE>(by, &tiles[0], x, pieces, 0, x.sums);
-        for unit in 0..tiles.len() * batches {
-            if unit + 1 < tiles.len() * batches {
-                let (block, first, sums) = place(unit + 1);
-                multiply::<M, PIECE>(by, &tiles[block], x, pieces, first, sums);
-            }
-            let (block, first, sums) = place(unit);
-            let acc = acc.add(block * TOKENS * ROWS);
+    for first in (0..pieces).step_by(FOLDED) {
+        // SAFETY: the caller's.
+        unsafe {
+            multiply::<M, PIECE>(by, tile, x, first..pieces.min(first + FOLDED));
             match pieces - first {
-                1 => fold::<PIECE, 1>(&tiles[block], x, first, sums, acc),
-                _ => fold::<PIECE, FOLDED>(&tiles[block], x, first, sums, acc),
+                1 => fold::<PIECE, 1>(tile, x, first, acc),
+                _ => fold::<PIECE, FOLDED>(tile, x, first, acc),
             }
         }
     }
 }
 
-/// The sums of pieces from `first` on, up to [`FOLDED`] of them.
+/// The sums of some pieces.
 #[inline(always)]
-unsafe fn multiply<M: Multiply, const PIECE: usize>(
-    by: &M,
-    tile: &Tile,
-    x: &Few,
-    pieces: usize,
-    first: usize,
-    sums: *mut i32,
-) {
-    for piece in first..pieces.min(first + FOLDED) {
+unsafe fn multiply<M: Multiply, const PIECE: usize>(by: &M, tile: &Tile, x: &Few, pieces: Range<usize>) {
+    for (i, piece) in pieces.enumerate() {
         // SAFETY: the caller's.
         unsafe {
             let tokens = &*x.tokens.add(piece * PIECE / GROUP);
             let column = piece * PIECE % GROUP;
-            let (low, high) = (tokens.low.as_ptr().cast::<u8>().add(column), tokens.high.as_ptr().cast::<i8>().add(column));
-            by.sums(low, high, tile.q.add(piece * PIECE * ROWS), sums.add((piece - first) * SUMS));
+            let (low, high) =
+                (tokens.low.as_ptr().cast::<u8>().add(column), tokens.high.as_ptr().cast::<i8>().add(column));
+            by.sums(low, high, tile.q.add(piece * PIECE * ROWS), x.sums.add(i * SUMS));
         }
     }
 }
@@ -232,13 +220,7 @@ unsafe fn multiply<M: Multiply, const PIECE: usize>(
 /// Adds pieces from `first` on, whose sums are there, to the accumulators.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn fold<const PIECE: usize, const N: usize>(
-    tile: &Tile,
-    x: &Few,
-    first: usize,
-    sums: *const i32,
-    acc: *mut f32,
-) {
+unsafe fn fold<const PIECE: usize, const N: usize>(tile: &Tile, x: &Few, first: usize, acc: *mut f32) {
     // SAFETY: the caller's.
     unsafe {
         let (mut s, mut b) = ([[_mm512_setzero_ps(); 2]; N], [[_mm512_setzero_ps(); 2]; N]);
@@ -263,7 +245,7 @@ unsafe fn fold<const PIECE: usize, const N: usize>(
             for i in 0..N {
                 let (step, total) = (_mm512_set1_ps(*steps[i].add(t)), _mm512_set1_ps(*totals[i].add(t)));
                 for half in 0..2 {
-                    let at = sums.add(i * SUMS + t * ROWS + 16 * half);
+                    let at = x.sums.add(i * SUMS + t * ROWS + 16 * half);
                     let low = _mm512_loadu_si512(at.cast());
                     let high = _mm512_loadu_si512(at.add(TOKENS * ROWS).cast());
                     let joined = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
