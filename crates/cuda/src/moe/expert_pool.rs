@@ -266,11 +266,10 @@ impl BufferPool {
 mod tests {
     use super::*;
 
-    const CLASSES: [SlotClass; 2] =
-        [
-            SlotClass { bytes: 3 << 20, kept: 0, experts: 96, widest: 16 },
-            SlotClass { bytes: 1 << 20, kept: 0, experts: 8, widest: 8 },
-        ];
+    const CLASSES: [SlotClass; 2] = [
+        SlotClass { bytes: 3 << 20, kept: 0, experts: 96, widest: 16 },
+        SlotClass { bytes: 1 << 20, kept: 0, experts: 8, widest: 8 },
+    ];
 
     #[test]
     fn a_budget_is_kept_if_it_has_room_for_a_layer() {

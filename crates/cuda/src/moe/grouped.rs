@@ -41,7 +41,10 @@ pub struct ExpertScratch {
 impl ExpertScratch {
     pub fn bytes(&self) -> usize {
         let scratch = [&self.gates, &self.ups, &self.both, &self.outputs, &self.shared, &self.shared_gates];
-        scratch.iter().map(|s| s.bytes()).sum::<usize>() + self.hidden.bytes() + self.gathered.bytes() + self.shared_hidden.bytes()
+        scratch.iter().map(|s| s.bytes()).sum::<usize>()
+            + self.hidden.bytes()
+            + self.gathered.bytes()
+            + self.shared_hidden.bytes()
     }
 
     /// Computes the routed experts of each pair and returns the address of their outputs, `[pairs, width]`. `table`: `[PROJECTIONS, experts]` [`p::Matrix`].

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise, ExpertOptions,
-    KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm,
-    Operations, Outcome, Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, StepInputs,
-    StepScratch, Streamed, Tensor,
+    AttentionLayer, Backend, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise,
+    ExpertOptions, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp,
+    Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing,
+    StepInputs, StepScratch, Streamed, Tensor,
 };
 use sluice_experts::Error;
 use sluice_store::{Bytes, Loading};
@@ -447,9 +447,8 @@ impl Backend for Pipeline {
 
     fn memory(&mut self) -> Vec<MemoryUse> {
         // All know the same matrices, of which the host has one copy.
-        let is_again = |first: bool, m: &MemoryUse| {
-            !first && m.class == MemoryClass::WeightsCopied && m.device == Device::Host
-        };
+        let is_again =
+            |first: bool, m: &MemoryUse| !first && m.class == MemoryClass::WeightsCopied && m.device == Device::Host;
         let of = |(number, device): (usize, &mut Cuda)| {
             device.memory().into_iter().filter(move |m| !is_again(number == 0, m))
         };

@@ -131,7 +131,8 @@ impl<'a> ScratchPlanner<'a> {
         let of_mixtures = [&self.moe_x, &self.moe_hidden, &self.moe_gathered, &self.shared_hidden];
         let encoded = [&self.encoded, &self.hidden].into_iter().chain(of_mixtures);
         let encoded: usize = encoded.map(EncodedSize::bytes).sum();
-        let rest = self.moe_both + self.moe_ordered + self.choice + self.outputs + self.pairs + self.shared + self.delta;
+        let rest =
+            self.moe_both + self.moe_ordered + self.choice + self.outputs + self.pairs + self.shared + self.delta;
         // Each of up to three inputs has room of its own for integers of weights.
         let rest = rest + self.logits + 3 * self.slices;
         // The arrays of tokens and sequences for each group. Block tables grow with the context.

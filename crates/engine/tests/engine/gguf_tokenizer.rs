@@ -292,7 +292,8 @@ fn a_file_without_a_vocabulary_has_the_rest_of_its_texts() {
     let mut base = with(&byte_level("qwen2"), "tokenizer.ggml.model", Some(text("no_vocab")));
     base.insert("general.sampling.top_k", Value::Signed(20)).unwrap();
     assert!(!MetadataFiles(&base).has("tokenizer.json"));
-    let read = |name: &str| -> Json { serde_json::from_slice(&MetadataFiles(&base).read(name, 1 << 20).unwrap()).unwrap() };
+    let read =
+        |name: &str| -> Json { serde_json::from_slice(&MetadataFiles(&base).read(name, 1 << 20).unwrap()).unwrap() };
     assert_eq!(read("generation_config.json"), serde_json::json!({"top_k": 20}));
     assert_eq!(read("tokenizer_config.json"), serde_json::json!({}));
 }

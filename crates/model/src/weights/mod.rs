@@ -52,7 +52,9 @@ impl MadeExperts {
     /// Why experts that are made as a whole cannot stay on disk.
     pub fn cannot_stay_on_disk(&self) -> String {
         let name = &self.name;
-        format!("{name}: experts that are stored by columns cannot stay on disk: keep them in memory (--experts mapped)")
+        format!(
+            "{name}: experts that are stored by columns cannot stay on disk: keep them in memory (--experts mapped)"
+        )
     }
 }
 

@@ -7,7 +7,6 @@ use serde_json::{Map, Number, Value as Json, json};
 use super::super::metadata::Metadata;
 use super::keys::TEMPLATE;
 use super::special::Special;
-use super::text::has_vocabulary;
 use super::vocabulary::Vocabulary;
 
 /// Suggestions for sampling, and their names in `generation_config.json`.
@@ -25,7 +24,7 @@ const TOP_K: &str = "general.sampling.top_k";
 /// As for [`text_file`](super::text_file).
 pub(super) fn tokenizer_config(metadata: &Metadata) -> Result<String> {
     let mut config = Map::new();
-    if has_vocabulary(metadata) {
+    if Vocabulary::is_in(metadata) {
         let vocabulary = Vocabulary::tokens(metadata)?;
         let special = Special::read(metadata, &vocabulary)?;
         let names = [
@@ -77,7 +76,7 @@ fn templates(metadata: &Metadata) -> Result<Vec<(&str, &str)>> {
 /// As for [`text_file`](super::text_file).
 pub(super) fn generation_config(metadata: &Metadata) -> Result<String> {
     let mut config = Map::new();
-    if has_vocabulary(metadata) {
+    if Vocabulary::is_in(metadata) {
         let vocabulary = Vocabulary::tokens(metadata)?;
         let special = Special::read(metadata, &vocabulary)?;
         config.insert("bos_token_id".into(), special.bos.into());

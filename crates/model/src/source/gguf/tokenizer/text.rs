@@ -32,12 +32,7 @@ pub fn text_file(metadata: &Metadata, name: &str) -> Result<Option<String>> {
 
 /// Whether metadata has a tokenizer.
 pub fn has_tokenizer(metadata: &Metadata) -> bool {
-    has_vocabulary(metadata) || metadata.get(ORIGINAL).is_some()
-}
-
-/// Whether metadata has tokens. `no_vocab` says that there are none.
-pub(super) fn has_vocabulary(metadata: &Metadata) -> bool {
-    metadata.get(MODEL).is_some() && metadata.string(MODEL).ok().flatten() != Some("no_vocab")
+    Vocabulary::is_in(metadata) || metadata.get(ORIGINAL).is_some()
 }
 
 /// The key that says most of what is in file `name`, for messages.

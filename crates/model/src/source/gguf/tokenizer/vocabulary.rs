@@ -82,6 +82,11 @@ impl<'a> Vocabulary<'a> {
         Ok(vocabulary)
     }
 
+    /// Whether metadata has one. `no_vocab` says that there is none.
+    pub fn is_in(metadata: &Metadata) -> bool {
+        metadata.get(MODEL).is_some() && metadata.string(MODEL).ok().flatten() != Some("no_vocab")
+    }
+
     fn read(metadata: &'a Metadata) -> Result<Vocabulary<'a>> {
         // 1. which kind
         let kind = match metadata.string(MODEL)?.ok_or_else(|| metadata.wrong(MODEL, "is missing"))? {
