@@ -186,11 +186,6 @@ impl Governor {
         self.account = self.account.min(ACCOUNT);
     }
 
-    /// How much time drafts may still lose, in times of a token.
-    pub fn account(&self) -> f64 {
-        self.account
-    }
-
     /// Seconds that a drafted row adds to a step, on the average of the first few.
     pub fn row(&self, generating: usize) -> f64 {
         self.usual(generating).map_or(0.0, |step| step * self.adds(4) / 4.0)

@@ -226,7 +226,7 @@ impl Drafting {
             // Catching up must be paid by what the drafter has earned.
             let catching_up = one.costs.catching_up(behind).unwrap_or(GUESSED_TOKEN * step * behind as f64);
             let price = catching_up * generating as f64 / step;
-            let affordable = behind == 0 || price <= governor.account() + SPENT * one.earned;
+            let affordable = behind == 0 || price <= SPENT * one.earned;
             // Looked-up drafts of the other sequences count, too.
             let speed = offer.speed * (1.0 + looked_up / generating as f64);
             if offer.drafts > 0 && affordable && best.is_none_or(|(.., known)| speed > known) {
