@@ -3,8 +3,6 @@
 //! Int8 activations are stored in [`ORDER`] inside each eight columns. A mask and a shift unpack 4-bit weights into even columns in one register and odd ones in
 //! another, and in this order they meet their activations without a shuffle.
 
-use crate::int11_tiles::TokenTile;
-
 /// Columns of a group of int8 activations, which share a scale.
 pub const GROUP: usize = 32;
 
@@ -43,6 +41,35 @@ pub struct Int11<'a> {
     pub scales: &'a [f32],
     /// The same for AMX, [n / 16, cols / 64], each rounded up, from [`lay_out`](crate::int11_tiles::lay_out). Empty where nobody wants it.
     pub tiles: &'a [TokenTile],
+}
+
+/// Tokens and columns of a [`TokenTile`].
+pub const TOKENS: usize = 16;
+pub(crate) const TILE_COLUMNS: usize = 64;
+
+/// A group of 64 columns of sixteen tokens. An integer is `256 high + low`. Inside each eight columns the bytes are in [`ORDER`].
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct TokenTile {
+    pub(crate) low: [[u8; TILE_COLUMNS]; TOKENS],
+    pub(crate) high: [[i8; TILE_COLUMNS]; TOKENS],
+    pub(crate) steps: [f32; TOKENS],
+    /// Sums of all columns, and of each half of them, times the step.
+    pub(crate) whole: [f32; TOKENS],
+    pub(crate) halves: [[f32; TOKENS]; 2],
+}
+
+impl Default for TokenTile {
+    fn default() -> Self {
+        let of = [0.0; TOKENS];
+        TokenTile {
+            low: [[0; TILE_COLUMNS]; TOKENS],
+            high: [[0; TILE_COLUMNS]; TOKENS],
+            steps: of,
+            whole: of,
+            halves: [of; 2],
+        }
+    }
 }
 
 impl Input<'_> {

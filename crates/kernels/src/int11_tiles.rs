@@ -1,33 +1,14 @@
 //! Integers of 11 bits as AMX takes them: the bytes of sixteen tokens side by side.
 
+pub use crate::input::{TOKENS, TokenTile};
+
 use crate::Isa;
 use crate::input::{Int11, ORDER};
 use crate::int11::{GROUP, HALF};
 use crate::isa::Level;
 
-/// Tokens of a [`TokenTile`].
-pub const TOKENS: usize = 16;
 /// With fewer tokens most of a tile would be empty.
 const MANY: usize = 8;
-
-/// A group of 64 columns of sixteen tokens. An integer is `256 high + low`. Inside each eight columns the bytes are in [`ORDER`].
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub struct TokenTile {
-    pub(crate) low: [[u8; GROUP]; TOKENS],
-    pub(crate) high: [[i8; GROUP]; TOKENS],
-    pub(crate) steps: [f32; TOKENS],
-    /// Sums of all columns, and of each half of them, times the step.
-    pub(crate) whole: [f32; TOKENS],
-    pub(crate) halves: [[f32; TOKENS]; 2],
-}
-
-impl Default for TokenTile {
-    fn default() -> Self {
-        let of = [0.0; TOKENS];
-        TokenTile { low: [[0; GROUP]; TOKENS], high: [[0; GROUP]; TOKENS], steps: of, whole: of, halves: [of; 2] }
-    }
-}
 
 /// Tiles of `tokens` tokens of `cols` columns: [tokens / 16, cols / 64], each rounded up.
 pub fn count(tokens: usize, cols: usize) -> usize {

@@ -8,9 +8,8 @@ use std::ops::Range;
 use super::amx::{SIDE, Tiles};
 use super::int8_prefill::{ROWS, Tile, TileScales, fill, fill_scales, prefetch};
 use crate::format::packing::{Packing, with_packing};
-use crate::input::{Int11, ORDER};
+use crate::input::{Int11, ORDER, TILE_COLUMNS, TOKENS, TokenTile};
 use crate::int11::{GROUP, HALF};
-use crate::int11_tiles::{TOKENS, TokenTile};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
@@ -286,7 +285,7 @@ pub unsafe fn split(n: &[i16; GROUP], low: &mut [u8; GROUP], high: &mut [i8; GRO
     }
 }
 
-const _: () = assert!(SIDE == TOKENS && 2 * SIDE == ROWS);
+const _: () = assert!(SIDE == TOKENS && 2 * SIDE == ROWS && TILE_COLUMNS == GROUP);
 
 #[cfg(test)]
 mod tests {
