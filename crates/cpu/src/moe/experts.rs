@@ -1,9 +1,8 @@
 //! Feed-forward parts on the CPU: dense, and routed experts grouped so that an expert is computed for all its tokens together.
 //!
 //! There are two rounds of tasks. The first computes row blocks of every expert's gate and up projections, and combines and encodes them.
-//! In the second, each task owns a block of output rows and adds up the experts in ascending number. Experts that are read from disk
-//! go through both rounds in waves. In ascending order, sums are carried from wave to wave; otherwise each expert's output is
-//! kept until all have been read. The sums are the same, term by term.
+//! In the second, each task owns a block of output rows and adds up the experts in ascending number. Experts that are read from disk go through both rounds in waves.
+//! In ascending order, sums are carried from wave to wave; otherwise each expert's output is kept until all have been read. The sums are the same, term by term.
 
 use sluice_kernels::elementwise;
 use sluice_kernels::format::{ActivationFormat, MAX_PLANES};

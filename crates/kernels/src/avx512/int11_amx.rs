@@ -148,7 +148,7 @@ unsafe fn laid_out(
 ) -> *const TokenTile {
     let tile = |token: u32| x.tiles.as_ptr().wrapping_add(token as usize / TOKENS * all + first);
     let start = tokens[0];
-    if start as usize % TOKENS == 0 && tokens.iter().zip(start..).all(|(&token, side)| token == side) {
+    if (start as usize).is_multiple_of(TOKENS) && tokens.iter().zip(start..).all(|(&token, side)| token == side) {
         return tile(start);
     }
     for (t, &token) in tokens.iter().enumerate() {
