@@ -5,7 +5,7 @@ use sluice_backend::{
     MatrixId, MemoryClass, Moe, MoeId, Outcome, Projection, Scoring, SharedExpert, Tensor, WeightFormat,
 };
 
-use crate::case::Case;
+use crate::case::{Case, Placed};
 use crate::setup::CAPACITY;
 use crate::weights::Parts;
 
@@ -232,6 +232,25 @@ pub fn mixtures(c: &mut Case) {
     }
 }
 
+/// Computes steps through these mixtures, each of which adds to its own input, where the backend takes them. `then` goes on with the result of a step.
+fn compute(c: &mut Case, drawn: &[Drawn], hidden: usize, mut then: impl FnMut(&mut Case, usize, &Placed)) {
+    let made = c.mixtures_if_taken(drawn, |c| {
+        drawn.iter().map(|d| d.matrices.iter().map(|parts| c.register(parts)).collect()).collect()
+    });
+    let moes = match made {
+        Ok(moes) => moes,
+        Err(why) => return c.refuse(why),
+    };
+    for _ in 0..2 {
+        let tokens = c.tokens();
+        let x = c.tensor(tokens, hidden);
+        c.shape(format!("{tokens} tokens, x {x}"));
+        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
+        c.see("residual", x.whole);
+        then(c, tokens, &x);
+    }
+}
+
 pub fn clamped(c: &mut Case) {
     c.draw_clamped_format();
     // Now and then as many columns as they have, of few and narrow experts.
@@ -250,20 +269,7 @@ pub fn clamped(c: &mut Case) {
     }
     drawn.iter_mut().for_each(|drawn| c.make_clamped(drawn));
     c.uniform = None;
-    let made = c.mixtures_if_taken(&drawn, |c| {
-        drawn.iter().map(|d| d.matrices.iter().map(|parts| c.register(parts)).collect()).collect()
-    });
-    let moes = match made {
-        Ok(moes) => moes,
-        Err(why) => return c.refuse(why),
-    };
-    for _ in 0..2 {
-        let tokens = c.tokens();
-        let x = c.tensor(tokens, hidden);
-        c.shape(format!("{tokens} tokens, x {x}"));
-        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
-        c.see("residual", x.whole);
-    }
+    compute(c, &drawn, hidden, |_, _, _| {});
 }
 
 /// As Nemotron-H has them: experts of two projections, without gates.
@@ -275,23 +281,11 @@ pub fn ungated(c: &mut Case) {
         drawn.push(c.experts(count, hidden, intermediate, stacked));
     }
     drawn.iter_mut().for_each(|drawn| drawn.make_ungated());
-    let made = c.mixtures_if_taken(&drawn, |c| {
-        drawn.iter().map(|d| d.matrices.iter().map(|parts| c.register(parts)).collect()).collect()
-    });
-    let moes = match made {
-        Ok(moes) => moes,
-        Err(why) => return c.refuse(why),
-    };
-    for _ in 0..2 {
-        let tokens = c.tokens();
-        let x = c.tensor(tokens, hidden);
-        c.shape(format!("{tokens} tokens, x {x}"));
-        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
-        c.see("residual", x.whole);
+    compute(c, &drawn, hidden, |c, tokens, x| {
         // The activation of dense parts of such models.
         c.step(tokens, |b| b.elementwise(&Elementwise::SquaredRelu { x: x.tensor }));
         c.see("squared", x.whole);
-    }
+    });
 }
 
 /// As Gemma 4 has them: experts with GELU, a router that norms its input by itself, a factor for each expert, or some of these; and experts with columns in orders of their own.

@@ -145,7 +145,7 @@ __device__ __forceinline__ float query_bytes(float* head, u32 dim) {
 }
 
 // What a block shares of known size, once for all types: scores of positions that are visible, what they become as weights, and these without the values' scales.
-template <int G> struct Between {
+template <int G> struct SharedScores {
     float scores[G][PARTITION], weights[G][PARTITION], plain[G][PARTITION];
     float tops[G], sums[G];
     float v_scales[PARTITION], own_scale, q_scales[G], weight_scales[G];
@@ -167,15 +167,15 @@ __device__ __forceinline__ float2 sum_bytes(const u8* column, u32 row_bytes, u32
 
 // Shared memory: values [128][v_dim] as they are stored, a key as it is stored [k_dim], then floats: queries [G][k_dim], a key [k_dim], both norms' weights [2][k_dim],
 // angles [k_dim].
-template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const Attention& p, Between<G>& between) {
+template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const Attention& p, SharedScores<G>& shared) {
     // Sixteen elements of a key each: so many of them are under way.
     const u32 KEYS_DEEP = TYPE == F32 ? 4 : 8;
     // From an element to the next; of sixteen bits, high and low bytes lie apart.
     const u32 step = TYPE == INT16 ? 1 : size_of(TYPE);
     WATCH();
-    auto &scores = between.scores, &weights = between.weights, &plain = between.plain;
-    auto &tops = between.tops, &sums = between.sums;
-    float *v_scales = between.v_scales, &own_scale = between.own_scale;
+    auto &scores = shared.scores, &weights = shared.weights, &plain = shared.plain;
+    auto &tops = shared.tops, &sums = shared.sums;
+    float *v_scales = shared.v_scales, &own_scale = shared.own_scale;
     const Cache& c = p.cache;
     const u32 row_bytes = c.v_dim * size_of(TYPE), k_dim = c.k_dim;
     u8 *values = (u8*)smem, *own_row = values + PARTITION * row_bytes;
@@ -233,7 +233,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         turn_shared(x, q + warp * k_dim, k_dim, norm.weight ? norms + (is_key ? k_dim : 0) : nullptr, norm.eps, turns, p.half, p.run);
         if (TYPE == INT16 && !is_key) {
             const float scale = query_bytes(q + warp * k_dim, k_dim);
-            if (lane == 0) between.q_scales[warp] = scale;
+            if (lane == 0) shared.q_scales[warp] = scale;
         }
         // If several blocks have heads of this KV head, all of them store the same bytes.
         if (is_key) store_twice<TYPE>(own_key, k_dim, place(c, c.k, c.k_scales, k_dim, block_now, offset_now, kv_head), own_row, &own_scale);
@@ -308,7 +308,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
             s = (float)all;
         }
         if (has_scales(TYPE)) s = mul(s, k_scale);
-        s = mul(s, TYPE == INT16 ? mul(p.scale, between.q_scales[g]) : p.scale);
+        s = mul(s, TYPE == INT16 ? mul(p.scale, shared.q_scales[g]) : p.scale);
         if (p.capped) s = mul(tanh_(div(s, p.cap)), p.cap);
         // Positions that are not visible do not count for the maximum.
         if (quarter == 0) scores[g][position] = visible ? s : bits(NEGATIVE_INFINITY);
@@ -338,7 +338,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
             const u32 most = warp_max_redux(max(max(four.x & 0x7fffffffu, four.y & 0x7fffffffu), max(four.z & 0x7fffffffu, four.w & 0x7fffffffu)));
             const float a = bits(most), inv = div(65535.0f, a);
             n = is_finite(a) && is_finite(inv) ? round_int(mul(weights[g][i], inv)) : 0;
-            if (i == 0) between.weight_scales[g] = is_finite(a) ? mul(256.0f, div(a, 65535.0f)) : bits(NOT_A_NUMBER);
+            if (i == 0) shared.weight_scales[g] = is_finite(a) ? mul(256.0f, div(a, 65535.0f)) : bits(NOT_A_NUMBER);
         }
         __syncthreads();
         if (g < heads) weights[g][i] = bits((u32)n);
@@ -370,7 +370,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         u32 g = i / pairs, d = (i - g * pairs) * 2, from = from_here - base, to = end - base;
         const u8* column = values + d * step;
         float2 o = make_float2(0.0f, 0.0f);
-        if (TYPE == INT16) o = sum_bytes(column, row_bytes, c.v_dim, weights[g], from, to, between.weight_scales[g]);
+        if (TYPE == INT16) o = sum_bytes(column, row_bytes, c.v_dim, weights[g], from, to, shared.weight_scales[g]);
         // All eight are read, and those that are not visible are left out: a branch between the loads would serialise them.
 #pragma unroll 1
         for (u32 eight = from & ~7u; TYPE != INT16 && eight < to; eight += 8) {
@@ -402,12 +402,12 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
 }
 
 template <int G> __device__ __forceinline__ void attend_decode_typed(const Attention& p) {
-    __shared__ __align__(16) Between<G> between;
-    if (p.cache.type == F32) attend_decode<G, F32>(p, between);
-    else if (p.cache.type == F16) attend_decode<G, F16>(p, between);
-    else if (p.cache.type == BF16) attend_decode<G, BF16>(p, between);
-    else if (p.cache.type == INT16) attend_decode<G, INT16>(p, between);
-    else attend_decode<G, INT8>(p, between);
+    __shared__ __align__(16) SharedScores<G> shared;
+    if (p.cache.type == F32) attend_decode<G, F32>(p, shared);
+    else if (p.cache.type == F16) attend_decode<G, F16>(p, shared);
+    else if (p.cache.type == BF16) attend_decode<G, BF16>(p, shared);
+    else if (p.cache.type == INT16) attend_decode<G, INT16>(p, shared);
+    else attend_decode<G, INT8>(p, shared);
 }
 
 #define LAST(G)                                                                                                           \

@@ -30,20 +30,20 @@ impl Mean {
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Costs {
+pub(crate) struct DraftCosts {
     /// A round, which gives one token for each sequence, by the number of sequences.
     round: [Mean; MAX_SEQUENCES + 1],
     /// One token of catching up.
     token: Mean,
 }
 
-impl Default for Costs {
-    fn default() -> Costs {
-        Costs { round: [Mean::default(); MAX_SEQUENCES + 1], token: Mean::default() }
+impl Default for DraftCosts {
+    fn default() -> DraftCosts {
+        DraftCosts { round: [Mean::default(); MAX_SEQUENCES + 1], token: Mean::default() }
     }
 }
 
-impl Costs {
+impl DraftCosts {
     /// Seconds of a round for so many sequences, or for the nearest number that was measured; `None` before any was.
     pub fn round(&self, sequences: usize) -> Option<f64> {
         let at = sequences.min(MAX_SEQUENCES);
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_number_that_was_not_measured_costs_what_the_nearest_does() {
-        let (mut costs, ms) = (Costs::default(), Duration::from_millis);
+        let (mut costs, ms) = (DraftCosts::default(), Duration::from_millis);
         assert_eq!((costs.round(1), costs.catching_up(9), costs.catching_up(0)), (None, None, Some(0.0)));
         // The first waited for weights.
         costs.learn_rounds(1, 2, ms(900));

@@ -12,7 +12,7 @@ mod proposal;
 mod stats;
 
 pub(crate) use acceptance::Acceptance;
-pub(crate) use costs::Costs;
+pub(crate) use costs::DraftCosts;
 pub(crate) use governor::{Candidate, Governor};
 pub(crate) use ngram::{BYTES_PER_TOKEN, Ngram};
 pub use options::{DraftOptions, DrafterChoice};

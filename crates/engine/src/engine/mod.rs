@@ -39,7 +39,7 @@ use crate::setup::device_share::DeviceUse;
 use crate::setup::placement::PlacementChoice;
 use crate::step::runner::Runner;
 use crate::tiers::Tiers;
-use drafting::{Between, Drafting};
+use drafting::{Drafting, EngineParts};
 use sequence_table::SequenceTable;
 
 /// A model with its caches and sequences.
@@ -117,11 +117,11 @@ struct Setup {
 }
 
 impl Engine {
-    /// The drafts, and what there is for them between two steps.
-    fn drafting(&mut self) -> Option<(&mut Drafting, &mut Plan, Between<'_>)> {
+    /// The drafts, and the parts that drafters may use between two steps.
+    fn drafting(&mut self) -> Option<(&mut Drafting, &mut Plan, EngineParts<'_>)> {
         let Engine { drafting, plan, sequences, runner, cache, model, .. } = self;
-        let between = Between { sequences: &mut sequences.list, runner, cache, vocabulary: model.vocabulary };
-        Some((drafting.as_mut()?, plan, between))
+        let parts = EngineParts { sequences: &mut sequences.list, runner, cache, vocabulary: model.vocabulary };
+        Some((drafting.as_mut()?, plan, parts))
     }
 }
 

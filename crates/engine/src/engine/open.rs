@@ -23,7 +23,7 @@ use crate::constraint::Masks;
 use crate::draft::{BYTES_PER_TOKEN, DrafterChoice, MAX_STEP_DRAFTS};
 use crate::options::{Options, Placement};
 use crate::sampling::batch::BatchSampler;
-use crate::sampling::guesses::Guesses;
+use crate::sampling::draft_sampler::DraftSampler;
 use crate::schedule::plan::Plan;
 use crate::schedule::scheduler::Scheduler;
 use crate::setup::budget::{self, Need, Refusal, refused_by_device};
@@ -169,8 +169,8 @@ impl Engine {
         if self.runner.has_mtp() {
             let (isa, threads, sequences) =
                 (self.options.isa, self.runner.backend.threads(), self.options.max_sequences);
-            let guesses = Guesses::new(isa, threads, self.model.vocabulary, MAX_STEP_DRAFTS);
-            let head = MtpHead::new(guesses, self.runner.hidden_len(), self.scheduler.max_tokens, sequences);
+            let sampler = DraftSampler::new(isa, threads, self.model.vocabulary, MAX_STEP_DRAFTS);
+            let head = MtpHead::new(sampler, self.runner.hidden_len(), self.scheduler.max_tokens, sequences);
             others.push(Box::new(head));
         }
         let states = self.setup.draft_states.clone();

@@ -2,8 +2,8 @@
 
 pub(crate) mod batch;
 mod candidates;
+pub(crate) mod draft_sampler;
 mod filters;
-pub(crate) mod guesses;
 mod params;
 mod processor;
 mod random;

@@ -21,7 +21,7 @@ pub(crate) struct DraftRequest {
 }
 
 /// The parts of an engine that a drafter may use between two steps.
-pub(crate) struct Between<'a> {
+pub(crate) struct EngineParts<'a> {
     pub sequences: &'a mut [Sequence],
     pub runner: &'a mut Runner,
     pub cache: &'a mut KvCache,
@@ -53,9 +53,9 @@ pub(crate) trait Drafter: Send {
     /// How many tokens of a sequence it must compute before it can propose anything, beyond the one or two of each step; `None`: it cannot propose anything.
     fn behind(&self, s: &Sequence) -> Option<usize>;
     /// Writes proposals to the drafts of the sequences in `asked`. Those drafts are empty.
-    fn propose(&mut self, asked: &[DraftRequest], between: &mut Between) -> DraftWork;
+    fn propose(&mut self, asked: &[DraftRequest], parts: &mut EngineParts) -> DraftWork;
     /// A step was computed and sampled.
-    fn after_step(&mut self, _plan: &Plan, _between: &mut Between) {}
+    fn after_step(&mut self, _plan: &Plan, _parts: &mut EngineParts) {}
     /// The tokens that a sequence may have for it to propose anything, if its context is its own.
     fn context(&self) -> Option<usize> {
         None

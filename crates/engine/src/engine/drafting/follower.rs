@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use sluice_backend::{Outcome, Wanted};
 
-use super::drafter::{Between, DraftRequest, DraftWork, Drafter};
+use super::drafter::{DraftRequest, DraftWork, Drafter, EngineParts};
 use crate::draft::{DrafterKind, MAX_STEP_DRAFTS, SequenceDrafts, class_of_probability};
 use crate::engine::Engine;
 use crate::sampling::SamplingParams;
@@ -225,12 +225,12 @@ impl Follower {
         Some(())
     }
 
-    fn propose_all(&mut self, asked: &[DraftRequest], between: &mut Between) -> Option<DraftWork> {
+    fn propose_all(&mut self, asked: &[DraftRequest], parts: &mut EngineParts) -> Option<DraftWork> {
         let started = Instant::now();
         // 1. Follow the sequences
         self.round.clear();
         for (number, ask) in asked.iter().enumerate().take(self.engine.chunk()) {
-            let main = &between.sequences[ask.sequence];
+            let main = &parts.sequences[ask.sequence];
             let Some(at) = self.find(main.id).filter(|_| self.behind(main).is_some()) else { continue };
             let (Some(i), Some(running)) = (self.follow(at, main), &main.running) else { continue };
             let s = &mut self.engine.sequences.list[i];
@@ -247,7 +247,7 @@ impl Follower {
         // 3. Rounds: a token for each sequence, until all drafts have ended
         let (started, mut rounds) = (Instant::now(), 0);
         while !self.round.is_empty() {
-            self.draw(asked, between.sequences, rounds == 0)?;
+            self.draw(asked, parts.sequences, rounds == 0)?;
             rounds += 1;
         }
         let mut work = DraftWork { behind, catching_up, rounds, drafting: started.elapsed() };
@@ -313,17 +313,17 @@ impl Drafter for Follower {
         Some(if lacks - known > FEW { lacks - known } else { 0 })
     }
 
-    fn propose(&mut self, asked: &[DraftRequest], between: &mut Between) -> DraftWork {
-        let work = self.propose_all(asked, between);
+    fn propose(&mut self, asked: &[DraftRequest], parts: &mut EngineParts) -> DraftWork {
+        let work = self.propose_all(asked, parts);
         // After a failure, too: sequences that do not run can be evicted.
         for (_, i) in self.round.drain(..) {
             self.engine.sequences.list[i].running = None;
         }
         // Cut what begins with a token that the larger model does not have.
         for ask in asked {
-            let Some(drafts) = &mut between.sequences[ask.sequence].drafts else { continue };
+            let Some(drafts) = &mut parts.sequences[ask.sequence].drafts else { continue };
             let SequenceDrafts { draft, .. } = &mut **drafts;
-            let fit = draft.tokens.iter().take_while(|token| (**token as usize) < between.vocabulary).count();
+            let fit = draft.tokens.iter().take_while(|token| (**token as usize) < parts.vocabulary).count();
             draft.tokens.truncate(fit);
             draft.classes.truncate(fit);
         }

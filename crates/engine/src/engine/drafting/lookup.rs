@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::drafter::{Between, DraftRequest, DraftWork, Drafter};
+use super::drafter::{DraftRequest, DraftWork, Drafter, EngineParts};
 use crate::draft::{DrafterKind, Ngram};
 use crate::schedule::sequence::{Sequence, SequenceId};
 
@@ -31,9 +31,9 @@ impl Drafter for Lookup {
         self.indices.contains_key(&s.id).then_some(0)
     }
 
-    fn propose(&mut self, asked: &[DraftRequest], between: &mut Between) -> DraftWork {
+    fn propose(&mut self, asked: &[DraftRequest], parts: &mut EngineParts) -> DraftWork {
         for ask in asked {
-            let s = &mut between.sequences[ask.sequence];
+            let s = &mut parts.sequences[ask.sequence];
             if let (Some(index), Some(drafts)) = (self.indices.get_mut(&s.id), &mut s.drafts) {
                 index.propose(&s.tokens, ask.most, &mut drafts.draft);
                 drafts.by = DrafterKind::Ngram;

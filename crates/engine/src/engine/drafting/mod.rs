@@ -7,7 +7,7 @@ mod mtp;
 mod planner;
 mod settle;
 
-pub(super) use drafter::{Between, Drafter};
+pub(super) use drafter::{Drafter, EngineParts};
 pub(super) use follower::Follower;
 pub(super) use mtp::MtpHead;
 pub(super) use planner::Drafting;

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use sluice_backend::Logits;
 
-use super::drafter::{Between, DraftRequest, DraftWork, Drafter};
+use super::drafter::{DraftRequest, DraftWork, Drafter, EngineParts};
 use crate::draft::{DrafterKind, MAX_STEP_DRAFTS, class_of_probability};
-use crate::sampling::guesses::Guesses;
+use crate::sampling::draft_sampler::DraftSampler;
 use crate::schedule::plan::Plan;
 use crate::schedule::sequence::{Sequence, SequenceId};
 use crate::step::runner::MtpInput;
@@ -56,7 +56,7 @@ impl Tracked {
 
 /// See the module.
 pub(crate) struct MtpHead {
-    guesses: Guesses,
+    sampler: DraftSampler,
     hidden: usize,
     /// The most tokens and sequences of a step.
     max_tokens: usize,
@@ -73,9 +73,9 @@ pub(crate) struct MtpHead {
 
 impl MtpHead {
     /// For steps of at most `max_tokens` tokens of `max_sequences` sequences, and states of `hidden` values.
-    pub fn new(guesses: Guesses, hidden: usize, max_tokens: usize, max_sequences: usize) -> MtpHead {
+    pub fn new(sampler: DraftSampler, hidden: usize, max_tokens: usize, max_sequences: usize) -> MtpHead {
         MtpHead {
-            guesses,
+            sampler,
             hidden,
             max_tokens,
             max_sequences,
@@ -116,24 +116,24 @@ impl MtpHead {
     }
 
     /// Makes the missing entries of sequences that have at least so many states.
-    fn make_entries(&mut self, at_least: usize, between: &mut Between) {
+    fn make_entries(&mut self, at_least: usize, parts: &mut EngineParts) {
         let hidden = self.hidden;
         loop {
             self.clear();
-            self.add_entries(at_least, between, hidden);
+            self.add_entries(at_least, parts, hidden);
             if self.inputs.is_empty() {
                 return;
             }
-            between.runner.mtp_step(&self.inputs, &self.tokens, &self.states, between.sequences);
+            parts.runner.mtp_step(&self.inputs, &self.tokens, &self.states, parts.sequences);
         }
     }
 
     /// Adds as many of these sequences as fit to the head's next step.
-    fn add_entries(&mut self, at_least: usize, between: &Between, hidden: usize) {
+    fn add_entries(&mut self, at_least: usize, parts: &EngineParts, hidden: usize) {
         for at in 0..self.tracked.len() {
             let t = &self.tracked[at];
-            let Some(i) = between.sequences.iter().position(|s| s.id == t.id) else { continue };
-            let s = &between.sequences[i];
+            let Some(i) = parts.sequences.iter().position(|s| s.id == t.id) else { continue };
+            let s = &parts.sequences[i];
             if s.running.is_none() || t.end(hidden) != s.computed || t.states.len() < at_least * hidden {
                 continue;
             }
@@ -145,24 +145,23 @@ impl MtpHead {
     }
 
     /// Draws a token for each sequence of the step, and notes those that go on.
-    fn draw(&mut self, asked: &[DraftRequest], of: &[usize], depth: usize, logits: Logits, between: &mut Between) {
-        let (hidden, runner) = (self.hidden, &mut *between.runner);
-        self.guesses.clear();
+    fn draw(&mut self, asked: &[DraftRequest], of: &[usize], depth: usize, logits: Logits, parts: &mut EngineParts) {
+        let (hidden, runner) = (self.hidden, &mut *parts.runner);
+        self.sampler.clear();
         for &number in of {
-            let s = &between.sequences[asked[number].sequence];
+            let s = &parts.sequences[asked[number].sequence];
             let params = s.running.as_ref().map(|running| &running.generation.sampling);
-            self.guesses.push(number, params.unwrap_or(&Default::default()), s.tokens.len() + depth);
+            self.sampler.push(number, params.unwrap_or(&Default::default()), s.tokens.len() + depth);
         }
         self.going_on.clear();
-        for guess in self.guesses.draw(&mut *runner.backend, logits) {
-            let ask = asked[guess.of];
-            let (Some((token, likely)), Some(drafts)) = (guess.drawn, &mut between.sequences[ask.sequence].drafts)
-            else {
+        for row in self.sampler.draw(&mut *runner.backend, logits) {
+            let ask = asked[row.of];
+            let (Some((token, likely)), Some(drafts)) = (row.drawn, &mut parts.sequences[ask.sequence].drafts) else {
                 continue;
             };
             drafts.draft.push(token, class_of_probability(likely));
             if depth + 1 < ask.most && drafts.next_chance() >= ask.least_chance {
-                self.going_on.push((guess.of, token));
+                self.going_on.push((row.of, token));
             }
         }
         self.passed.clear();
@@ -201,20 +200,20 @@ impl Drafter for MtpHead {
         (t.end(self.hidden) == s.computed && s.computed > 0).then_some(0)
     }
 
-    fn propose(&mut self, asked: &[DraftRequest], between: &mut Between) -> DraftWork {
+    fn propose(&mut self, asked: &[DraftRequest], parts: &mut EngineParts) -> DraftWork {
         let started = Instant::now();
         // 1. Blocks for what may be drafted, and the entries that are missing
         self.clear();
         let mut of: [usize; MAX_STEP_DRAFTS] = [0; MAX_STEP_DRAFTS];
         let mut count = 0;
         for (number, ask) in asked.iter().enumerate().take(MAX_STEP_DRAFTS) {
-            let s = &mut between.sequences[ask.sequence];
+            let s = &mut parts.sequences[ask.sequence];
             let Some(at) = self.find(s.id).filter(|_| self.behind(s).is_some()) else { continue };
             let total = s.tokens.len() + ask.most - 1;
-            if !between.cache.has_free(&s.held, total) || between.cache.grow(&mut s.held, total).is_err() {
+            if !parts.cache.has_free(&s.held, total) || parts.cache.grow(&mut s.held, total).is_err() {
                 continue;
             }
-            let s = &between.sequences[ask.sequence];
+            let s = &parts.sequences[ask.sequence];
             if self.add(at, ask.sequence, s, s.tokens.len(), true) {
                 self.tracked[at].make(s.tokens.len(), self.hidden);
                 of[count] = number;
@@ -227,11 +226,11 @@ impl Drafter for MtpHead {
         // 2. Rounds: a token for each sequence. The entry of a proposed token is made again once the token is certain
         let mut rounds = 0;
         loop {
-            let outcome = between.runner.mtp_step(&self.inputs, &self.tokens, &self.states, between.sequences);
+            let outcome = parts.runner.mtp_step(&self.inputs, &self.tokens, &self.states, parts.sequences);
             if !outcome.failed.is_empty() {
                 break;
             }
-            self.draw(asked, &of[..count], rounds, outcome.logits, between);
+            self.draw(asked, &of[..count], rounds, outcome.logits, parts);
             rounds += 1;
             self.clear();
             count = self.going_on.len();
@@ -240,7 +239,7 @@ impl Drafter for MtpHead {
             }
             for (place, (number, token)) in self.going_on.iter().enumerate() {
                 let sequence = asked[*number].sequence;
-                let position = between.sequences[sequence].tokens.len() + rounds - 1;
+                let position = parts.sequences[sequence].tokens.len() + rounds - 1;
                 self.tokens.push(*token);
                 self.inputs.push(MtpInput { sequence, tokens: 1, position, has_logits: true });
                 of[place] = *number;
@@ -249,19 +248,19 @@ impl Drafter for MtpHead {
         }
         // The step may compute fewer of them, so it takes the blocks anew.
         for ask in asked {
-            let s = &mut between.sequences[ask.sequence];
-            between.cache.shrink(&mut s.held, s.tokens.len());
+            let s = &mut parts.sequences[ask.sequence];
+            parts.cache.shrink(&mut s.held, s.tokens.len());
         }
         DraftWork { rounds, drafting: started.elapsed(), ..DraftWork::default() }
     }
 
-    fn after_step(&mut self, plan: &Plan, between: &mut Between) {
+    fn after_step(&mut self, plan: &Plan, parts: &mut EngineParts) {
         let hidden = self.hidden;
         // 1. The states of the tokens that were computed and not cut
         for (scheduled, of) in plan.scheduled.iter().enumerate() {
-            let s = &between.sequences[of.sequence];
+            let s = &parts.sequences[of.sequence];
             let Some(at) = self.find(s.id).filter(|_| s.running.is_some()) else { continue };
-            let position = between.runner.position(scheduled);
+            let position = parts.runner.position(scheduled);
             let Some(stay) = s.computed.checked_sub(position).filter(|stay| *stay > 0) else { continue };
             let t = &mut self.tracked[at];
             if t.end(hidden) != position {
@@ -269,10 +268,10 @@ impl Drafter for MtpHead {
                 t.states.clear();
                 (t.made, t.first) = (position, position);
             }
-            between.runner.hidden_of(scheduled, 0..stay, |state| t.states.extend_from_slice(state));
+            parts.runner.hidden_of(scheduled, 0..stay, |state| t.states.extend_from_slice(state));
         }
         // 2. Entries of prompts are made at once, others when drafts need them or there are many
         let is_prompt = plan.generating < plan.scheduled.len();
-        self.make_entries(if is_prompt { 2 } else { KEPT }, between);
+        self.make_entries(if is_prompt { 2 } else { KEPT }, parts);
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use sluice_backend::Backend;
 
-use super::drafter::{Between, DraftRequest, Drafter};
+use super::drafter::{DraftRequest, Drafter, EngineParts};
 use super::lookup::Lookup;
 use crate::draft::{
-    Acceptance, Candidate, Costs, DraftCounts, DraftOptions, DraftStats, DrafterChoice, DrafterKind, Governor,
+    Acceptance, Candidate, DraftCosts, DraftCounts, DraftOptions, DraftStats, DrafterChoice, DrafterKind, Governor,
     MAX_STATE_BYTES, MAX_STEP_DRAFTS, SequenceDrafts,
 };
 use crate::options::Options;
@@ -26,7 +26,7 @@ const SPENT: f64 = 0.5;
 /// A drafter, and what was learnt of it.
 pub(super) struct DrafterRecord {
     pub drafter: Box<dyn Drafter>,
-    costs: Costs,
+    costs: DraftCosts,
     /// The time that its drafts have saved, less the time of catching up, in times of a token.
     earned: f64,
     /// Over all sequences.
@@ -121,12 +121,12 @@ impl Drafting {
     }
 
     /// Adds drafted tokens to a planned step, if no request waits for a place in it. They take only empty blocks, so nothing is evicted for them.
-    pub fn plan(&mut self, plan: &mut Plan, between: &mut Between, max_context: usize) {
+    pub fn plan(&mut self, plan: &mut Plan, parts: &mut EngineParts, max_context: usize) {
         (self.spent, self.by) = (Duration::ZERO, None);
         // 1. Proposals by look-up, which take no time. They are made for every step, since the governor also learns from those that are not computed
         self.asked.clear();
         for scheduled in &plan.scheduled[..plan.generating] {
-            let s = &mut between.sequences[scheduled.sequence];
+            let s = &mut parts.sequences[scheduled.sequence];
             let most = self.room(s, max_context);
             if let Some(drafts) = &mut s.drafts {
                 drafts.draft.clear();
@@ -136,16 +136,16 @@ impl Drafting {
         }
         let Drafting { records, asked, .. } = self;
         for record in records.iter_mut().filter(|record| record.drafter.kind() == DrafterKind::Ngram) {
-            record.drafter.propose(asked, between);
+            record.drafter.propose(asked, parts);
         }
         if plan.waiting > 0 || plan.generating < plan.scheduled.len() {
             return;
         }
         // 2. Proposals that are computed, if they promise more
-        self.compute_proposals(plan.generating, between);
+        self.compute_proposals(plan.generating, parts);
         // 3. How many of them the step computes
         let most = self.most.min(self.max_tokens - plan.generating);
-        self.collect_candidates(plan, between.sequences);
+        self.collect_candidates(plan, parts.sequences);
         let chosen = if self.options.governed {
             self.governor.choose(plan.generating, most, &mut self.candidates).drafts
         } else {
@@ -158,9 +158,9 @@ impl Drafting {
         // 4. Blocks for them, and rows for states
         let mut states = self.states;
         for scheduled in plan.scheduled.iter_mut().filter(|scheduled| scheduled.drafts > 0) {
-            let s = &mut between.sequences[scheduled.sequence];
+            let s = &mut parts.sequences[scheduled.sequence];
             let total = s.computed + scheduled.tokens + scheduled.drafts;
-            let cache = &mut *between.cache;
+            let cache = &mut *parts.cache;
             if !cache.has_free(&s.held, total) || cache.grow(&mut s.held, total).is_err() {
                 scheduled.drafts = 0;
             }
@@ -191,9 +191,9 @@ impl Drafting {
     }
 
     /// Asks the drafter that promises most to compute proposals, for those sequences where it promises more than what was looked up.
-    fn compute_proposals(&mut self, generating: usize, between: &mut Between) {
+    fn compute_proposals(&mut self, generating: usize, parts: &mut EngineParts) {
         let Drafting { options, governor, records, most, asked, chances, .. } = self;
-        let sequences = &mut *between.sequences;
+        let sequences = &mut *parts.sequences;
         // The tokens that a sequence's looked-up draft is expected to give. Such a draft stays if no drafter could give more.
         let promised = |s: &Sequence| s.drafts.as_ref().map_or(0.0, |drafts| drafts.chances().sum::<f64>());
         let width = options.tokens.min(*most / generating.max(1));
@@ -257,7 +257,7 @@ impl Drafting {
         if asked.is_empty() {
             return;
         }
-        let work = one.drafter.propose(asked, between);
+        let work = one.drafter.propose(asked, parts);
         one.costs.learn_rounds(asked.len(), work.rounds, work.drafting);
         one.costs.learn_catching_up(work.behind, work.catching_up);
         (self.spent, self.by) = (work.drafting, Some(kind));
@@ -281,8 +281,8 @@ impl Drafting {
     }
 
     /// A step was computed and sampled.
-    pub fn after_step(&mut self, plan: &Plan, between: &mut Between) {
-        self.drafters().for_each(|drafter| drafter.after_step(plan, between));
+    pub fn after_step(&mut self, plan: &Plan, parts: &mut EngineParts) {
+        self.drafters().for_each(|drafter| drafter.after_step(plan, parts));
     }
 }
 
@@ -294,6 +294,6 @@ fn expected(chance: f64, tokens: usize) -> f64 {
 impl DrafterRecord {
     fn new(drafter: Box<dyn Drafter>) -> DrafterRecord {
         let stats = DraftStats { drafter: drafter.kind().name(), counts: DraftCounts::default() };
-        DrafterRecord { drafter, costs: Costs::default(), earned: TRIAL, stats }
+        DrafterRecord { drafter, costs: DraftCosts::default(), earned: TRIAL, stats }
     }
 }

@@ -25,7 +25,7 @@ pub(crate) enum Origin {
 
 /// Measured seconds; `None` before the first measurement.
 #[derive(Debug, Default)]
-pub(crate) struct Costs {
+pub(crate) struct RestoreCosts {
     /// By origin.
     per_byte: [Option<f64>; 2],
     per_token: Option<f64>,
@@ -36,7 +36,7 @@ fn mix(known: &mut Option<f64>, new: f64) {
     *known = Some(known.map_or(new, |old| old + NEWEST * (new - old)));
 }
 
-impl Costs {
+impl RestoreCosts {
     /// Notes a step that computed nothing but these tokens of prompts.
     pub fn note_computed(&mut self, tokens: usize, time: Duration) {
         if tokens >= MIN_TOKENS {
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn what_is_quicker_to_compute_is_not_read_until_the_disk_is_tried_again() {
-        let mut costs = Costs::default();
+        let mut costs = RestoreCosts::default();
         assert!(costs.is_reading_faster(Origin::Disk, u64::MAX, 1), "nothing is known");
         costs.note_computed(100, Duration::from_millis(100));
         costs.note_read(Origin::Disk, 10 << 20, Duration::from_secs(10));

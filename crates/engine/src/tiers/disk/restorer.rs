@@ -10,7 +10,7 @@ use anyhow::Result;
 use sluice_cache::disk::STATE;
 use sluice_cache::{KvCache, RestoreSpan, RestoreTarget};
 
-use super::costs::{Costs, Origin};
+use super::costs::{Origin, RestoreCosts};
 use super::lookup::{FoundPrefix, LookupCommand, PrefixPart, PrefixQuery, ReadReply};
 use super::reading::DiskRead;
 use super::shared::Shared;
@@ -87,7 +87,7 @@ pub(super) struct Restorer {
     pub commands: Sender<LookupCommand>,
     pub shared: Arc<Shared>,
     pub shape: CacheShape,
-    pub costs: Costs,
+    pub costs: RestoreCosts,
     /// PrefixOptions of fewer tokens are not looked up.
     pub min_tokens: usize,
     /// PrefixOptions that were not read, because computing them was faster.

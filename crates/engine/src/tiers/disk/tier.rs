@@ -13,7 +13,7 @@ use sluice_cache::remote::Remote;
 use sluice_cache::{BlockHash, EvictedNode, KvCache};
 use sluice_store::LoadProgress;
 
-use super::costs::Costs;
+use super::costs::RestoreCosts;
 use super::fingerprint::ModelIdentity;
 use super::lookup::{Lookup, LookupCommand};
 use super::options::{PromptCacheOptions, PromptCacheStatus};
@@ -122,7 +122,7 @@ impl DiskTier {
                 commands: lookup_commands,
                 shared,
                 shape,
-                costs: Costs::default(),
+                costs: RestoreCosts::default(),
                 min_tokens: options.min_tokens,
                 skipped_slow: 0,
             },

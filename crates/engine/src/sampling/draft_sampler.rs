@@ -9,7 +9,7 @@ use super::sampler::{Logprobs, Sampler};
 
 /// A row of logits to draw from.
 #[derive(Clone, Debug)]
-pub(crate) struct Guess {
+pub(crate) struct DraftRow {
     /// The caller's number for the row.
     pub of: usize,
     /// How tokens are chosen.
@@ -21,19 +21,19 @@ pub(crate) struct Guess {
 }
 
 /// Draws for several rows at once.
-pub(crate) struct Guesses {
+pub(crate) struct DraftSampler {
     isa: Isa,
     /// One for each thread, which alone locks it.
     samplers: Vec<Mutex<Sampler>>,
     /// One for each row of the logits.
-    rows: Vec<Mutex<Guess>>,
+    rows: Vec<Mutex<DraftRow>>,
 }
 
-impl Guesses {
+impl DraftSampler {
     /// For logits of `vocabulary` tokens and `most` rows at most, on `threads` threads.
-    pub fn new(isa: Isa, threads: usize, vocabulary: usize, most: usize) -> Guesses {
+    pub fn new(isa: Isa, threads: usize, vocabulary: usize, most: usize) -> DraftSampler {
         let samplers = (0..threads).map(|_| Mutex::new(Sampler::new(isa, vocabulary))).collect();
-        Guesses { isa, samplers, rows: Vec::with_capacity(most) }
+        DraftSampler { isa, samplers, rows: Vec::with_capacity(most) }
     }
 
     /// Forgets all rows.
@@ -46,18 +46,18 @@ impl Guesses {
         // Penalties would also need the drafted tokens.
         let params =
             SamplingParams { repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, ..params.clone() };
-        self.rows.push(Mutex::new(Guess { of, params, position: position as u64, drawn: None }));
+        self.rows.push(Mutex::new(DraftRow { of, params, position: position as u64, drawn: None }));
     }
 
     /// Draws a token for each row, in their order.
-    pub fn draw(&mut self, backend: &mut dyn Backend, logits: Logits) -> impl Iterator<Item = &Guess> {
+    pub fn draw(&mut self, backend: &mut dyn Backend, logits: Logits) -> impl Iterator<Item = &DraftRow> {
         let (isa, samplers, rows) = (self.isa, &self.samplers, &self.rows);
         backend.each_logits(logits, &|row, thread, logits| {
-            let Some(guess) = rows.get(row) else { return };
-            let mut guess = guess.lock().unwrap_or_else(|e| e.into_inner());
+            let Some(entry) = rows.get(row) else { return };
+            let mut entry = entry.lock().unwrap_or_else(|e| e.into_inner());
             let mut sampler = samplers[thread].lock().unwrap_or_else(|e| e.into_inner());
-            let token = sampler.sample(&guess.params, logits, None, None, guess.position);
-            guess.drawn = token.ok().map(|token| (token, Logprobs::new(isa, logits, token, 0).chosen.exp()));
+            let token = sampler.sample(&entry.params, logits, None, None, entry.position);
+            entry.drawn = token.ok().map(|token| (token, Logprobs::new(isa, logits, token, 0).chosen.exp()));
         });
         self.rows.iter_mut().map(|row| &*row.get_mut().unwrap_or_else(|e| e.into_inner()))
     }
