@@ -124,7 +124,7 @@ fn entries(blocks: BlockFormat) -> Vec<u16> {
     entries
 }
 
-/// A codebook, and the way back from what its values are numbered.
+/// A codebook on the device, and the table that finds an entry by the key of its values.
 struct Codebook {
     format: WeightFormat,
     book: DeviceBuffer,

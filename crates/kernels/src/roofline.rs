@@ -9,13 +9,13 @@ pub use crate::instructions::peak::Arithmetic;
 
 #[inline(always)]
 unsafe fn read_peak<V: Peak>(bytes: &[u8]) -> u64 {
-    // SAFETY: the shell has the instruction set.
+    // SAFETY: `simd!` calls this where the instruction set was found.
     unsafe { V::read(bytes) }
 }
 
 #[inline(always)]
 unsafe fn multiply_add_peak<V: Peak>(arithmetic: Arithmetic, macs: u64) -> u64 {
-    // SAFETY: the shell has the instruction set.
+    // SAFETY: `simd!` calls this where the instruction set was found.
     unsafe { V::multiply_add(arithmetic, macs) }
 }
 

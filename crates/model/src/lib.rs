@@ -87,7 +87,7 @@ pub struct Loaded {
     pub order: Vec<Used>,
     /// Tables of which a token uses one row, and which may stay on disk.
     pub tables: Vec<MatrixId>,
-    /// What of routed experts is made in memory and stays there.
+    /// The parts of routed experts that are derived at load, and stay in memory.
     pub made_experts: Option<MadeExperts>,
 }
 

@@ -158,7 +158,7 @@ impl Remote {
         Some(high)
     }
 
-    /// Searches the end of what is there between `low` and `high`.
+    /// The number of leading blocks that are stored, which is between `low` and `high`; several probes at once.
     fn halve(&self, mut low: usize, mut high: usize, probe: &impl Fn(&[usize]) -> Option<Vec<bool>>) -> Option<usize> {
         while low < high {
             let calls = CALLS.min(high - low);

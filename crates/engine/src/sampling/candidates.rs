@@ -1,6 +1,6 @@
 //! Chooses tokens from the likeliest logits alone, while the others stay on a device.
 //!
-//! All logits that are not known are below a bar. Penalties and masks that make no logit higher keep them there. Where the known logits do not decide a token, it is drawn
+//! The logits that were not fetched are below a bar. Penalties and masks that raise no logit keep them there. Where the known logits do not decide a token, it is drawn
 //! from all of them.
 
 use sluice_backend::sample::ONE;
@@ -63,7 +63,7 @@ impl Sampler {
     ) -> Option<u32> {
         let candidates = &mut self.scratch.candidates;
         candidates.clear();
-        // 1. penalties and mask. All others are below the bar, so what falls below it may rank after them
+        // 1. Penalties and mask. Unknown logits are below the bar, so a candidate that falls below it may rank after them and is dropped
         let history = history.filter(|_| params.has_penalty());
         candidates.extend(best.found.iter().filter(|top| mask.is_none_or(|mask| allows(mask, top.token))).map(|top| {
             let count = history.and_then(|history| history.count(top.token));

@@ -75,7 +75,7 @@ impl WeightFormat {
         self.with(|format| format.planes(cols))
     }
 
-    /// Whether kernels unpack some columns of some rows first: [`WeightFormat::grouped`] says to what.
+    /// Whether kernels unpack a tile of the matrix before they multiply; [`WeightFormat::grouped`] is the form that they unpack to.
     pub(crate) const fn is_unpacked(self) -> bool {
         matches!(self, WeightFormat::Blocks(_) | WeightFormat::E2m1(_))
     }

@@ -56,7 +56,7 @@ pub(crate) trait Drafter: Send {
     fn propose(&mut self, asked: &[DraftRequest], parts: &mut EngineParts) -> DraftWork;
     /// A step was computed and sampled.
     fn after_step(&mut self, _plan: &Plan, _parts: &mut EngineParts) {}
-    /// The tokens that a sequence may have for it to propose anything, if its context is its own.
+    /// The length of the longest sequence that it can draft for. `None`: as long as the engine's own.
     fn context(&self) -> Option<usize> {
         None
     }

@@ -442,7 +442,7 @@ impl Model {
     }
 }
 
-/// Rows of `cols` elements with what is rotated together beside each other: within a head, row i goes to 2i, and row i + half a head to 2i + 1.
+/// Rows of `cols` elements in the order of GGUF's `llama`, where the two rows that are rotated together are neighbours: within a head, row i goes to 2i, and row i + half a head to 2i + 1.
 fn beside(values: &[f32], head: usize, cols: usize) -> Vec<f32> {
     let mut out = values.to_vec();
     for (from, to) in values.chunks_exact(head * cols).zip(out.chunks_exact_mut(head * cols)) {
