@@ -77,7 +77,7 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
 
 /// Cases of each family on the emulated device, and its bytes of shared memory for a block: as an H100 has, and as most other cards have, which allows fewer kernels.
 /// Four cases have all modes of activations. `SLUICE_EMULATED_CASES` takes more of both.
-const EMULATED: [(u64, &str); 2] = [(4, "232448"), (2, "101376")];
+const EMULATED: [(u64, &str); 2] = [(4, "232448"), (1, "101376")];
 
 /// Without a GPU: the kernels' sources, compiled for this processor (`emulated/build.py`), have the same bits.
 #[test]
