@@ -165,20 +165,26 @@ impl Governor {
     pub fn invest(&self, generating: usize, most: usize, chances: &[f64], seconds: impl Fn(usize) -> f64) -> Offer {
         let Some(step) = self.usual(generating) else { return Offer::default() };
         let (mut best, mut expected) = (self.without(generating, step), generating as f64);
-        let (least, token) = (best.speed, step / generating as f64);
-        for width in 1..=most {
-            let drafts = width * chances.len();
-            let worst = self.worst(drafts) * generating as f64 + seconds(width) / token;
-            if drafts > MAX_ROWS || chances.is_empty() || worst > self.account {
-                break;
-            }
+        let least = best.speed;
+        for width in 1..=self.covered(generating, most, chances.len(), &seconds) {
             expected += chances.iter().map(|chance| chance.powi(width as i32)).sum::<f64>();
-            let speed = self.speed(expected, step, drafts, seconds(width));
+            let speed = self.speed(expected, step, width * chances.len(), seconds(width));
             if speed > best.speed.max(WORTH * least) {
                 best = Offer { drafts: width, speed };
             }
         }
         best
+    }
+
+    /// How many tokens for each of `sequences` the account covers, should all of them be wrong; at most `most`. `seconds`: as in [`Governor::invest`].
+    pub fn covered(&self, generating: usize, most: usize, sequences: usize, seconds: impl Fn(usize) -> f64) -> usize {
+        let Some(step) = self.usual(generating).filter(|_| sequences > 0) else { return 0 };
+        let token = step / generating as f64;
+        let is_covered = |width: &usize| {
+            let drafts = width * sequences;
+            drafts <= MAX_ROWS && self.worst(drafts) * generating as f64 + seconds(*width) / token <= self.account
+        };
+        (1..=most).take_while(is_covered).count()
     }
 
     /// An answer begins: what drafts of others have saved is not for it to lose.

@@ -337,6 +337,19 @@ fn a_small_model_drafts_what_it_would_draw_at_any_temperature() {
 }
 
 #[test]
+fn a_small_model_that_drafted_more_than_steps_take_drafts_for_each_step() {
+    // Steps of three tokens: of five drafted ones, which all come true, two are computed.
+    let drafts = DraftOptions { drafter: DrafterChoice::Model, ..always(5) };
+    let small = Options { drafts, draft_model: Some(folder("qwen3")), ..options() };
+    let mut engine = Engine::open(&folder("qwen3"), Options { chunk: Some(3), max_sequences: 1, ..small }).unwrap();
+    let generation = Generation { max_tokens: 100, ..Generation::default() };
+    let seen = answers(&mut engine, &[((1..40).collect(), generation)]);
+    let counts = engine.draft_stats()[0].counts;
+    assert!(seen[0].tokens.len() == 100 && counts.accepted == counts.drafted, "{counts:?}");
+    assert!(counts.drafts >= 32 && counts.drafted >= 64, "{counts:?}");
+}
+
+#[test]
 fn a_model_that_cannot_draft_is_refused_by_name() {
     let small = |drafter, draft_model| {
         let drafts = DraftOptions { drafter, ..always(4) };

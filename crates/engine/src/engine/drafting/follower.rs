@@ -68,13 +68,15 @@ impl Follower {
         let same = same.min(s.tokens.len()).min(main.tokens.len());
         let equal = s.tokens[same..].iter().zip(&main.tokens[same..]).take_while(|(a, b)| a == b).count();
         let (equal, cache) = (same + equal, &mut self.engine.cache);
-        if s.computed > equal {
+        // At least one token is computed, for its logits: it drafted more than the step took, where all came true.
+        let done = equal.min(main.tokens.len().saturating_sub(1));
+        if s.computed > done {
             match (s.held.state, kept) {
-                (None, _) if cache.can_resume_at(&s.held, equal) => {
-                    cache.shrink(&mut s.held, equal);
-                    s.computed = equal;
+                (None, _) if cache.can_resume_at(&s.held, done) => {
+                    cache.shrink(&mut s.held, done);
+                    s.computed = done;
                 }
-                (Some(_), Some((tokens, row))) if tokens <= equal && cache.can_resume_at(&s.held, tokens) => {
+                (Some(_), Some((tokens, row))) if tokens <= done && cache.can_resume_at(&s.held, tokens) => {
                     cache.shrink(&mut s.held, tokens);
                     cache.set_state(&s.held, row);
                     s.computed = tokens;
@@ -180,8 +182,8 @@ impl Follower {
         }
     }
 
-    /// Computes the last tokens of the sequences of the round, and draws one for each. Sequences whose drafts end leave the round.
-    fn draw(&mut self, asked: &[DraftRequest], sequences: &mut [Sequence], is_first: bool) -> Option<()> {
+    /// Computes the last tokens of the sequences of the round, and draws one for each. Sequences whose drafts end leave the round. Returns whether anything was computed.
+    fn draw(&mut self, asked: &[DraftRequest], sequences: &mut [Sequence], is_first: bool) -> Option<bool> {
         self.engine.plan.clear();
         for at in (0..self.round.len()).rev() {
             if self.add(self.round[at].1, usize::MAX) == 0 {
@@ -190,7 +192,7 @@ impl Follower {
             }
         }
         if self.round.is_empty() {
-            return Some(());
+            return Some(false);
         }
         let outcome = self.run()?;
         if is_first {
@@ -222,7 +224,7 @@ impl Follower {
                 self.round.remove(place);
             }
         }
-        Some(())
+        Some(true)
     }
 
     fn propose_all(&mut self, asked: &[DraftRequest], parts: &mut EngineParts) -> Option<DraftWork> {
@@ -247,8 +249,7 @@ impl Follower {
         // 3. Rounds: a token for each sequence, until all drafts have ended
         let (started, mut rounds) = (Instant::now(), 0);
         while !self.round.is_empty() {
-            self.draw(asked, parts.sequences, rounds == 0)?;
-            rounds += 1;
+            rounds += usize::from(self.draw(asked, parts.sequences, rounds == 0)?);
         }
         let mut work = DraftWork { behind, catching_up, rounds, drafting: started.elapsed() };
         if behind == 0 {

@@ -197,14 +197,15 @@ impl Drafting {
         // The tokens that a sequence's looked-up draft is expected to give. Such a draft stays if no drafter could give more.
         let promised = |s: &Sequence| s.drafts.as_ref().map_or(0.0, |drafts| drafts.chances().sum::<f64>());
         let width = options.tokens.min(*most / generating.max(1));
-        let mut best: Option<(usize, f64, f64)> = None;
+        // The drafter, the least chance of a token, the speed that is promised, and the tokens for each sequence that the account covers.
+        let mut best: Option<(usize, f64, f64, usize)> = None;
         for (at, one) in records.iter().enumerate() {
             let kind = one.drafter.kind();
             if kind == DrafterKind::Ngram || width == 0 {
                 continue;
             }
             if !options.governed {
-                best = best.or(Some((at, 0.0, 0.0)));
+                best = best.or(Some((at, 0.0, 0.0, width)));
                 continue;
             }
             let Some(step) = governor.usual(generating) else { continue };
@@ -222,20 +223,21 @@ impl Drafting {
                 }
             }
             let round = one.costs.round(chances.len()).unwrap_or(GUESSED_ROUND * step);
-            let offer = governor.invest(generating, width, chances, |tokens| round * tokens as f64);
+            let seconds = |tokens| round * tokens as f64;
+            let offer = governor.invest(generating, width, chances, seconds);
             // Catching up must be paid by what the drafter has earned.
             let catching_up = one.costs.catching_up(behind).unwrap_or(GUESSED_TOKEN * step * behind as f64);
             let price = catching_up * generating as f64 / step;
             let affordable = behind == 0 || price <= SPENT * one.earned;
             // Looked-up drafts of the other sequences count, too.
             let speed = offer.speed * (1.0 + looked_up / generating as f64);
-            if offer.drafts > 0 && affordable && best.is_none_or(|(.., known)| speed > known) {
+            if offer.drafts > 0 && affordable && best.is_none_or(|(.., known, _)| speed > known) {
                 // A further token must save more time than it takes.
                 let least = offer.speed * (round / chances.len() as f64 + governor.row(generating));
-                best = Some((at, least, speed));
+                best = Some((at, least, speed, governor.covered(generating, width, chances.len(), seconds)));
             }
         }
-        let Some((at, least_chance, _)) = best else { return };
+        let Some((at, least_chance, _, width)) = best else { return };
         let one = &mut records[at];
         let kind = one.drafter.kind();
         asked.retain_mut(|ask| {
