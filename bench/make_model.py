@@ -264,7 +264,9 @@ def blocks(source, kind, n, deviation, common=None):
             return laid(f16(0.7 * d, 1.3 * d), 32)
         case "Q4_0":  # d, 32 times 4 bits; w = d (q - 8)
             d = deviation / 4.6
-            return laid(f16(0.7 * d, 1.3 * d), 16)
+            d = f16(0.7 * d, 1.3 * d)
+            # As quantisers write it, of either sign: -8 to 7 would add up to something else.
+            return laid(np.where(source.bytes(count) & 1, -d, d), 16)
         case "Q4_1":  # d, m, 32 times 4 bits; w = d q + m
             d = f16(0.7 * deviation / 4.6, 1.3 * deviation / 4.6)
             return laid(d, (common - 7.5 * d.astype(np.float32)).astype(np.float16), 16)

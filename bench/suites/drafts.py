@@ -24,7 +24,7 @@ SUITE = "drafts"
 THREADS = len(os.sched_getaffinity(0))
 # The file that is edited: about 2,000 tokens.
 EDITED = ROOT / "crates" / "engine" / "src" / "text" / "stop.rs"
-OFF = "without drafts"
+OFF, DRAFTING = "without drafts", "its own drafts"
 # Tokens that are drafted at a time, at most: the usual limit.
 MOST = 16
 # An edit with drafts over one without; prose, whatever is drafted.
@@ -127,7 +127,8 @@ def found(rows):
         *said("A small model whose guesses are right as often as planted: {spread} times as fast as without, in {cases}; goals met: {goals}.", [r for r in layers if "streamed" not in r.case]),
         *said("The same for a mixture whose experts are streamed: {spread} times, in {cases}; goals met: {goals}.", [r for r in layers if "streamed" in r.case]),
         *said("A step that keeps recurrent states takes {spread} times as long, in {cases}; goals met: {goals}.", having(rows, figure="a step with states kept"), less=True),
-        *said("Beside llama.cpp's own drafts, in {cases}: {spread} times as fast; goals met: {goals}.", having(rows, peer="llama.cpp")),
+        *said("Beside llama.cpp with its own drafts, in {cases}: {spread} times as fast; goals met: {goals}.", having(rows, peer=f"llama.cpp {DRAFTING}")),
+        *said("Beside llama.cpp without drafts: {spread} times as fast; goals met: {goals}.", having(rows, peer=f"llama.cpp {OFF}")),
         *said("What the governor chooses is {spread} times as fast as the best fixed width; goals met: {goals}.", having(rows, figure="speed, as many as pay")),
         f"Answers that differ from those without drafts: {sum(r.ours for r in rows if r.figure == 'other tokens'):.0f}.",
         f"All goals together: {goals(rows)} met.",
@@ -234,41 +235,59 @@ def drafted_states(path, rounds, quick):
 
 @contextmanager
 def llama_server(model, context, *more):
-    """llama-server that drafts, ready."""
+    """llama-server, ready."""
     options = ["-m", model, "-t", THREADS, "-np", 1, "-c", context, "-cram", 0, "-fit", "off", "--host", "127.0.0.1", *more]
     with ExitStack() as stack:
         yield LLAMA.attempt(lambda bench: stack.enter_context(server(lambda port: [bench.with_name("llama-server"), *options, "--port", port], "llama-drafts")))
 
 
 class Llama(Peer):
-    """Its speed with drafts, and how many of them came true."""
+    """Its speed, and how many of its drafts came true."""
 
     def __init__(self):
         super().__init__()
         self.drafted = self.accepted = 0
 
     def ask(self, address, path, body):
-        body |= {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
-        timings = post(address, path, body)["timings"]
+        timings = post(address, path, {**body, "temperature": 0, "ignore_eos": True, "cache_prompt": False})["timings"]
         self.drafted += timings.get("draft_n", 0)
         self.accepted += timings.get("draft_n_accepted", 0)
         return timings["predicted_per_second"]
 
-    def row(self, case, ours, form, notes):
-        notes.append(f"{case}: llama.cpp drafted {self.drafted} tokens, of which {self.accepted} came true")
+    def row(self, case, ours, form):
         return compare(SUITE, case, "speed", "tokens/s", ours, self.all, LLAMA.name(form), goal=BEYOND, threads=THREADS, died=self.died)
+
+
+@contextmanager
+def beside_llama(model, context, options, path, body):
+    """llama.cpp on the same file, with drafts and without: what asks both for an answer, and what gives their rows afterwards."""
+    peers = {DRAFTING: (Llama(), options), OFF: (Llama(), [])}
+    with ExitStack() as stack:
+        addresses = {form: stack.enter_context(serving(peer, model, context, *more)) for form, (peer, more) in peers.items()}
+
+        def ask():
+            for form, (peer, _) in peers.items():
+                peer.measure(lambda: peer.ask(addresses[form], path, body))  # noqa: B023
+
+        def rows(case, ours, notes):
+            drafting = peers[DRAFTING][0]
+            notes.append(f"{case}: llama.cpp drafted {drafting.drafted} tokens, of which {drafting.accepted} came true")
+            return [peer.row(case, ours, form) for form, (peer, _) in peers.items()]
+
+        yield ask, rows
 
 
 def beside(_, rounds, quick, notes):
     """The dense pair in GGUF, by ourselves and by llama.cpp, as many tokens drafted at most."""
     path, small, tokens = pair_of(DENSE, "Q4_0", "planted"), pair_of(SMALL, "Q4_0", "drafter"), 50 if quick else 200
-    first, peer, ours = planted.start(0.8), Llama(), []
+    first, ours = planted.start(0.8), []
     how = ["--tokens", tokens, "--draft-tokens", WIDTH, "--rounds", 1, "--prompt", first, "--widths", "auto"]
-    with serving(peer, path, 1024, "--spec-type", "draft-simple", "-md", small, "-td", THREADS, "--spec-draft-n-max", WIDTH) as address:
+    options = ["--spec-type", "draft-simple", "-md", small, "-td", THREADS, "--spec-draft-n-max", WIDTH]
+    with beside_llama(path, 1024, options, "/completion", {"prompt": [first], "n_predict": tokens}) as (ask, rows):
         for _ in range(rounds):
             ours += drafted(path, small, *how)["auto"]["tokens_per_second"]["all"]
-            peer.measure(lambda: peer.ask(address, "/completion", {"prompt": [first], "n_predict": tokens}))
-    return [peer.row(f"{LAYERS[DENSE]}, Q4_0, 80% right, at most {WIDTH} drafted", ours, "Q4_0, its own drafts", notes)]
+            ask()
+    return rows(f"{LAYERS[DENSE]}, Q4_0, 80% right, at most {WIDTH} drafted", ours, notes)
 
 
 @contextmanager
@@ -320,10 +339,10 @@ def measured(name, rounds, quick, notes):
         return compared(name, rounds, quick)
     model, prompt, tokens, *_ = CASES[name]
     body = {"messages": [{"role": "user", "content": prompt()}], "max_tokens": tokens // 4 if quick else tokens}
-    peer = Llama()
-    with serving(peer, real_models.path(model), 8192, "--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", MOST, "--spec-draft-n-max", MOST) as address:
-        rows = compared(name, rounds, quick, lambda: peer.measure(lambda: peer.ask(address, "/v1/chat/completions", dict(body))))
-    return [*rows, peer.row(title(name), rows[0].ours_all, "its own look-up", notes)]
+    options = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", MOST, "--spec-draft-n-max", MOST]
+    with beside_llama(real_models.path(model), 8192, options, "/v1/chat/completions", body) as (ask, rows):
+        own = compared(name, rounds, quick, ask)
+    return [*own, *rows(title(name), own[0].ours_all, notes)]
 
 
 def compared(name, rounds, quick, each=None):
