@@ -103,48 +103,21 @@ static inline void emu_load_rows(unsigned (&to)[4], const void* from) {
     const uint64_t* all = emu_exchange((uint64_t)from);
     for (int i = 0; i < 4; i++) to[i] = ((const unsigned*)all[8 * i + threadIdx.x % 32 / 4])[threadIdx.x % 4];
 }
-// d += a b, with a of this type.
+// d += a b of a whole warp, as mma.sync.m16n8 adds: k = 32 with a of this type and b of i8, and k = 16 of f16 in f32, exact where the sums are.
+void emu_products(const unsigned (&a)[4], unsigned b0, unsigned b1, const uint8_t*, int (&sums)[4]);
+void emu_products(const unsigned (&a)[4], unsigned b0, unsigned b1, const int8_t*, int (&sums)[4]);
+void emu_products(const unsigned (&a)[4], unsigned b0, unsigned b1, double (&sums)[4]);
 template <class A> static inline void emu_mma_more(unsigned (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    uint64_t all[3][32];
-    memcpy(all[0], emu_exchange((uint64_t)a[1] << 32 | a[0]), 256);
-    memcpy(all[1], emu_exchange((uint64_t)a[3] << 32 | a[2]), 256);
-    memcpy(all[2], emu_exchange((uint64_t)b1 << 32 | b0), 256);
-    unsigned lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
-    for (int e = 0; e < 4; e++) {
-        int sum = 0;
-        unsigned c = column + e % 2;
-        for (unsigned k = 0; k < 4; k++) {
-            uint64_t low = all[0][row * 4 + k], high = all[1][row * 4 + k], b = all[2][c * 4 + k];
-            unsigned a_low = e < 2 ? (unsigned)low : (unsigned)(low >> 32), a_high = e < 2 ? (unsigned)high : (unsigned)(high >> 32);
-            for (int i = 0; i < 4; i++) {
-                sum += (int)(A)(a_low >> 8 * i) * (int)(int8_t)(b >> 8 * i);
-                sum += (int)(A)(a_high >> 8 * i) * (int)(int8_t)(b >> (32 + 8 * i));
-            }
-        }
-        d[e] += (unsigned)sum;
-    }
+    int sums[4];
+    emu_products(a, b0, b1, (const A*)0, sums);
+    for (int e = 0; e < 4; e++) d[e] += (unsigned)sums[e];
 }
 static inline void emu_mma(unsigned (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, unsigned init) {
     for (unsigned& sum : d) sum = init;
     emu_mma_more<uint8_t>(d, a, b0, b1);
 }
-// d += a b, of f16 in f32, exact where the sums are.
 static inline void emu_mma_f16(float (&d)[4], const unsigned* a, unsigned b0, unsigned b1) {
-    uint64_t all[3][32];
-    memcpy(all[0], emu_exchange((uint64_t)a[1] << 32 | a[0]), 256);
-    memcpy(all[1], emu_exchange((uint64_t)a[3] << 32 | a[2]), 256);
-    memcpy(all[2], emu_exchange((uint64_t)b1 << 32 | b0), 256);
-    unsigned lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
-    for (int e = 0; e < 4; e++) {
-        double sum = d[e];
-        for (unsigned k = 0; k < 4; k++) {
-            uint64_t low = all[0][row * 4 + k], high = all[1][row * 4 + k], b = all[2][(column + e % 2) * 4 + k];
-            unsigned a_low = e < 2 ? (unsigned)low : (unsigned)(low >> 32), a_high = e < 2 ? (unsigned)high : (unsigned)(high >> 32);
-            for (int i = 0; i < 2; i++) {
-                sum += (double)_cvtsh_ss(a_low >> 16 * i) * _cvtsh_ss(b >> 16 * i);
-                sum += (double)_cvtsh_ss(a_high >> 16 * i) * _cvtsh_ss(b >> (32 + 16 * i));
-            }
-        }
-        d[e] = (float)sum;
-    }
+    double sums[4];
+    emu_products({a[0], a[1], a[2], a[3]}, b0, b1, sums);
+    for (int e = 0; e < 4; e++) d[e] = (float)(d[e] + sums[e]);
 }

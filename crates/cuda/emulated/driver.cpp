@@ -1,5 +1,6 @@
 // The driver's calls that the crate makes, carried out on this machine's processor. Each stream has a thread that does one thing after the other; kernels of all
 // streams take turns, kernel by kernel or, where a test wants them to overlap, block by block.
+#include <immintrin.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +51,17 @@ static Warp warps[32];
 static const Entry* running;
 static void* argument;
 
-static void yield() { emu_switch(&fibers[current].sp, scheduler); }
+// Goes on with the next thread of the block, or with the scheduler behind the last one.
+static void yield() {
+    Fiber& from = fibers[current];
+    while (++current < threads)
+        if (!fibers[current].over) {
+            threadIdx.x = current;
+            emu_switch(&from.sp, fibers[current].sp);
+            return;
+        }
+    emu_switch(&from.sp, scheduler);
+}
 static void made(const Copy& c) { memcpy(c.to, c.from, c.bytes); }
 void __syncthreads() {
     unsigned g = generation;
@@ -67,6 +78,65 @@ const uint64_t* emu_exchange(uint64_t mine) {
     else while (w.generation == g) yield();
     return w.values[g & 1];
 }
+// A warp's product: the thread that comes last computes it for all.
+struct Product { unsigned a[32][4], b[32][2]; double sums[32][4]; };
+static Product products[32][2];
+// Rows and columns of a product, of 32 bytes each: four lanes' words, k in the first half and in the second.
+static __m256i row_of(const Product& p, unsigned r) {
+    alignas(32) unsigned words[8];
+    for (unsigned i = 0; i < 4; i++) words[i] = p.a[r % 8 * 4 + i][r / 8], words[4 + i] = p.a[r % 8 * 4 + i][2 + r / 8];
+    return _mm256_load_si256((const __m256i*)words);
+}
+static __m256i column_of(const Product& p, unsigned c) {
+    alignas(32) unsigned words[8];
+    for (unsigned i = 0; i < 4; i++) words[i] = p.b[c * 4 + i][0], words[4 + i] = p.b[c * 4 + i][1];
+    return _mm256_load_si256((const __m256i*)words);
+}
+struct Halves { __m256i low, high; };
+static Halves wide_u8(__m256i x) { return {_mm256_cvtepu8_epi16(_mm256_castsi256_si128(x)), _mm256_cvtepu8_epi16(_mm256_extracti128_si256(x, 1))}; }
+static Halves wide_i8(__m256i x) { return {_mm256_cvtepi8_epi16(_mm256_castsi256_si128(x)), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(x, 1))}; }
+static double dot(Halves a, Halves b) {
+    __m256i s = _mm256_add_epi32(_mm256_madd_epi16(a.low, b.low), _mm256_madd_epi16(a.high, b.high));
+    __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+    return _mm_cvtsi128_si32(t) + _mm_extract_epi32(t, 1);
+}
+struct Doubles { __m256d part[4]; };
+static Doubles wide_f16(__m256i x) {
+    __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(x)), high = _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1));
+    return {{_mm256_cvtps_pd(_mm256_castps256_ps128(low)), _mm256_cvtps_pd(_mm256_extractf128_ps(low, 1)), _mm256_cvtps_pd(_mm256_castps256_ps128(high)),
+             _mm256_cvtps_pd(_mm256_extractf128_ps(high, 1))}};
+}
+static double dot(const Doubles& a, const Doubles& b) {
+    __m256d s = _mm256_setzero_pd();
+    for (int i = 0; i < 4; i++) s = _mm256_fmadd_pd(a.part[i], b.part[i], s);
+    alignas(32) double all[4];
+    _mm256_store_pd(all, s);
+    return all[0] + all[1] + all[2] + all[3];
+}
+template <class A, class B> static void multiply(Product& p, A a_wide, B b_wide) {
+    decltype(b_wide(__m256i())) columns[8];
+    for (unsigned c = 0; c < 8; c++) columns[c] = b_wide(column_of(p, c));
+    for (unsigned r = 0; r < 16; r++) {
+        auto row = a_wide(row_of(p, r));
+        for (unsigned c = 0; c < 8; c++) p.sums[r % 8 * 4 + c / 2][r / 8 * 2 + c % 2] = dot(row, columns[c]);
+    }
+}
+template <class A, class B, class S> static void product(const unsigned (&a)[4], unsigned b0, unsigned b1, A a_wide, B b_wide, S (&sums)[4]) {
+    Warp& w = warps[current / 32];
+    unsigned g = w.generation, lane = current % 32;
+    if (w.alive != 32) fprintf(stderr, "%s: a product of a part of a warp\n", running->name), abort();
+    Product& p = products[current / 32][g & 1];
+    memcpy(p.a[lane], a, sizeof a);
+    p.b[lane][0] = b0, p.b[lane][1] = b1;
+    moves++;
+    if (++w.arrived == w.alive) multiply(p, a_wide, b_wide), w.arrived = 0, w.generation++;
+    else while (w.generation == g) yield();
+    for (int e = 0; e < 4; e++) sums[e] = (S)p.sums[lane][e];
+}
+void emu_products(const unsigned (&a)[4], unsigned b0, unsigned b1, const uint8_t*, int (&sums)[4]) { product(a, b0, b1, wide_u8, wide_i8, sums); }
+void emu_products(const unsigned (&a)[4], unsigned b0, unsigned b1, const int8_t*, int (&sums)[4]) { product(a, b0, b1, wide_i8, wide_i8, sums); }
+void emu_products(const unsigned (&a)[4], unsigned b0, unsigned b1, double (&sums)[4]) { product(a, b0, b1, wide_f16, wide_f16, sums); }
 void __syncwarp(unsigned) { emu_exchange(0); }
 void emu_copy(void* to, const void* from, unsigned bytes) {
     if ((uintptr_t)to % bytes || (uintptr_t)from % bytes) fprintf(stderr, "%s: a copy of %u bytes is not aligned\n", running->name, bytes), abort();
@@ -89,7 +159,7 @@ static void body() {
     if (--alive && arrived == alive) arrived = 0, generation++;
     Warp& w = warps[current / 32];
     if (--w.alive && w.arrived == w.alive) w.arrived = 0, w.generation++;
-    emu_switch(&f.sp, scheduler);
+    yield();
 }
 static void block() {
     if (!stacks) stacks = (char*)mmap(0, (size_t)STACK * MOST, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -103,12 +173,9 @@ static void block() {
     }
     while (alive) {
         unsigned before = moves;
-        for (unsigned t = 0; t < threads; t++) {
-            if (fibers[t].over) continue;
-            current = t;
-            threadIdx = {t, 0, 0};
-            emu_switch(&scheduler, fibers[t].sp);
-        }
+        for (current = 0; fibers[current].over;) current++;
+        threadIdx = {current, 0, 0};
+        emu_switch(&scheduler, fibers[current].sp);
         if (moves == before) fprintf(stderr, "%s: threads of a block wait for each other\n", running->name), abort();
     }
 }
