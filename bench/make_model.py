@@ -263,9 +263,8 @@ def blocks(source, kind, n, deviation, common=None):
             d = deviation / 74
             return laid(f16(0.7 * d, 1.3 * d), 32)
         case "Q4_0":  # d, 32 times 4 bits; w = d (q - 8)
-            d = deviation / 4.6
-            d = f16(0.7 * d, 1.3 * d)
-            # As quantisers write it, of either sign: -8 to 7 would add up to something else.
+            d = f16(0.7 * deviation / 4.6, 1.3 * deviation / 4.6)
+            # Scales of either sign, as quantisers write them. With one sign the mean of -8 to 7, which is not 0, would make all tokens alike.
             return laid(np.where(source.bytes(count) & 1, -d, d), 16)
         case "Q4_1":  # d, m, 32 times 4 bits; w = d q + m
             d = f16(0.7 * deviation / 4.6, 1.3 * deviation / 4.6)

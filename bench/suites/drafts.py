@@ -260,7 +260,7 @@ class Llama(Peer):
 
 @contextmanager
 def beside_llama(model, context, options, path, body):
-    """llama.cpp on the same file, with drafts and without: what asks both for an answer, and what gives their rows afterwards."""
+    """llama.cpp on the same file, with drafts (`options` turns them on) and without. Yields two functions: `ask` has each answer once, `rows` compares all answers with ours."""
     peers = {DRAFTING: (Llama(), options), OFF: (Llama(), [])}
     with ExitStack() as stack:
         addresses = {form: stack.enter_context(serving(peer, model, context, *more)) for form, (peer, more) in peers.items()}

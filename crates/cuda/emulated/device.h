@@ -103,7 +103,7 @@ static inline void emu_load_rows(unsigned (&to)[4], const void* from) {
     const uint64_t* all = emu_exchange((uint64_t)from);
     for (int i = 0; i < 4; i++) to[i] = ((const unsigned*)all[8 * i + threadIdx.x % 32 / 4])[threadIdx.x % 4];
 }
-// d += a b of a whole warp, as mma.sync.m16n8 adds: k = 32 with a of this type and b of i8, and k = 16 of f16 in f32, exact where the sums are.
+// sums = a b of a whole warp, in the layout of mma.sync.m16n8: k = 32 with `a` of the pointer's type and `b` of i8, or k = 16 with both of f16, summed in double precision.
 void emu_products(const unsigned (&a)[4], unsigned b0, unsigned b1, const uint8_t*, int (&sums)[4]);
 void emu_products(const unsigned (&a)[4], unsigned b0, unsigned b1, const int8_t*, int (&sums)[4]);
 void emu_products(const unsigned (&a)[4], unsigned b0, unsigned b1, double (&sums)[4]);

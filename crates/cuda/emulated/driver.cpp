@@ -51,7 +51,7 @@ static Warp warps[32];
 static const Entry* running;
 static void* argument;
 
-// Goes on with the next thread of the block, or with the scheduler behind the last one.
+// Switches to the next thread of the block that has not ended, or after the last one to the scheduler.
 static void yield() {
     Fiber& from = fibers[current];
     while (++current < threads)
@@ -78,10 +78,10 @@ const uint64_t* emu_exchange(uint64_t mine) {
     else while (w.generation == g) yield();
     return w.values[g & 1];
 }
-// A warp's product: the thread that comes last computes it for all.
+// A warp's product. The thread that arrives last computes it for all. Sums of integers are exact in double precision, too.
 struct Product { unsigned a[32][4], b[32][2]; double sums[32][4]; };
 static Product products[32][2];
-// Rows and columns of a product, of 32 bytes each: four lanes' words, k in the first half and in the second.
+// A row of `a` and a column of `b`, 32 bytes each: the words of the four lanes that hold it, first those of the lower half of k.
 static __m256i row_of(const Product& p, unsigned r) {
     alignas(32) unsigned words[8];
     for (unsigned i = 0; i < 4; i++) words[i] = p.a[r % 8 * 4 + i][r / 8], words[4 + i] = p.a[r % 8 * 4 + i][2 + r / 8];
