@@ -13,6 +13,8 @@ pub struct Faults {
     pub cut_after: Option<u64>,
     /// So many connections are cut; all by default.
     pub cuts: Option<u32>,
+    /// Answers with bytes end where they are, also those that were begun before.
+    pub ends: bool,
     /// A connection for bytes falls silent after so many bytes. It does so only so many times.
     pub stall_after: Option<(u64, u32)>,
     /// A pause after every 64 KiB.

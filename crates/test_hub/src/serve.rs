@@ -354,7 +354,11 @@ impl Connection {
                     return Ok(false);
                 }
             } else {
-                locked(&self.state).sent += n as u64;
+                let mut state = locked(&self.state);
+                if state.faults.ends {
+                    return Ok(false);
+                }
+                state.sent += n as u64;
             }
             self.stream.write_all(&buffer[..n])?;
             at += n as u64;
@@ -372,11 +376,14 @@ impl Connection {
         Ok(true)
     }
 
-    /// How many of the next `n` bytes may be sent, once any may; 0 when everything is over.
+    /// How many of the next `n` bytes may be sent, once any may; 0 when no more will be.
     fn may_send(&self, n: usize) -> usize {
         loop {
             let wait = {
                 let mut state = locked(&self.state);
+                if state.faults.ends {
+                    return 0;
+                }
                 let now = Instant::now();
                 let left = state.faults.hold_after.map_or(u64::MAX, |hold| hold.saturating_sub(state.sent));
                 let next = state.next.filter(|_| state.faults.bandwidth.is_some()).unwrap_or(now);
