@@ -78,6 +78,9 @@ DECODES += [Decode(shape, "q4", "Q4_0", t, goal, 0.9) for shape, goal in (("dens
 PREFILLS += [Prefill(shape, "q4", "Q4_0", t, goal) for shape, goal in (("dense", 3.0), ("moe", 5.0)) for t in AXIS]
 # A long prompt, and attention on integers for it.
 LONG = 8192
+# Activations nearer to f32, and the shares of int8's speed that they should have.
+FINE = "int11"
+FINE_DECODE, FINE_PROMPT = 0.95, 0.6
 
 
 PICKS = [
@@ -127,6 +130,7 @@ def found(rows):
         *said("Against transformers (bf16): {spread} times its speed.", having(rows, peer="transformers")),
         *said("Decode uses {percent} of the bandwidth of a plain read; goals met: {goals}.", having(rows, "decode", peer="read limit")),
         *said("Prompts reach {percent} of the processor's peak without AMX; goals met: {goals}.", without_amx),
+        *said("Activations in int11 instead of int8 leave {percent} of the speed; goals met: {goals}.", having(rows, peer="with int8")),
         *said("At 8k of context decode keeps {spread} times as much of its speed at 1k as llama.cpp does.", kept),
         *said("A mixture of experts takes {spread} times less memory than in llama.cpp, which repacks it: only its file, keys and values, and scratch.", memory, less=True),
         f"All goals together: {goals(rows)} met.",
@@ -137,7 +141,7 @@ def cases(quick):
     found = {"limits": True}
     found |= {c.name: c.quick or found.get(c.name, False) for c in DECODES}
     found |= {c.name: c.quick for c in PREFILLS}
-    found |= {"context": False, "long prompts": False, "memory": True, "mlx": False}
+    found |= {"context": False, "long prompts": False, "memory": True, "mlx": False, FINE: False}
     if has_amx():
         found["amx"] = False
     return [name for name, in_quick in found.items() if in_quick or not quick]
@@ -147,10 +151,16 @@ def has_amx():
     return "amx_int8" in Path("/proc/cpuinfo").read_text()
 
 
+def levels():
+    """The instruction sets whose int8 and int11 are compared, best first."""
+    flags = Path("/proc/cpuinfo").read_text()
+    return [level for level, flag in (("amx", "amx_int8"), ("avx512", "avx512_vnni"), ("avx2", "avx2")) if flag in flags]
+
+
 def run(names, quick, rounds, parts):
     rows, notes = [], []
     what = {"limits": lambda: limits(rounds), "context": lambda: context(rounds), "memory": memory, "mlx": mlx}
-    what |= {"long prompts": lambda: long_prompts(rounds), "amx": lambda: amx(rounds)}
+    what |= {"long prompts": lambda: long_prompts(rounds), "amx": lambda: amx(rounds), FINE: lambda: finely(rounds, levels())}
     what |= {c.name: lambda c=c: decode(c, rounds) for c in DECODES}
     what |= {c.name: lambda c=c: prefill(c, rounds) for c in PREFILLS}
     for name in names:
@@ -324,6 +334,28 @@ def amx(rounds):
             [line] = ours("prefill", folder, THREADS, "--tokens", LONG, "--attention", "int8", "--no-roofline", SLUICE_ISA=isa)
             all.append(line["tokens_per_second"]["median"])
     return [compare(SUITE, case, "speed", "tokens/s", speeds["amx"], speeds["avx512"], "VNNI", threads=THREADS)]
+
+
+def finely(rounds, levels, model=model):
+    """What is left of int8's speed where activations are int11, on each instruction set."""
+    rows = []
+    for shape in ("dense", "moe"):
+        folder = model(shape, "q4")
+        evict(folder)
+        for level in levels:
+            for what, words, goal, more in (
+                ("decode", "decode", FINE_DECODE, ("--context", CONTEXT, "--tokens", GENERATED)),
+                ("prefill", f"prefill {PROMPT}", FINE_PROMPT, ("--tokens", PROMPT)),
+            ):
+                case = f"{words}, {NAMES[shape]}, 4 bit, {FINE} on {level}"
+                say(case)
+                speeds = {FINE: [], "int8": []}
+                for _ in range(rounds):
+                    for mode, all in speeds.items():
+                        [line] = ours(what, folder, THREADS, "--no-roofline", "--activations", mode, *more, SLUICE_ISA=level)
+                        all.append(line["tokens_per_second"]["median"])
+                rows.append(compare(SUITE, case, "speed", "tokens/s", speeds[FINE], speeds["int8"], "with int8", goal, threads=THREADS))
+    return rows
 
 
 def memory():

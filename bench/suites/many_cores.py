@@ -63,6 +63,7 @@ def found(rows):
         *said(f"A prompt of {PROMPT} tokens: {{spread}} times its speed, in {{cases}}; goals met: {{goals}}.", having(speeds, prompt, peer="llama.cpp")),
         *said("All threads together reach {percent} of one thread's speed times their number; goals met: {goals}.", having(rows, prompt, "speed of all threads")),
         *said("With AMX it runs at {spread} times the speed of VNNI alone; goals met: {goals}.", having(speeds, f"{prompt} by AMX")),
+        *said("Activations in int11 instead of int8 leave {percent} of the speed; goals met: {goals}.", having(rows, peer="with int8")),
         *said(f"A prompt of {LONG:,} tokens, exact: {{spread}} times llama.cpp's speed; goals met: {{goals}}.", exact),
         *said("With attention on integers, which is lossy: {spread} times; goals met: {goals}.", integers),
         *said("AMX contributes {spread} times of that.", having(speeds, f"prefill {LONG} by AMX")),
@@ -84,7 +85,7 @@ def versions():
 
 
 def cases(_):
-    return ["limits", *(c.name for c in [*DECODES, *PREFILLS]), "long prompts", "amx", "streamed", "nodes", "beside others"]
+    return ["limits", *(c.name for c in [*DECODES, *PREFILLS]), "long prompts", "amx", kernels.FINE, "streamed", "nodes", "beside others"]
 
 
 def run(names, quick, rounds, parts):
@@ -92,6 +93,7 @@ def run(names, quick, rounds, parts):
     what = {c.name: lambda c=c: kernels.decode(made(c), rounds) for c in DECODES}
     what |= {c.name: lambda c=c: kernels.prefill(made(c), rounds) for c in PREFILLS}
     what |= {"limits": lambda: limits(rounds), "long prompts": lambda: kernels.long_prompts(rounds), "amx": lambda: amx(rounds)}
+    what |= {kernels.FINE: lambda: kernels.finely(rounds, kernels.levels()[:1], quickly)}
     what |= {"streamed": lambda: streamed(rounds), "nodes": lambda: nodes(rounds, notes), "beside others": lambda: beside_others(max(rounds, 3))}
     for name in names:
         rows += parts.measure(name, what[name], notes)
