@@ -27,6 +27,10 @@ impl Int11Dot for Avx2x16 {
         }
     }
     #[inline(always)]
+    unsafe fn row_sums(rows: *const u8, stride: usize, x: *const i16, n: usize) -> Self::Sums {
+        unsafe { (eight_sums(rows, stride, x, n), eight_sums(rows.add(8 * stride), stride, x, n)) }
+    }
+    #[inline(always)]
     unsafe fn to_f32(sums: Self::Sums) -> Self {
         unsafe { Avx2x16(_mm256_cvtepi32_ps(sums.0), _mm256_cvtepi32_ps(sums.1)) }
     }
@@ -87,5 +91,32 @@ unsafe fn two_runs(w: *const u16, by: [f32; 2]) -> __m256 {
         let b = _mm256_fmadd_ps(_mm256_cvtph_ps(b), _mm256_set1_ps(by[1]), magic);
         let (a, b) = (_mm256_and_si256(_mm256_castps_si256(a), low), _mm256_and_si256(_mm256_castps_si256(b), low));
         _mm256_castsi256_ps(_mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0b11_01_10_00))
+    }
+}
+
+/// [`Int11Dot::row_sums`] of eight rows.
+///
+/// # Safety
+/// As for [`Int11Dot::row_sums`].
+// No closures, as above.
+#[inline(always)]
+unsafe fn eight_sums(rows: *const u8, stride: usize, x: *const i16, n: usize) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut fours = [_mm256_setzero_si256(); 2];
+        for (half, four) in fours.iter_mut().enumerate() {
+            let mut sums = [_mm256_setzero_si256(); 4];
+            for i in (0..n).step_by(16) {
+                let x = _mm256_loadu_si256(x.add(i).cast());
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let w = _mm256_cvtepu8_epi16(_mm_loadu_si128(rows.add((4 * half + r) * stride + i).cast()));
+                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(w, x));
+                }
+            }
+            *four = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+        }
+        // Each half of a register has partial sums of four rows.
+        let low = _mm256_permute2x128_si256::<0x20>(fours[0], fours[1]);
+        _mm256_add_epi32(low, _mm256_permute2x128_si256::<0x31>(fours[0], fours[1]))
     }
 }

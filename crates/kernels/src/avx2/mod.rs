@@ -7,6 +7,7 @@ pub mod f32_dot;
 mod int11_dot;
 pub(crate) use int11_dot::greatest_of_two;
 mod int8_dot;
+mod int8_rows;
 mod mxfp4;
 mod peak;
 mod unpack;

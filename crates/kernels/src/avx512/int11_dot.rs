@@ -24,6 +24,20 @@ impl Int11Dot for Avx512x16 {
         }
     }
     #[inline(always)]
+    unsafe fn row_sums(rows: *const u8, stride: usize, x: *const i16, n: usize) -> __m512i {
+        unsafe {
+            let mut sums = [_mm512_setzero_si512(); 16];
+            for i in (0..n).step_by(32) {
+                let x = _mm512_loadu_si512(x.add(i).cast());
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let w = _mm512_cvtepu8_epi16(_mm256_loadu_si256(rows.add(stride * r + i).cast()));
+                    *sum = _mm512_dpwssd_epi32(*sum, w, x);
+                }
+            }
+            sums_of_rows(sums)
+        }
+    }
+    #[inline(always)]
     unsafe fn to_f32(sums: __m512i) -> Self {
         unsafe { Avx512x16(_mm512_cvtepi32_ps(sums)) }
     }
@@ -60,4 +74,46 @@ impl Int11Dot for Avx512x16 {
             Avx512x16(_mm512_castsi512_ps(both))
         }
     }
+}
+
+/// Lane r is the sum of the lanes of `v[r]`.
+///
+/// # Safety
+/// AVX-512 is available.
+#[inline(always)]
+unsafe fn sums_of_rows(v: [__m512i; 16]) -> __m512i {
+    // SAFETY: the caller's.
+    unsafe {
+        // Part l of `fours[j]` has four partial sums of row 4l + j.
+        let mut fours = [_mm512_setzero_si512(); 4];
+        for (j, four) in fours.iter_mut().enumerate() {
+            let a = added_by_parts(v[j], v[4 + j]);
+            let b = added_by_parts(v[8 + j], v[12 + j]);
+            let low = _mm512_shuffle_i32x4::<0x88>(a, b);
+            *four = _mm512_add_epi32(low, _mm512_shuffle_i32x4::<0xdd>(a, b));
+        }
+        let [a, b, c, d] = fours;
+        let (a, b) = (added_in_turns(a, b), added_in_turns(c, d));
+        _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))
+    }
+}
+
+/// In parts 0 and 1 the sums of the halves of `a`, in parts 2 and 3 those of `b`.
+///
+/// # Safety
+/// As above.
+#[inline(always)]
+unsafe fn added_by_parts(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: the caller's.
+    unsafe { _mm512_add_epi32(_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0xee>(a, b)) }
+}
+
+/// In each part lanes 0 and 2 together have the sum of those of `a`, lanes 1 and 3 of those of `b`.
+///
+/// # Safety
+/// As above.
+#[inline(always)]
+unsafe fn added_in_turns(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: the caller's.
+    unsafe { _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)) }
 }

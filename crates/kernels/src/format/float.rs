@@ -21,6 +21,7 @@ impl Float {
     }
 
     /// Element `i` of little-endian `bytes`.
+    #[inline]
     pub fn read(self, bytes: &[u8], i: usize) -> f32 {
         let b = &bytes[i * self.size()..][..self.size()];
         match self {

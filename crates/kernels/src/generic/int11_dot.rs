@@ -24,6 +24,16 @@ impl Int11Dot for Generic16 {
         })
     }
     #[inline(always)]
+    unsafe fn row_sums(rows: *const u8, stride: usize, x: *const i16, n: usize) -> [i32; 16] {
+        let mut sums = [0; 16];
+        for (r, sum) in sums.iter_mut().enumerate() {
+            for i in 0..n {
+                *sum += unsafe { i32::from(*rows.add(stride * r + i)) * i32::from(x.add(i).read_unaligned()) };
+            }
+        }
+        sums
+    }
+    #[inline(always)]
     unsafe fn to_f32(sums: [i32; 16]) -> Self {
         Generic16(sums.map(|s| s as f32))
     }

@@ -16,6 +16,8 @@ pub(crate) trait Int11Dot: Unpack {
     unsafe fn widen_pairs(p: *const u8) -> Self;
     /// Adds to row r the products of the pair `w[2 r]`, `w[2 r + 1]`, of sixteen bits with a sign, with the pair at `x`.
     unsafe fn add_pairs(sums: Self::Sums, w: Self, x: *const i16) -> Self::Sums;
+    /// For each of sixteen rows of bytes, which begin `stride` bytes after each other, the sum of `n` products (a multiple of 32) with `x`.
+    unsafe fn row_sums(rows: *const u8, stride: usize, x: *const i16, n: usize) -> Self::Sums;
     /// To the nearest f32, ties to even.
     unsafe fn to_f32(sums: Self::Sums) -> Self;
     /// Of 64 floats of sixteen bits the greatest size of the runs of eight whose number is even, and of the others, as bits: these are ordered as integers are.

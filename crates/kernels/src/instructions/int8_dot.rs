@@ -5,7 +5,7 @@
 //! weight group's scale and one with its bias. An output has four accumulators; weight group w goes to accumulator w mod 4. [`row_by_row`] is the plain
 //! algorithm, for an instruction set that only has its own dot product.
 
-use super::unpack::{Unpack, unpack_columns, unpack_lanes};
+use super::unpack::{Unpack, unpack_columns, unpack_lanes, widen};
 use crate::format::Grouped;
 use crate::input::{GROUP, ORDER};
 use crate::matrix::Matrix;
@@ -126,8 +126,10 @@ pub(crate) unsafe fn row_by_row<V: Unpack>(
             // SAFETY: a row of q; the caller vouches for the instruction set.
             unsafe { unpack_lanes::<V>(format.packing, w.row(r).as_ptr(), q.as_mut_ptr(), w.cols) };
             let (row_s, row_b) = w.row_scales(r);
-            for g in 0..groups {
-                (s[g], b[g]) = format.scale_and_bias(row_s, row_b, g);
+            // SAFETY: a row's groups; as above.
+            unsafe {
+                widen::<V>(format.scale, row_s, s.as_mut_ptr());
+                widen::<V>(format.scale, row_b, b.as_mut_ptr());
             }
         }
         reorder(q);

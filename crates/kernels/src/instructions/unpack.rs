@@ -3,7 +3,7 @@
 use super::f32_dot::Lanes;
 use crate::format::blocks::unpack::{Block, with_block};
 use crate::format::packing::{Packing, PackingName, with_packing};
-use crate::format::{BlockFormat, WeightFormat};
+use crate::format::{BlockFormat, Float, WeightFormat};
 use crate::matrix::Matrix;
 
 /// Unpacks q of `bits` (2, 3, 4, 5, 6 or 8) each: `q.len()` is a multiple of 8 and `packed` has `q.len() * bits / 8` bytes.
@@ -134,4 +134,33 @@ pub(crate) unsafe fn biases<B: Block>(groups: usize, s: *const f32, b: *mut f32)
 pub(crate) unsafe fn unpack_lanes<V: Unpack>(packing: PackingName, p: *const u8, q: *mut u8, n: usize) {
     // SAFETY: the caller's.
     unsafe { with_packing!(packing, P => V::unpack::<P>(p, q, n)) }
+}
+
+/// Writes all elements of `from` as f32.
+///
+/// # Safety
+/// `to` holds as many; the instruction set of `V` is available.
+#[inline(always)]
+pub(crate) unsafe fn widen<V: Lanes>(float: Float, from: &[u8], to: *mut f32) {
+    let (size, n) = (float.size(), from.len() / float.size());
+    let mut i = 0;
+    while n >= 16 && i < n {
+        // The last sixteen may have some of those before once more.
+        i = i.min(n - 16);
+        // SAFETY: sixteen elements are there, and have room; the caller vouches for the instruction set.
+        unsafe {
+            let p = from.as_ptr().add(i * size);
+            let elements = match float {
+                Float::F32 => V::load(p.cast()),
+                Float::Bf16 => V::load_bf16(p),
+                Float::F16 => V::load_f16(p),
+            };
+            elements.store(to.add(i));
+        }
+        i += 16;
+    }
+    for i in i..n {
+        // SAFETY: as above.
+        unsafe { *to.add(i) = float.read(from, i) };
+    }
 }

@@ -1,15 +1,17 @@
 //! Integers of 11 bits times weights in groups.
 //!
 //! Integer sums of a piece (up to 64 columns of a weight group) are exact in any order; the two fmas of a piece follow in ascending order, in one accumulator.
-//! Sixteen rows are unpacked, two columns of each side by side, as many columns at a time as fit the first-level cache, and meet all tokens there.
+//! Sixteen rows are unpacked, as many columns at a time as fit the first-level cache, and meet all tokens there: many tokens with two columns of each row side by
+//! side, few tokens with each row by itself, since putting columns side by side takes longer than a token's products.
 
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::avx512::int11_amx;
 use crate::dispatch::simd;
+use crate::format::{Float, Grouped};
 use crate::input::Int11;
 use crate::instructions::int11_dot::Int11Dot;
-use crate::instructions::unpack::unpack_lanes;
+use crate::instructions::unpack::{unpack_lanes, widen};
 use crate::int11::{GROUP, HALF};
 use crate::int11_tiles;
 use crate::matrix::Matrix;
@@ -19,16 +21,22 @@ use crate::scratch::{Scratch, cut_bytes};
 const ROWS: usize = 16;
 const BLOCK: usize = 512;
 
-/// Columns of the smallest piece.
-const SMALL: usize = 16;
+/// Tokens that meet rows as they are.
+const FEW: usize = 3;
 
-/// The block's integers, row by row and then pair by pair; scales and biases of its pieces; the accumulators of each token.
-fn sizes(tokens: usize) -> [usize; 5] {
-    [ROWS * BLOCK, 2 * ROWS * BLOCK, 4 * ROWS * BLOCK / SMALL, 4 * ROWS * BLOCK / SMALL, 4 * ROWS * tokens]
+/// Groups of a row, in whole sixteens.
+fn groups_of(cols: usize, group: usize) -> usize {
+    (cols / group).next_multiple_of(ROWS)
 }
 
-pub(super) fn scratch_bytes(tokens: usize) -> usize {
-    let bytes = cut_bytes(sizes(tokens));
+/// The block's integers, row by row and then pair by pair; scales and biases of sixteen rows, and those of one after the other; the accumulators of each token.
+fn sizes(cols: usize, group: usize, tokens: usize) -> [usize; 6] {
+    let numbers = 4 * ROWS * groups_of(cols, group);
+    [ROWS * BLOCK, 2 * ROWS * BLOCK, numbers, numbers, numbers, 4 * ROWS * tokens]
+}
+
+pub(super) fn scratch_bytes(format: Grouped, cols: usize, tokens: usize) -> usize {
+    let bytes = cut_bytes(sizes(cols, format.group, tokens));
     #[cfg(target_arch = "x86_64")]
     let bytes = bytes.max(int11_amx::scratch_bytes(tokens));
     bytes
@@ -37,15 +45,107 @@ pub(super) fn scratch_bytes(tokens: usize) -> usize {
 /// Pieces of a block of columns, unpacked.
 #[derive(Clone, Copy)]
 struct Block {
+    /// [16 rows, BLOCK]
+    q: *const u8,
     /// [columns / 2, 16 rows, 2]
     w: *const i16,
-    /// [pieces, 16 rows]
+    /// [groups of a row, 16 rows]
     s: *const f32,
     b: *const f32,
     first: usize,
     cols: usize,
     /// Columns of a piece.
     piece: usize,
+    /// Columns of a group are two to the power of this.
+    group_bits: u32,
+}
+
+impl Block {
+    /// Scales and biases of the sixteen rows in the group of the block's column `k`.
+    ///
+    /// # Safety
+    /// The instruction set of `V` is available.
+    #[inline(always)]
+    unsafe fn scales<V: Int11Dot>(&self, k: usize) -> (V, V) {
+        let at = ((self.first + k) >> self.group_bits) * ROWS;
+        // SAFETY: the column is one of the row, and so is its group.
+        unsafe { (V::load(self.s.add(at)), V::load(self.b.add(at))) }
+    }
+}
+
+/// Scales or biases of sixteen rows, side by side.
+///
+/// # Safety
+/// `to` and `by_row` have room for sixteen rows of `groups` in whole sixteens; the instruction set of `V` is available.
+// As in `fold`.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+unsafe fn side_by_side<V: Int11Dot>(float: Float, rows: [&[u8]; ROWS], groups: usize, by_row: *mut f32, to: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe {
+        for r in 0..ROWS {
+            widen::<V>(float, rows[r], by_row.add(r * groups));
+        }
+        for g in (0..groups).step_by(ROWS) {
+            let mut lanes = [V::splat(0.0); ROWS];
+            for r in 0..ROWS {
+                lanes[r] = V::load(by_row.add(r * groups + g));
+            }
+            let lanes = V::transpose16(lanes);
+            for i in 0..ROWS {
+                lanes[i].store(to.add((g + i) * ROWS));
+            }
+        }
+    }
+}
+
+/// The sum of a token's integers in `width` columns, times their step.
+///
+/// # Safety
+/// The columns are those of a piece of `x`, whose rows have `cols` columns; `row` is the token's.
+#[inline(always)]
+unsafe fn piece_sum(x: Int11, cols: usize, token: usize, row: *const i16, column: usize, width: usize) -> f32 {
+    // SAFETY: the caller's.
+    unsafe {
+        let halves = x.sums.as_ptr().add(token * (cols / HALF) + column / HALF);
+        match width {
+            GROUP => *halves + *halves.add(1),
+            HALF => *halves,
+            _ => (0..width).map(|i| i32::from(*row.add(column + i))).sum::<i32>() as f32 * step(x, cols, token, column),
+        }
+    }
+}
+
+/// The step of a token's integers around a column.
+///
+/// # Safety
+/// As for [`piece_sum`].
+#[inline(always)]
+unsafe fn step(x: Int11, cols: usize, token: usize, column: usize) -> f32 {
+    // SAFETY: the caller's.
+    unsafe { *x.steps.as_ptr().add(token * cols.div_ceil(GROUP) + column / GROUP) }
+}
+
+/// Takes one token through a block of rows as they are, whose accumulators are at `acc`.
+///
+/// # Safety
+/// As for [`fold`]; pieces have 32 columns or 64.
+#[inline(always)]
+unsafe fn fold_one<V: Int11Dot>(block: Block, x: Int11, cols: usize, token: usize, acc: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (mut y, row) = (V::load(acc), x.n.as_ptr().add(token * cols));
+        let mut k = 0;
+        while k < block.cols {
+            let (width, column) = (block.piece.min(block.cols - k), block.first + k);
+            let sums = V::row_sums(block.q.add(k), BLOCK, row.add(column), width);
+            let (s, b) = block.scales::<V>(k);
+            y = s.fma(V::to_f32(sums).mul(V::splat(step(x, cols, token, column))), y);
+            y = b.fma(V::splat(piece_sum(x, cols, token, row, column, width)), y);
+            k += width;
+        }
+        y.store(acc);
+    }
 }
 
 /// Takes T tokens through a block, whose accumulators are at `acc`.
@@ -74,19 +174,12 @@ unsafe fn fold<V: Int11Dot, const T: usize>(block: Block, x: Int11, cols: usize,
                     sums[t] = V::add_pairs(sums[t], w, rows[t].add(2 * pair));
                 }
             }
-            let at = k / block.piece * ROWS;
-            let (s, b) = (V::load(block.s.add(at)), V::load(block.b.add(at)));
+            let (s, b) = block.scales::<V>(k);
+            let column = block.first + k;
             for t in 0..T {
-                let column = block.first + k;
-                let step = *x.steps.as_ptr().add(tokens[t] * cols.div_ceil(GROUP) + column / GROUP);
-                let halves = x.sums.as_ptr().add(tokens[t] * (cols / HALF) + column / HALF);
-                let sum = match width {
-                    GROUP => *halves + *halves.add(1),
-                    HALF => *halves,
-                    _ => (0..width).map(|i| i32::from(*rows[t].add(k + i))).sum::<i32>() as f32 * step,
-                };
-                y[t] = s.fma(V::to_f32(sums[t]).mul(V::splat(step)), y[t]);
-                y[t] = b.fma(V::splat(sum), y[t]);
+                let row = rows[t].sub(block.first);
+                y[t] = s.fma(V::to_f32(sums[t]).mul(V::splat(step(x, cols, tokens[t], column))), y[t]);
+                y[t] = b.fma(V::splat(piece_sum(x, cols, tokens[t], row, column, width)), y[t]);
             }
             k += width;
         }
@@ -102,21 +195,39 @@ unsafe fn fold<V: Int11Dot, const T: usize>(block: Block, x: Int11, cols: usize,
 unsafe fn grouped_lanes<V: Int11Dot>(w: Matrix, x: Int11, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     let format = w.grouped();
     let piece = format.group.min(GROUP);
-    let [q, pairs, s, b, acc] = scratch.cut(sizes(tokens.len()));
-    let (pairs, s, b, acc) = (pairs.cast::<f32>(), s.cast::<f32>(), b.cast::<f32>(), acc.cast::<f32>());
+    let few = tokens.len() <= FEW && piece >= HALF;
+    let [q, pairs, by_row, s, b, acc] = scratch.cut(sizes(w.cols, format.group, tokens.len()));
+    let (pairs, by_row, s, b, acc) = (pairs.cast::<f32>(), by_row.cast(), s.cast(), b.cast(), acc.cast::<f32>());
+    let (groups, row_bytes, block_bytes) =
+        (groups_of(w.cols, format.group), w.row(0).len(), BLOCK / 8 * format.packing.bits());
     for first_row in (0..w.rows).step_by(ROWS) {
         let rows = ROWS.min(w.rows - first_row);
         // SAFETY: `sizes` has room for what is written here; rows, columns and tokens were checked by `grouped`; a row that is not there is the last one again;
         // the caller vouches for the instruction set.
         unsafe {
             acc.write_bytes(0, ROWS * tokens.len());
+            let (mut row_s, mut row_b) = ([&w.scales[..0]; ROWS], [&w.scales[..0]; ROWS]);
+            for r in 0..ROWS {
+                (row_s[r], row_b[r]) = w.row_scales(first_row + r.min(rows - 1));
+            }
+            side_by_side::<V>(format.scale, row_s, groups, by_row, s);
+            side_by_side::<V>(format.scale, row_b, groups, by_row, b);
             for first in (0..w.cols).step_by(BLOCK) {
                 let cols = BLOCK.min(w.cols - first);
                 for r in 0..ROWS {
-                    let from = &w.row(first_row + r.min(rows - 1))[first / 8 * format.packing.bits()..];
-                    unpack_lanes::<V>(format.packing, from.as_ptr(), q.add(BLOCK * r), cols);
+                    let from = w.row(first_row + r.min(rows - 1))[first / 8 * format.packing.bits()..].as_ptr();
+                    // The next block, or the same rows of the next sixteen: their addresses are in no order that a processor foresees.
+                    let ahead = if first + BLOCK < w.cols {
+                        block_bytes
+                    } else {
+                        row_bytes * ROWS - first / BLOCK * block_bytes
+                    };
+                    for line in (0..block_bytes).step_by(64) {
+                        V::prefetch(from.wrapping_add(ahead + line));
+                    }
+                    unpack_lanes::<V>(format.packing, from, q.add(BLOCK * r), cols);
                 }
-                for k in (0..cols).step_by(HALF) {
+                for k in (0..if few { 0 } else { cols }).step_by(HALF) {
                     let mut lanes = [V::splat(0.0); ROWS];
                     for r in 0..ROWS {
                         lanes[r] = V::widen_pairs(q.add(BLOCK * r + k));
@@ -126,16 +237,14 @@ unsafe fn grouped_lanes<V: Int11Dot>(w: Matrix, x: Int11, tokens: &[u32], tile: 
                         lanes[pair].store(pairs.add((k / 2 + pair) * ROWS));
                     }
                 }
-                for r in 0..ROWS {
-                    let (row_s, row_b) = w.row_scales(first_row + r.min(rows - 1));
-                    for p in 0..cols.div_ceil(piece) {
-                        let g = (first + p * piece) / format.group;
-                        (*s.add(p * ROWS + r), *b.add(p * ROWS + r)) = format.scale_and_bias(row_s, row_b, g);
-                    }
-                }
-                let block = Block { w: pairs.cast(), s, b, first, cols, piece };
+                let block =
+                    Block { q, w: pairs.cast(), s, b, first, cols, piece, group_bits: format.group.trailing_zeros() };
                 let token = |i: usize| tokens[i] as usize;
                 let mut i = 0;
+                while few && i < tokens.len() {
+                    fold_one::<V>(block, x, w.cols, token(i), acc.add(ROWS * i));
+                    i += 1;
+                }
                 while V::MANY && tokens.len() - i >= 12 {
                     fold::<V, 12>(block, x, w.cols, std::array::from_fn(|t| token(i + t)), acc.add(ROWS * i));
                     i += 12;

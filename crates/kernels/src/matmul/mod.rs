@@ -74,6 +74,8 @@ pub fn scratch_bytes(format: WeightFormat, cols: usize, rows: usize, tokens: usi
         (_, ActivationFormat::Int8) => {
             int8_dot::scratch_bytes(format.grouped().expect("integers have groups"), cols, tokens)
         }
-        (_, ActivationFormat::Int11) => int11_dot::scratch_bytes(tokens),
+        (_, ActivationFormat::Int11) => {
+            int11_dot::scratch_bytes(format.grouped().expect("integers have groups"), cols, tokens)
+        }
     }
 }

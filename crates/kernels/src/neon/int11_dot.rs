@@ -33,6 +33,26 @@ impl<P: Products> Int11Dot for Neon16<P> {
         }
     }
     #[inline(always)]
+    unsafe fn row_sums(rows: *const u8, stride: usize, x: *const i16, n: usize) -> Self::Sums {
+        unsafe {
+            let row = |r: usize| {
+                let mut sums = [vdupq_n_s32(0); 2];
+                for i in (0..n).step_by(8) {
+                    let w = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(rows.add(stride * r + i))));
+                    let x = vld1q_s16(x.add(i));
+                    sums[0] = vmlal_s16(sums[0], vget_low_s16(w), vget_low_s16(x));
+                    sums[1] = vmlal_high_s16(sums[1], w, x);
+                }
+                vaddq_s32(sums[0], sums[1])
+            };
+            let at = |i: usize| {
+                let (low, high) = (vpaddq_s32(row(4 * i), row(4 * i + 1)), vpaddq_s32(row(4 * i + 2), row(4 * i + 3)));
+                vpaddq_s32(low, high)
+            };
+            [at(0), at(1), at(2), at(3)]
+        }
+    }
+    #[inline(always)]
     unsafe fn to_f32(sums: Self::Sums) -> Self {
         Neon16::of(four(sums, |s| unsafe { vcvtq_f32_s32(s) }))
     }

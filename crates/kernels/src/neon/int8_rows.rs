@@ -94,8 +94,8 @@ unsafe fn all<P: Products, S: Source>(
             for (i, row) in rows.iter_mut().enumerate().take(n) {
                 let to = (q.add(i * q_bytes), s.add(i * s_bytes).cast(), b.add(i * b_bytes).cast());
                 match before {
-                    Before::All => unpack_row::<P>(w, shape, first + i, to),
-                    Before::Scales => unpack_scales::<P>(w, shape, first + i, (to.1, to.2)),
+                    Before::All => unpack_row::<P>(w, first + i, to),
+                    Before::Scales => unpack_scales::<P>(w, first + i, (to.1, to.2)),
                     Before::Nothing => {}
                 }
                 let integers = if before == Before::All { to.0.cast_const() } else { w.row(first + i).as_ptr() };

@@ -98,7 +98,7 @@ pub unsafe fn product<P: Products>(w: &Matrix, x: Groups, tokens: &[u32], tile: 
                     // Missing rows of the last tile are filled with the last one; their results are not stored.
                     let r = (first + 2 * pair + i).min(w.rows - 1);
                     let at = (row_q.add(i * q_bytes), row_s.add(i * s_bytes).cast(), row_b.add(i * b_bytes).cast());
-                    unpack_row::<P>(w, shape, r, at);
+                    unpack_row::<P>(w, r, at);
                 }
                 interleave(&cached, pair, (row_q, q_bytes), (row_s, s_bytes), (row_b, b_bytes));
             }

@@ -1,10 +1,7 @@
 //! Rows unpacked to scratch: a byte for each integer, scales and biases as f32.
 
-use super::record::Shape;
 use super::{Neon16, Products};
-use crate::format::Float;
-use crate::instructions::f32_dot::Lanes;
-use crate::instructions::unpack::{unpack_columns, unpack_lanes};
+use crate::instructions::unpack::{unpack_columns, unpack_lanes, widen};
 use crate::matrix::Matrix;
 
 /// Bytes of unpacked rows: integers, then scales, then biases.
@@ -19,14 +16,14 @@ pub const fn row_bytes(cols: usize) -> [usize; 3] {
 /// # Safety
 /// The row is the matrix' own; `q`, `s` and `b` hold [`row_bytes`].
 #[inline(always)]
-pub unsafe fn unpack_row<P: Products>(w: &Matrix, shape: Shape, r: usize, (q, s, b): (*mut u8, *mut f32, *mut f32)) {
+pub unsafe fn unpack_row<P: Products>(w: &Matrix, r: usize, (q, s, b): (*mut u8, *mut f32, *mut f32)) {
     // SAFETY: the caller's.
     unsafe {
         if w.format.is_unpacked() {
             unpack_columns::<Neon16<P>>(w, r, (0, w.cols), q, s, b);
         } else {
             unpack_lanes::<Neon16<P>>(w.grouped().packing, w.row(r).as_ptr(), q, w.cols);
-            unpack_scales::<P>(w, shape, r, (s, b));
+            unpack_scales::<P>(w, r, (s, b));
         }
     }
 }
@@ -36,25 +33,11 @@ pub unsafe fn unpack_row<P: Products>(w: &Matrix, shape: Shape, r: usize, (q, s,
 /// # Safety
 /// As for [`unpack_row`].
 #[inline(always)]
-pub unsafe fn unpack_scales<P: Products>(w: &Matrix, shape: Shape, r: usize, (s, b): (*mut f32, *mut f32)) {
-    let (scales, biases) = w.row_scales(r);
-    let (format, sixteens) = (w.grouped(), shape.groups / 16 * 16);
-    for (from, to) in [(scales, s), (biases, b)] {
-        for g in (0..sixteens).step_by(16) {
-            // SAFETY: sixteen numbers of the row; scratch holds them all.
-            unsafe {
-                let p = from.as_ptr().add(g * format.scale.size());
-                let numbers = match format.scale {
-                    Float::F32 => Neon16::<P>::load(p.cast()),
-                    Float::Bf16 => Neon16::<P>::load_bf16(p),
-                    Float::F16 => Neon16::<P>::load_f16(p),
-                };
-                numbers.store(to.add(g));
-            }
-        }
-        for g in sixteens..shape.groups {
-            // SAFETY: as above.
-            unsafe { *to.add(g) = format.scale.read(from, g) };
-        }
+pub unsafe fn unpack_scales<P: Products>(w: &Matrix, r: usize, (s, b): (*mut f32, *mut f32)) {
+    let ((scales, biases), format) = (w.row_scales(r), w.grouped());
+    // SAFETY: the caller's.
+    unsafe {
+        widen::<Neon16<P>>(format.scale, scales, s);
+        widen::<Neon16<P>>(format.scale, biases, b);
     }
 }
