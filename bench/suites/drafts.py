@@ -16,8 +16,9 @@ from models import planted as pair_of
 from peers import LLAMA, SLUICE, Peer
 from results import compare
 from scratch import ROOT, Failed, output, say
+from servers import server
 from streaming import post
-from suites.serving import met, server
+from suites.serving import met
 
 TITLE = "Drafts that cannot change the text"
 SUITE = "drafts"

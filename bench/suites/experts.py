@@ -2,31 +2,23 @@
 part of the design taken away. The goals are those that the project set itself."""
 
 import functools
-import json
-import os
 import shutil
-import sys
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
 
 import cgroup
 from chart import Amounts, Bar, Chart
 from findings import Pick, bars, goals, having, said
-from models import bytes_of, evict, model, model_path, size
-from peers import LLAMA, SLUICE, Peer, died, parsed
+from models import bytes_of, model, model_path, size
+from peers import LLAMA, SLUICE, Peer
 from results import compare, lines
-from scratch import DIR, ROOT, busy, free, output, say
+from scratch import DIR, ROOT, free, output, say
+from streamed_experts import CONTEXT, DEPTH, GENERATED, PROMPT, REQUEST, THREADS, Flags, bound, busy_disk, compute_of, decode, disk, expert_bytes, llama, ours, plan, policies, prefill, speed
 
 TITLE = "Experts from disk: decode, prefill, memory"
 SUITE = "experts"
-THREADS = len(os.sched_getaffinity(0))
-CONTEXT, GENERATED, PROMPT = 64, 32, 512
 FACTORS = (2, 4.4, 10)
-# Expert bytes of a request to the disk where it is measured alone.
-REQUEST = 4 << 20
-DEPTH = 64
 
 
 @dataclass
@@ -63,20 +55,6 @@ GIANTS = [
     Giant("qwen3.5-397b-a17b@4", "q4", "Q4_0", "4 layers of Qwen3.5-397B-A17B", 4, 10),
     Giant("qwen3-30b-a3b@4", "q4", "Q4_0", "4 layers of 30B-A3B", 4, 8, (2.5,), 2.5, whole=True, quick=True),
 ]
-
-
-@dataclass
-class Flags:
-    """How Sluice is asked to stream."""
-
-    experts: str = "slots"
-    lookahead: str = "auto"
-    more: tuple = field(default_factory=tuple)
-
-    def words(self, budget):
-        words = ["--experts", self.experts, "--lookahead", self.lookahead, *self.more, "--threads", THREADS]
-        # A mapped model has no budget.
-        return [*map(str, words), *([] if budget is None or self.experts == "mapped" else ["--memory-budget", str(int(budget))])]
 
 
 def short(giant):
@@ -261,92 +239,6 @@ def drop(giant, what):
             shutil.rmtree(path)
         elif path.exists():
             path.unlink()
-
-
-# --- one measurement each
-
-
-def ours(what, path, flags, limit, *more, rounds=1, timeout=600):
-    """A line of JSON of `sluice bench` under a limit, and what its group saw; None where it did not work, which the caller notes."""
-    evict(path)
-    words = flags.words(limit)
-    command = [SLUICE, "bench", what, path, *words, "--rounds", rounds, "--no-roofline", "--json", *more]
-    ran = cgroup.run(command, limit, timeout)
-    if ran.code != 0:
-        return None, ran
-    return json.loads(ran.out.splitlines()[-1]), ran
-
-
-def decode(path, flags, limit, tokens=GENERATED):
-    return ours("decode", path, flags, limit, "--context", CONTEXT, "--tokens", tokens)
-
-
-def prefill(path, flags, limit, *more):
-    return ours("prefill", path, flags, limit, "--tokens", PROMPT, *more)
-
-
-def llama(path, limit, generated, prompt=0, timeout=600):
-    """Tokens per second of llama.cpp under a limit; 0 where there was no token in time."""
-    evict(path)
-    options = ["-m", path, "-t", THREADS, "-p", prompt, "-n", generated, "-d", 0 if prompt else CONTEXT, "-ngl", 0]
-    options += ["-lm", "mmap", "--repack", 0, "-r", 1, "--no-warmup", "-o", "json"]
-
-    def once(bench):
-        ran = cgroup.run([bench, *options], limit, timeout)
-        if ran.timed_out or ran.killed:
-            return 0.0
-        if ran.code != 0:
-            raise died(ran.code, ran.errors)
-        return parsed(lambda text: json.loads(text)[0]["avg_ts"], ran.out)
-
-    return LLAMA.attempt(once)
-
-
-def busy_disk(path, request):
-    """The same while something runs on every thread: completions, copies and the processor's time are the same machine's."""
-    with busy(THREADS):
-        return disk(path, request)
-
-
-def disk(path, request, depth=DEPTH, order="random", seconds=1.0, align=4096):
-    """Bytes per second past the page cache."""
-    command = [SLUICE, "bench", "disk", path, "--request", int(request), "--depth", depth, "--order", order, "--align", align, "--seconds", seconds, "--rounds", 1, "--json"]
-    ran = cgroup.run(command)
-    if ran.code != 0:
-        sys.exit(f"bench: the disk cannot be measured:\n{ran.errors[-2000:]}")
-    return json.loads(ran.out.splitlines()[-1])["bytes_per_second"]
-
-
-def plan(path, limit, bandwidth, latency, hit_rate):
-    """Tokens per second that `sluice plan` expects of this memory and disk where so many experts are found in memory."""
-    command = [SLUICE, "plan", path, "--memory", int(limit), "--disk-bandwidth", int(bandwidth), "--disk-latency", 1e6 * latency, "--hit-rate", hit_rate, "--context", CONTEXT + GENERATED, "--json"]
-    ran = cgroup.run(command)
-    if ran.code != 0:
-        sys.exit(f"bench: sluice plan failed:\n{ran.errors[-2000:]}")
-    return next(t["tokens_per_second"] for t in json.loads(ran.out)["tokens"] if abs(t["hit_rate"] - hit_rate) < 1e-9)
-
-
-def speed(line):
-    return line["tokens_per_second"]["median"]
-
-
-def seconds_of(line, phase):
-    return line["phases"].get(phase, {}).get("seconds", 0.0)
-
-
-def compute_of(line):
-    """Seconds of computing, and of these of routed and shared experts; nothing of either is waiting for reads."""
-    waiting = line["experts"]["waiting_seconds"]
-    return sum(p["seconds"] for p in line["phases"].values()) - waiting, max(0.0, seconds_of(line, "experts") - waiting)
-
-
-def bound(line, bandwidth, k):
-    """The speed that disk and processor allow a run, from its own misses and compute times; and the same with look-ahead, where all reads run beside all compute."""
-    e, tokens = line["experts"], line["tokens"]
-    reads, (compute, experts) = e["read_bytes"] / bandwidth, compute_of(line)
-    hits = e["hits"] / max(1, e["wanted"])
-    alone = compute - experts + max(reads, experts * hits) + experts / k * (1 - hits)
-    return tokens / alone, tokens / max(reads, compute)
 
 
 # --- figures
@@ -538,13 +430,6 @@ def ablation(giant, case, bundle, limit, rounds, quick, notes):
     return rows
 
 
-def policies():
-    """The eviction policies, read from the error about a policy that does not exist."""
-    ran = cgroup.run([SLUICE, "bench", "decode", "--expert-policy", "-"])
-    names = ran.errors.partition("expected one of:")[2].partition("\n")[0]
-    return names.replace(",", " ").split()
-
-
 def disks(case, bundle, rounds):
     """The disk alone: requests of an expert's size beside smaller and larger ones, fewer at once, in order, aligned further."""
     whole = expert_bytes(bundle)
@@ -607,9 +492,3 @@ def packing():
     if not had:
         shutil.rmtree(source)
     return rows
-
-
-def expert_bytes(bundle):
-    """From one expert to the next in a bundle."""
-    manifest = json.loads((Path(bundle) / "bundle.json").read_text())
-    return next(iter(manifest["experts"].values()))["stride"]

@@ -1,6 +1,6 @@
 """GGUF files beside llama.cpp on the same file: what is computed from real models, how fast random-weight ones decode and take prompts, and how a mixture is streamed under a memory
 limit, beside a bundle that is packed from it. What transformers and llama.cpp compute from real models is recorded (`tests/golden/real`), so neither torch nor transformers is needed here. Single
-measurements are those of `kernels` and `experts`; the goals are those that the project set itself."""
+measurements are those of `kernels` and `streamed_experts`; the goals are those that the project set itself."""
 
 import json
 import os
@@ -13,13 +13,14 @@ from pathlib import Path
 import cgroup
 import peers
 import real_models
+import streamed_experts
 from chart import Chart
 from findings import Pick, bars, goals, having, said
 from models import evict, model, model_path, pack, quickly, size
 from peers import LLAMA, SLUICE, Peer
 from results import compare
 from scratch import ROOT, Failed, output, say
-from suites import experts, kernels
+from suites import kernels
 
 TITLE = "Formats: GGUF files as they are"
 SUITE = "formats"
@@ -279,17 +280,17 @@ def streamed(rounds, notes):
     found, held, peer = {way: [] for way in ways}, [], Peer()
     for _ in range(rounds):
         for way, of in ways.items():
-            line, ran = experts.decode(of, experts.Flags(), limit)
+            line, ran = streamed_experts.decode(of, streamed_experts.Flags(), limit)
             if line is None:
                 why = "killed for memory" if ran.killed else "no answer in time" if ran.timed_out else last_line(ran.errors)
                 notes.append(f"left out: {case}, {way}: {why}")
                 return []
-            found[way].append(experts.speed(line))
+            found[way].append(streamed_experts.speed(line))
             if way == "file":
                 held.append((ran.anonymous + ran.mapped) / 1e6)
         if all(peer.all):
-            tokens = experts.GENERATED if peer.all and peer.all[-1] >= 1 else FEW_TOKENS
-            peer.measure(lambda: experts.llama(path, limit, tokens, timeout=PATIENCE))  # noqa: B023
+            tokens = streamed_experts.GENERATED if peer.all and peer.all[-1] >= 1 else FEW_TOKENS
+            peer.measure(lambda: streamed_experts.llama(path, limit, tokens, timeout=PATIENCE))  # noqa: B023
     mine = found["file"]
     if not all(peer.all):
         notes.append(f"{case}: llama.cpp had no token in time")

@@ -2,7 +2,6 @@
 itself for its GPU backend. Both measure all rounds of a case in one process, ours first."""
 
 import json
-import os
 import re
 import subprocess
 import time
@@ -13,19 +12,18 @@ import machine as host
 import peers
 from chart import Chart
 from findings import Pick, bars, goals, having, said
-from models import evict, files, quickly, size
-from peers import SLUICE, CudaLlamaCpp, Died, Peer, answer, parsed
+from llama_cuda import LLAMA, THREADS, by_parallel, first_line, llama
+from models import evict, quickly
+from peers import SLUICE, Died, Peer, answer
 from results import compare
 from scratch import Failed, output, say
+from servers import metric, server
 from shapes import config
-from suites.prompt_cache import ask, prompt
-from suites.serving import metric, server
+from stored_prompts import ask, prompt
 
 TITLE = "GPU: decode, prompts, experts in tiers, first tokens"
 SUITE = "gpu"
 CONTEXT, GENERATED, DEEP = 128, 128, 8192
-THREADS = len(os.sched_getaffinity(0))
-LLAMA = CudaLlamaCpp()
 TORCH = "torch in bf16"
 SMALL, LARGE, MIXTURE, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "Next of 48 layers"
 SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", HYBRID: "next-48"}
@@ -180,17 +178,6 @@ def speeds(line):
     return line["tokens_per_second"]["all"]
 
 
-def llama(path, rounds, *options):
-    """Tokens per second of each round, by tokens of the prompt, tokens generated and depth."""
-    command = ["-m", path, "-t", THREADS, "-ngl", 99, "-fa", "on", "-r", rounds, "-o", "json", *options]
-    return LLAMA.attempt(lambda bench: answer([bench, *command], by_test))
-
-
-def by_test(text):
-    """What llama-bench says, as `llama` gives it."""
-    return {(t["n_prompt"], t["n_gen"], t["n_depth"]): t["samples_ts"] for t in json.loads(text)}
-
-
 def beside(rounds, path, *options):
     """A peer's answer, or why there is none."""
     peer = Peer()
@@ -330,12 +317,6 @@ def sequences(name, goals, rounds):
     return rows
 
 
-def by_parallel(text):
-    """Tokens per second that llama-batched-bench generates, by sequences."""
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    return {line["pl"]: line["speed_tg"] for line in lines}
-
-
 def expert_bytes(shape):
     """Bytes of all experts together, at 4 bits in groups of 64."""
     c = config(shape)
@@ -469,7 +450,7 @@ def first_token(rounds):
     for state, way in (("cold", "dio"), ("warm", "mmap")):
         peer, mine = Peer(), lines[state]["first_token_seconds"]["all"]
         for _ in mine:
-            peer.measure(lambda: LLAMA.attempt(lambda bench: first_line(bench, file, way, state)))
+            peer.measure(lambda: LLAMA.attempt(lambda bench: first_line(bench, file, TO_COME, way, state)))
         case = f"first token, {state}, {name}"
         rows.append(compare(SUITE, case, "from the start", "s", mine, peer.all, LLAMA.name(f"Q4_0, {way}"), above=False, died=peer.died))
         if state == "cold":
@@ -478,23 +459,6 @@ def first_token(rounds):
         else:
             rows.append(compare(SUITE, case, "from the start", "s", mine, [1.0] * len(mine), "a second", 1.0, above=False))
     return rows
-
-
-def first_line(bench, file, way, state):
-    """Seconds until llama-bench says how long its prompt took."""
-    if state == "cold":
-        for name in files(file):
-            evict(name)
-    command = [bench, "-m", file, "-ngl", 99, "-fa", "on", "-t", THREADS, "-p", TO_COME, "-n", 0, "-r", 1, "--no-warmup", "-o", "jsonl", "-lm", way]
-    began = time.monotonic()
-    with subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        line = process.stdout.readline()
-        taken = time.monotonic() - began
-        process.stdout.read()
-    if process.returncode != 0:
-        raise peers.died(process.returncode, "")
-    parsed(json.loads, line)
-    return taken
 
 
 def bits(name, form, modes):

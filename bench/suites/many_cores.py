@@ -8,13 +8,14 @@ from statistics import median
 
 import machine
 import peers
+import streamed_experts
 from chart import Chart
 from findings import Pick, bars, goals, having, said
 from models import evict, quickly, size
 from peers import LLAMA, SLUICE
 from results import compare
 from scratch import busy, output, say
-from suites import experts, kernels
+from suites import kernels
 from suites.kernels import LONG, NAMES, PROMPT, THREADS, Decode, Prefill
 
 TITLE = "Many cores"
@@ -138,17 +139,17 @@ def amx(rounds):
 def streamed(rounds):
     """A mixture at twice the memory that it is given, and its prompts in two gigabytes."""
     bundle, rows = quickly(GIANT, "q4-bundle"), []
-    request = min(experts.REQUEST, experts.expert_bytes(bundle))
+    request = min(streamed_experts.REQUEST, streamed_experts.expert_bytes(bundle))
     for what, budget, words, more in (
-        ("decode", size(bundle) // 2, "decode at twice the limit", ("--context", experts.CONTEXT, "--tokens", experts.GENERATED)),
+        ("decode", size(bundle) // 2, "decode at twice the limit", ("--context", streamed_experts.CONTEXT, "--tokens", streamed_experts.GENERATED)),
         ("prefill", BUDGET, f"prompt of {PROMPT} in {BUDGET // 10**9} GB", ("--tokens", PROMPT)),
     ):
         mine, allowed, waits = [], [], []
         for _ in range(rounds):
             evict(bundle)
-            disk = json.loads(output([SLUICE, "bench", "disk", bundle, "--request", request, "--depth", experts.DEPTH, "--order", "random", "--rounds", 1, "--json"]).splitlines()[-1])["bytes_per_second"]
+            disk = json.loads(output([SLUICE, "bench", "disk", bundle, "--request", request, "--depth", streamed_experts.DEPTH, "--order", "random", "--rounds", 1, "--json"]).splitlines()[-1])["bytes_per_second"]
             [line] = kernels.ours(what, bundle, THREADS, "--experts", "slots", "--memory-budget", budget, "--no-roofline", *more)
-            reads, (compute, _) = line["experts"]["read_bytes"] / disk, experts.compute_of(line)
+            reads, (compute, _) = line["experts"]["read_bytes"] / disk, streamed_experts.compute_of(line)
             mine.append(line["tokens_per_second"]["median"])
             allowed.append((line["tokens"] if what == "decode" else PROMPT) / max(reads, compute))
             waits.append(100 * reads / max(reads, compute))

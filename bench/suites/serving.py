@@ -1,16 +1,11 @@
 """Serving: many requests at once beside llama.cpp's server, on random-weight models of equal dimensions and bits. `sluice bench serve` is the client of all; ours and the peer's server
 stand beside each other and are asked in turn, each round with other prompts. The goals are those that the project set itself."""
 
-import ctypes
 import json
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -18,9 +13,10 @@ import cgroup
 from chart import Chart
 from findings import Pick, bars, goals, having, said
 from models import evict, served, size
-from peers import IK_LLAMA, LLAMA, SLUICE, Died, Peer, died
-from results import Row, compare
-from scratch import DIR, Failed, output, say
+from peers import IK_LLAMA, LLAMA, SLUICE, Died, Peer
+from results import compare
+from scratch import Failed, output, say
+from servers import die_with_us, metric, server
 from shapes import config
 
 TITLE = "Serving: throughput, latency, prefix cache, fairness"
@@ -31,8 +27,8 @@ NAMES = {"dense": "Qwen3-0.6B", "moe": "6 layers of 30B-A3B", "hybrid": "8 layer
 REQUESTS = 16
 # Rounds of what takes minutes by itself, and requests before those that count, in the first of them.
 LONG_ROUNDS, WARMUPS = 1, 2
-# Seconds until a server is ready, for all that it is asked in one go, and after SIGTERM.
-READY, PATIENCE, LEAVES = 300, 900, 20
+# Seconds for all that a server is asked in one go.
+PATIENCE = 900
 # Depending on its options, ik_llama.cpp's server ends with an assertion or takes a second and more for each step of eight. Seconds allowed for a first answer of a few tokens, and for the workload.
 FIRST_ANSWER, FORK_PATIENCE = 90, 240
 # What streams is several times larger than its limit.
@@ -148,72 +144,7 @@ def run(names, quick, rounds, parts):
 QUICK_WORKLOAD = Workload(256, 32, 8)
 
 
-# --- servers
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-@contextmanager
-def server(command, name, group=None, patience=LEAVES):
-    """A server that is ready, as its address; `command(port)` starts it. In the end it is asked to stop, and killed if it has not after `patience` seconds."""
-    port = free_port()
-    words = [str(c) for c in command(port)]
-    path = DIR / "logs" / f"{name}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as log:
-        try:
-            process = subprocess.Popen(cgroup.inside(group, words) if group else words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=DIR, start_new_session=True, preexec_fn=die_with_us)
-        except OSError as error:
-            raise Died(f"cannot be started: {error.strerror}") from None
-    try:
-        address = f"http://127.0.0.1:{port}"
-        wait(process, address, path)
-        yield address
-    finally:
-        end(process, patience)
-
-
-def die_with_us():
-    """In a server before it begins: where this program is killed, the kernel kills the server."""
-    PR_SET_PDEATHSIG = 1
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-LIBC = ctypes.CDLL(None)
-
-
-def end(process, patience=LEAVES):
-    """Asks a server to end, and kills it and all that it has started."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(patience)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
-
-
-def wait(process, address, log):
-    until = time.monotonic() + READY
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            raise died(process.returncode, log.read_text(errors="replace"))
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            pass
-        time.sleep(0.2)
-    raise Died(f"not ready in {READY} s")
+# --- servers, and what they are asked
 
 
 def ours(shape, *more, form="q4", group=None, parallel=SLOTS):
@@ -473,12 +404,6 @@ def conversation(shape, rounds, quick, notes):
             rows.append(compare(SUITE, case, "computed", "tokens", again, [p["recomputed_tokens"] for p in peer.all], "llama-server", None, False, THREADS, peer.died))
             rows.append(compare(SUITE, case, "TTFT, mean", "ms", [mine["ttft_ms_mean"]], [p["ttft_ms_mean"] for p in peer.all], "llama-server", None, False, THREADS, peer.died))
     return rows
-
-
-def metric(address, name):
-    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.M)
-    return float(found[1])
 
 
 def streamed(_, rounds, quick, notes):

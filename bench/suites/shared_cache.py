@@ -10,8 +10,10 @@ from statistics import median
 from chart import Chart
 from findings import Pick, bars, goals, having, said
 from results import compare
-from scratch import DIR, Failed, say
-from suites.prompt_cache import NAMES, SHAPES, ask, folder, kept, kept_bytes, metric, prompt, reserved, warm
+from scratch import Failed, say
+from servers import metric
+from stored_prompts import ask, folder, kept, kept_bytes, prompt, reserved, warm
+from suites.prompt_cache import NAMES, SHAPES
 
 TITLE = "A prompt cache that replicas share"
 SUITE = "shared-cache"

@@ -11,6 +11,7 @@ from unittest import mock
 BENCH = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(BENCH))
 
+import llama_cuda  # noqa: E402
 import peers  # noqa: E402
 from scratch import Failed  # noqa: E402
 from suites import gpu  # noqa: E402
@@ -30,7 +31,7 @@ TESTS = [{"n_prompt": 0, "n_gen": 128, "n_depth": d, "samples_ts": ts} for d, ts
 
 def measured(what, *args, ours=None, llama=None, **more):
     """What a case makes of these answers, by case, figure and peer."""
-    llama = llama or (lambda *_: gpu.by_test(json.dumps(TESTS)))
+    llama = llama or (lambda *_: llama_cuda.by_test(json.dumps(TESTS)))
     with mock.patch.multiple(gpu, ours=lambda *_, **__: ours, quickly=lambda *_: Path("model"), limits=lambda: LIMITS, llama=llama):
         return {(r.case, r.figure, r.peer_name): r for r in what(*args, **more)}
 
@@ -97,7 +98,7 @@ class Cases(unittest.TestCase):
         self.assertEqual((rows, notes[0]), (["row"], "not measured: limits: bench: out of memory"))
 
     def test_sequences_are_read_from_lines_among_others(self):
-        self.assertEqual(gpu.by_parallel('main: n = 1\n{"pl": 8, "speed_tg": 10.5}\n{"pl": 32, "speed_tg": 20.0}\n'), {8: 10.5, 32: 20.0})
+        self.assertEqual(llama_cuda.by_parallel('main: n = 1\n{"pl": 8, "speed_tg": 10.5}\n{"pl": 32, "speed_tg": 20.0}\n'), {8: 10.5, 32: 20.0})
 
 
 class Models(unittest.TestCase):

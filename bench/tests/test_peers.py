@@ -19,7 +19,9 @@ sys.path.insert(0, str(BENCH))
 
 import cgroup  # noqa: E402
 import peers  # noqa: E402
-from suites import experts, loading, serving  # noqa: E402
+import servers  # noqa: E402
+import streamed_experts  # noqa: E402
+from suites import loading, serving  # noqa: E402
 
 ILLEGAL = "kill -s ILL $$"
 ANSWER = """echo '[{"avg_ts": 5.0}]'"""
@@ -186,12 +188,12 @@ class Experts(unittest.TestCase):
     def test_llama_cpp_under_a_limit_dies_alone(self):
         llama = llama_cpp("exit 0")
         ran = cgroup.Ran(134, 0.1, "", "GGML_ASSERT failed\n")
-        with mock.patch.object(experts, "LLAMA", llama), mock.patch.object(experts, "evict"), mock.patch.object(cgroup, "run", return_value=ran):
+        with mock.patch.multiple(streamed_experts, LLAMA=llama, evict=mock.DEFAULT), mock.patch.object(cgroup, "run", return_value=ran):
             with self.assertRaises(peers.Died) as caught:
-                experts.llama("model.gguf", 1 << 30, 4)
+                streamed_experts.llama("model.gguf", 1 << 30, 4)
             self.assertEqual(str(caught.exception), "exit code 134: GGML_ASSERT failed")
             ran.killed = True
-            self.assertEqual(experts.llama("model.gguf", 1 << 30, 4), 0.0)
+            self.assertEqual(streamed_experts.llama("model.gguf", 1 << 30, 4), 0.0)
 
 
 class Serving(unittest.TestCase):
@@ -237,8 +239,8 @@ class Serving(unittest.TestCase):
     def test_a_server_that_does_not_hear_is_killed_with_all_that_it_has_started(self):
         folder = Path(tempfile.mkdtemp(dir=WORLD.name))
         deaf = script(folder / "server", f"trap '' TERM; sleep 600 & echo $$ $! > {folder}/some; mv {folder}/some {folder}/pids; while :; do sleep 1; done")
-        with mock.patch.multiple(serving, LEAVES=0.1, wait=lambda *_: [0 for _ in iter((folder / "pids").exists, True)]):
-            with serving.server(lambda port: [deaf], "deaf"):
+        with mock.patch.object(servers, "wait", lambda *_: [0 for _ in iter((folder / "pids").exists, True)]):
+            with servers.server(lambda port: [deaf], "deaf", patience=0.1):
                 pids = [int(pid) for pid in (folder / "pids").read_text().split()]
         # A child of nobody's may be a zombie for a moment.
         states = [Path(f"/proc/{pid}/stat") for pid in pids]

@@ -149,7 +149,7 @@ fn sort_words(
             let path = Path::new(&first);
             // An empty name has its own error later.
             let is_model = path.exists() || hub::may_be_name(path);
-            ensure!(first.is_empty() || is_model, "{}: no such folder ({hint})", path.display());
+            ensure!(first.is_empty() || is_model, "{}: no such folder or file ({hint})", path.display());
             Ok((Some(first.into()), Some(second)))
         }
         (None, Some(only), None) => {
@@ -160,7 +160,7 @@ fn sort_words(
                 return Ok((Some(path.to_owned()), None));
             }
             ensure!(!is_model, "{}: this is a model; what is the prompt? (`sluice run MODEL PROMPT`)", path.display());
-            ensure!(!looks_like_a_path(path), "{}: no such folder", path.display());
+            ensure!(!looks_like_a_path(path), "{}: no such folder or file", path.display());
             Ok((None, Some(only)))
         }
         (None, None, _) => Ok((None, None)),
@@ -265,7 +265,7 @@ mod tests {
     fn a_mistyped_path_is_not_a_prompt() {
         let wrong = concat!(env!("CARGO_MANIFEST_DIR"), "/scr");
         let error = sorted(None, &[wrong], false).unwrap_err().to_string();
-        assert_eq!(error, format!("{wrong}: no such folder"));
+        assert_eq!(error, format!("{wrong}: no such folder or file"));
     }
 
     #[test]

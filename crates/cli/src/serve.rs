@@ -82,7 +82,7 @@ fn why_no_model(folder: &Path) -> &'static str {
     match folder {
         f if f.is_dir() => "there is no config.json in this folder, and no GGUF file",
         f if f.is_file() => "not a folder, and not a GGUF file",
-        _ => "no such folder",
+        _ => "no such folder or file",
     }
 }
 

@@ -17,7 +17,7 @@ fn logits(folder: &Path) -> std::process::Output {
 fn a_wrong_path_is_named() {
     let nowhere = "/no/such/model";
     for args in [&["run", nowhere, "hi"][..], &["run", nowhere], &["chat", nowhere], &["inspect", nowhere]] {
-        assert_refused(&output(args), &[nowhere, "no such folder"]);
+        assert_refused(&output(args), &[nowhere, "no such folder or file"]);
     }
     assert_refused(&output(&["eval", "ppl", nowhere, "--text", "x"]), &[nowhere]);
     assert_refused(&output(&["eval", "logits", nowhere, "--tokens", "1"]), &[nowhere]);
