@@ -76,10 +76,16 @@ template <u32 TYPE> __device__ __forceinline__ void store_twice(const float* x, 
 // A head normed and turned by a whole warp, of which each thread has up to HELD elements; weights and angles are in shared memory.
 static const u32 HELD = 8;
 
+// Longer heads are rare. Behind each piece of code that a warp jumps over it waits for instructions, so this piece lies apart.
+__device__ __noinline__ void turn_long(const float* x, float* head, u32 dim, const float* weights, float eps, const float* angles, u32 half, u32 run) {
+    turn(x, head, dim, {weights, eps, 0}, angles, half, run);
+}
+
+template <u32 TYPE>
 __device__ __forceinline__ void turn_shared(const float* x, float* head, u32 dim, const float* weights, float eps, const float* angles, u32 half, u32 run) {
     const u32 lane = threadIdx.x % WARP;
     if (dim > HELD * WARP) {
-        turn(x, head, dim, {weights, eps, 0}, angles, half, run);
+        turn_long(x, head, dim, weights, eps, angles, half, run);
         return;
     }
     float v[HELD];
@@ -118,7 +124,8 @@ __device__ __forceinline__ void turn_shared(const float* x, float* head, u32 dim
         if (lane + WARP * j < 2 * half) head[lane + WARP * j] = v[j];
     }
     __syncwarp();
-    hadamard(head, dim, run);
+    // For all other types `run` is 1.
+    if (TYPE == INT8) hadamard(head, dim, run);
 }
 
 // `sum + a . b` of four i8 each.
@@ -144,7 +151,7 @@ __device__ __forceinline__ float query_bytes(float* head, u32 dim) {
     return mul(256.0f, rounding.scale);
 }
 
-// What a block shares of known size, once for all types: scores of positions that are visible, what they become as weights, and these without the values' scales.
+// What a block shares of known size: scores of positions that are visible, what they become as weights, and these without the values' scales.
 template <int G> struct SharedScores {
     float scores[G][PARTITION], weights[G][PARTITION], plain[G][PARTITION];
     float tops[G], sums[G];
@@ -176,7 +183,9 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
     auto &scores = shared.scores, &weights = shared.weights, &plain = shared.plain;
     auto &tops = shared.tops, &sums = shared.sums;
     float *v_scales = shared.v_scales, &own_scale = shared.own_scale;
-    const Cache& c = p.cache;
+    // With a type that is known here, so that sizes are constants.
+    Cache c = p.cache;
+    c.type = TYPE;
     const u32 row_bytes = c.v_dim * size_of(TYPE), k_dim = c.k_dim;
     u8 *values = (u8*)smem, *own_row = values + PARTITION * row_bytes;
     float *q = (float*)(own_row + k_dim * size_of(TYPE)), *own_key = q + G * k_dim, *norms = own_key + k_dim, *turns = norms + 2 * k_dim;
@@ -230,7 +239,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
         bool is_key = warp == G;
         const float* x = is_key ? p.k.row(t) + kv_head * k_dim : p.q.row(t) + (u64)(first + warp) * k_dim * (p.gated ? 2 : 1);
         const Norm& norm = is_key ? p.k_norm : p.q_norm;
-        turn_shared(x, q + warp * k_dim, k_dim, norm.weight ? norms + (is_key ? k_dim : 0) : nullptr, norm.eps, turns, p.half, p.run);
+        turn_shared<TYPE>(x, q + warp * k_dim, k_dim, norm.weight ? norms + (is_key ? k_dim : 0) : nullptr, norm.eps, turns, p.half, p.run);
         if (TYPE == INT16 && !is_key) {
             const float scale = query_bytes(q + warp * k_dim, k_dim);
             if (lane == 0) shared.q_scales[warp] = scale;
@@ -401,18 +410,14 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
     combine_near(p, first, heads, count);
 }
 
-template <int G> __device__ __forceinline__ void attend_decode_typed(const Attention& p) {
-    __shared__ __align__(16) SharedScores<G> shared;
-    if (p.cache.type == F32) attend_decode<G, F32>(p, shared);
-    else if (p.cache.type == F16) attend_decode<G, F16>(p, shared);
-    else if (p.cache.type == BF16) attend_decode<G, BF16>(p, shared);
-    else if (p.cache.type == INT16) attend_decode<G, INT16>(p, shared);
-    else attend_decode<G, INT8>(p, shared);
-}
+// A kernel for each type: one for all of them would begin with jumps to a type's code, and its registers would have to do for all.
+#define LAST(G, TYPE, name)                                                                                                           \
+    extern "C" __global__ void __launch_bounds__(512, 2) attention_decode_##name##_##G(const __grid_constant__ Attention p) {         \
+        __shared__ __align__(16) SharedScores<G> shared;                                                                              \
+        attend_decode<G, TYPE>(p, shared);                                                                                            \
+    }
+#define LAST_OF_ALL(G) LAST(G, F32, f32) LAST(G, F16, f16) LAST(G, BF16, bf16) LAST(G, INT8, int8) LAST(G, INT16, int16)
 
-#define LAST(G)                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(512, 2) attention_decode_##G(const __grid_constant__ Attention p) { attend_decode_typed<G>(p); }
-
-LAST(1)
-LAST(2)
-LAST(4)
+LAST_OF_ALL(1)
+LAST_OF_ALL(2)
+LAST_OF_ALL(4)

@@ -27,9 +27,13 @@ const TILES: [(usize, Kernel, Kernel); 3] = [
     (4, Kernel::ATTENTION_4, Kernel::ATTENTION_PARTITION_4),
 ];
 
-/// Query heads of a block and its kernel, for steps with one token of each sequence.
-const DECODE: [(usize, Kernel); 3] =
-    [(1, Kernel::ATTENTION_DECODE_1), (2, Kernel::ATTENTION_DECODE_2), (4, Kernel::ATTENTION_DECODE_4)];
+/// Query heads of a block, for steps with one token of each sequence, and its kernels by the numbers of types that [`cache`] gives.
+#[rustfmt::skip]
+const DECODE: [(usize, [Kernel; 5]); 3] = [
+    (1, [Kernel::ATTENTION_DECODE_F32_1, Kernel::ATTENTION_DECODE_F16_1, Kernel::ATTENTION_DECODE_BF16_1, Kernel::ATTENTION_DECODE_INT8_1, Kernel::ATTENTION_DECODE_INT16_1]),
+    (2, [Kernel::ATTENTION_DECODE_F32_2, Kernel::ATTENTION_DECODE_F16_2, Kernel::ATTENTION_DECODE_BF16_2, Kernel::ATTENTION_DECODE_INT8_2, Kernel::ATTENTION_DECODE_INT16_2]),
+    (4, [Kernel::ATTENTION_DECODE_F32_4, Kernel::ATTENTION_DECODE_F16_4, Kernel::ATTENTION_DECODE_BF16_4, Kernel::ATTENTION_DECODE_INT8_4, Kernel::ATTENTION_DECODE_INT16_4]),
+];
 
 /// The same by smaller blocks, for 16-bit keys and values of [`SPLIT_K_DIM`] elements; their threads, and the blocks that a multiprocessor runs at once.
 const SPLIT_K: [(usize, Kernel); 2] = [(2, Kernel::ATTENTION_SPLIT_K_2), (4, Kernel::ATTENTION_SPLIT_K_4)];
@@ -325,7 +329,8 @@ fn decode_kernel(context: &Context, layout: &KvLayout, cache: &p::Cache, tile: u
     // Values, a key as it is stored, queries, a key, two norms' weights, angles.
     let shared = PARTITION * layout.v_dim * size + layout.k_dim * size + 4 * (tile + 4) * layout.k_dim;
     let fits = shared + STATIC_SHARED <= gpu.device.shared && layout.k_dim <= DECODE_THREADS as usize;
-    let (.., kernel) = DECODE.into_iter().find(|(n, _)| *n == tile)?;
+    let (.., kernels) = DECODE.into_iter().find(|(n, _)| *n == tile)?;
+    let kernel = kernels[cache.kv_type as usize];
     let mode = layout.mode != AttentionMode::Int8;
     (gpu.device.has(Variant::Last) && single && words && fits && mode).then_some((kernel, shared))
 }

@@ -1,7 +1,96 @@
 use std::arch::x86_64::*;
 
 use super::Avx2x16;
-use crate::instructions::bf16_dot::{Bf16Dot, flushed_fma, widen};
+use crate::instructions::bf16_dot::{Bf16Dot, BothBf16, flushed_fma, widen};
+use crate::instructions::dot::{Dot, Product, multiply};
+
+/// MXCSR's bits for a denormal operand and for a result that was too small and inexact. They stay until they are cleared.
+const DENORMAL: u32 = 1 << 1 | 1 << 4;
+
+/// Clears [`DENORMAL`].
+fn clear_denormal() {
+    let mut mxcsr = 0u32;
+    // SAFETY: the program's own word; assembler may change the flags of exceptions, and all else stays as it is.
+    unsafe {
+        std::arch::asm!("stmxcsr [{0}]", in(reg) &raw mut mxcsr, options(nostack));
+        mxcsr &= !DENORMAL;
+        std::arch::asm!("ldmxcsr [{0}]", in(reg) &raw const mxcsr, options(nostack));
+    }
+}
+
+/// Whether [`DENORMAL`] has been set.
+fn had_denormal() -> bool {
+    let mut mxcsr = 0u32;
+    // SAFETY: the program's own word.
+    unsafe { std::arch::asm!("stmxcsr [{0}]", in(reg) &raw mut mxcsr, options(nostack)) };
+    mxcsr & DENORMAL != 0
+}
+
+/// The product by fused multiply-adds alone, which is right if nothing was denormal: an operand is seen where it is used, an inexact result where it is made, an exact one
+/// where it is used next, at the latest when lanes are summed. Returns whether it is right.
+///
+/// # Safety
+/// As for [`Bf16Dot::product`].
+#[inline(always)]
+unsafe fn multiply_without_flushes(product: Product) -> bool {
+    clear_denormal();
+    // SAFETY: the caller's.
+    unsafe { plain(product) };
+    !had_denormal()
+}
+
+// Not inlined: what it computes stays between the two looks at the flags.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c,bmi2")]
+unsafe fn plain(product: Product) {
+    // SAFETY: the caller's.
+    unsafe { multiply::<Avx2x16, Unflushed>(product) }
+}
+
+/// [`BothBf16`], as long as nothing is denormal.
+struct Unflushed;
+
+// SAFETY (all): the caller vouches for the instruction set and the pointers, see `Dot`.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Dot<Avx2x16> for Unflushed {
+    const STEP: usize = <BothBf16 as Dot<Avx2x16>>::STEP;
+    const SIZES: (usize, usize) = <BothBf16 as Dot<Avx2x16>>::SIZES;
+    type W = (__m256i, __m256i);
+    type X = (__m256i, __m256i);
+    #[inline(always)]
+    unsafe fn w(p: *const u8) -> Self::W {
+        unsafe { <BothBf16 as Dot<Avx2x16>>::w(p) }
+    }
+    #[inline(always)]
+    unsafe fn w_first(p: *const u8, n: usize) -> Self::W {
+        unsafe { <BothBf16 as Dot<Avx2x16>>::w_first(p, n) }
+    }
+    #[inline(always)]
+    unsafe fn x(p: *const u8) -> Self::X {
+        unsafe { <BothBf16 as Dot<Avx2x16>>::x(p) }
+    }
+    #[inline(always)]
+    unsafe fn x_first(p: *const u8, n: usize) -> Self::X {
+        unsafe { <BothBf16 as Dot<Avx2x16>>::x_first(p, n) }
+    }
+    #[inline(always)]
+    unsafe fn mac(acc: Avx2x16, w: Self::W, x: Self::X) -> Avx2x16 {
+        unsafe { Avx2x16(plain8(acc.0, w.0, x.0), plain8(acc.1, w.1, x.1)) }
+    }
+}
+
+/// Eight lanes of [`Unflushed`].
+#[inline(always)]
+unsafe fn plain8(acc: __m256, a: __m256i, b: __m256i) -> __m256 {
+    // SAFETY: the caller runs with AVX2 and FMA.
+    unsafe {
+        let high = _mm256_set1_epi32(-65536);
+        let (a1, b1) = (_mm256_and_si256(a, high), _mm256_and_si256(b, high));
+        let (a0, b0) = (_mm256_slli_epi32::<16>(a), _mm256_slli_epi32::<16>(b));
+        let r = _mm256_fmadd_ps(_mm256_castsi256_ps(a1), _mm256_castsi256_ps(b1), acc);
+        _mm256_fmadd_ps(_mm256_castsi256_ps(a0), _mm256_castsi256_ps(b0), r)
+    }
+}
 
 /// Eight lanes of `mac_pair`.
 #[inline(always)]
@@ -75,6 +164,15 @@ impl Bf16Dot for Avx2x16 {
     #[inline(always)]
     unsafe fn mac_pair(self, a: Self::Pair, b: Self::Pair) -> Self {
         unsafe { Avx2x16(mac8(self.0, a.0, b.0), mac8(self.1, a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn product(product: Product, _working: *mut u8) {
+        // SAFETY: the caller's.
+        unsafe {
+            if !multiply_without_flushes(product) {
+                multiply::<Self, BothBf16>(product);
+            }
+        }
     }
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u8) {

@@ -81,7 +81,7 @@ impl Int11Dot for Avx512x16 {
 /// # Safety
 /// AVX-512 is available.
 #[inline(always)]
-unsafe fn sums_of_rows(v: [__m512i; 16]) -> __m512i {
+pub(super) unsafe fn sums_of_rows(v: [__m512i; 16]) -> __m512i {
     // SAFETY: the caller's.
     unsafe {
         // Part l of `fours[j]` has four partial sums of row 4l + j.

@@ -11,6 +11,7 @@ mod encode;
 mod f32_dot;
 mod four_rows;
 pub mod int11_amx;
+pub mod int11_decode;
 mod int11_dot;
 pub mod int8_amx;
 pub mod int8_batch;

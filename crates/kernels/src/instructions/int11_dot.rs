@@ -1,6 +1,10 @@
 //! Integers of 11 bits times weights that are integers: sixteen rows at a time, two columns a lane.
 
-use super::unpack::Unpack;
+use super::unpack::{Unpack, widen};
+use crate::format::Float;
+
+/// Rows whose sums are computed side by side.
+pub(crate) const ROWS: usize = 16;
 
 /// Sums of pairs of products in sixteen rows.
 ///
@@ -75,5 +79,42 @@ unsafe fn packed<V: Int11Dot>(low: V, high: V, by: [f32; 2]) -> V {
             i += 1;
         }
         V::load(pairs.as_ptr())
+    }
+}
+
+/// Groups of a row, in whole sixteens.
+pub(crate) fn groups_of(cols: usize, group: usize) -> usize {
+    (cols / group).next_multiple_of(ROWS)
+}
+
+/// Scales or biases of sixteen rows, side by side.
+///
+/// # Safety
+/// `to` and `by_row` have room for sixteen rows of `groups` in whole sixteens; the instruction set of `V` is available.
+// Plain loops over arrays of constant length: closures over vectors may not be inlined.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+pub(crate) unsafe fn side_by_side<V: Int11Dot>(
+    float: Float,
+    rows: [&[u8]; ROWS],
+    groups: usize,
+    by_row: *mut f32,
+    to: *mut f32,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        for r in 0..ROWS {
+            widen::<V>(float, rows[r], by_row.add(r * groups));
+        }
+        for g in (0..groups).step_by(ROWS) {
+            let mut lanes = [V::splat(0.0); ROWS];
+            for r in 0..ROWS {
+                lanes[r] = V::load(by_row.add(r * groups + g));
+            }
+            let lanes = V::transpose16(lanes);
+            for i in 0..ROWS {
+                lanes[i].store(to.add((g + i) * ROWS));
+            }
+        }
     }
 }

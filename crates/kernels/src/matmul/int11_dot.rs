@@ -6,28 +6,22 @@
 
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
-use crate::avx512::int11_amx;
+use crate::avx512::{int11_amx, int11_decode};
 use crate::dispatch::simd;
-use crate::format::{Float, Grouped};
+use crate::format::Grouped;
 use crate::input::Int11;
-use crate::instructions::int11_dot::Int11Dot;
-use crate::instructions::unpack::{unpack_lanes, widen};
+use crate::instructions::int11_dot::{Int11Dot, ROWS, groups_of, side_by_side};
+use crate::instructions::unpack::unpack_lanes;
 use crate::int11::{GROUP, HALF};
 use crate::int11_tiles;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
-/// Rows and columns that are unpacked at a time.
-const ROWS: usize = 16;
+/// Columns that are unpacked at a time.
 const BLOCK: usize = 512;
 
 /// Tokens that meet rows as they are.
 const FEW: usize = 3;
-
-/// Groups of a row, in whole sixteens.
-fn groups_of(cols: usize, group: usize) -> usize {
-    (cols / group).next_multiple_of(ROWS)
-}
 
 /// The block's integers, row by row and then pair by pair; scales and biases of sixteen rows, and those of one after the other; the accumulators of each token.
 fn sizes(cols: usize, group: usize, tokens: usize) -> [usize; 6] {
@@ -38,7 +32,7 @@ fn sizes(cols: usize, group: usize, tokens: usize) -> [usize; 6] {
 pub(super) fn scratch_bytes(format: Grouped, cols: usize, tokens: usize) -> usize {
     let bytes = cut_bytes(sizes(cols, format.group, tokens));
     #[cfg(target_arch = "x86_64")]
-    let bytes = bytes.max(int11_amx::scratch_bytes(tokens));
+    let bytes = bytes.max(int11_amx::scratch_bytes(tokens)).max(int11_decode::scratch_bytes(format, cols, FEW));
     bytes
 }
 
@@ -70,32 +64,6 @@ impl Block {
         let at = ((self.first + k) >> self.group_bits) * ROWS;
         // SAFETY: the column is one of the row, and so is its group.
         unsafe { (V::load(self.s.add(at)), V::load(self.b.add(at))) }
-    }
-}
-
-/// Scales or biases of sixteen rows, side by side.
-///
-/// # Safety
-/// `to` and `by_row` have room for sixteen rows of `groups` in whole sixteens; the instruction set of `V` is available.
-// As in `fold`.
-#[allow(clippy::needless_range_loop)]
-#[inline(always)]
-unsafe fn side_by_side<V: Int11Dot>(float: Float, rows: [&[u8]; ROWS], groups: usize, by_row: *mut f32, to: *mut f32) {
-    // SAFETY: the caller's.
-    unsafe {
-        for r in 0..ROWS {
-            widen::<V>(float, rows[r], by_row.add(r * groups));
-        }
-        for g in (0..groups).step_by(ROWS) {
-            let mut lanes = [V::splat(0.0); ROWS];
-            for r in 0..ROWS {
-                lanes[r] = V::load(by_row.add(r * groups + g));
-            }
-            let lanes = V::transpose16(lanes);
-            for i in 0..ROWS {
-                lanes[i].store(to.add((g + i) * ROWS));
-            }
-        }
     }
 }
 
@@ -281,6 +249,11 @@ pub(super) fn grouped(isa: Isa, w: Matrix, x: Int11, tokens: &[u32], tile: &mut 
     if tiles > 0 && int11_tiles::are_wanted(isa, tokens.len()) && w.grouped().group >= HALF {
         // SAFETY: the lengths are checked, and tiles are wanted where an `Isa` says that the machine has them.
         return unsafe { int11_amx::product(&w, x, tokens, tile, scratch) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if tokens.len() <= FEW && int11_decode::takes(isa, &w) {
+        // SAFETY: the lengths are checked, and it takes what this `Isa` has instructions for.
+        return unsafe { int11_decode::product(&w, x, tokens, tile, scratch) };
     }
     in_lanes(isa, w, x, tokens, tile, scratch);
 }
