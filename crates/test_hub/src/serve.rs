@@ -331,7 +331,8 @@ impl Connection {
     /// Sends bytes, with what is to be wrong about it. Whether the connection goes on.
     fn send(&mut self, content: &Content, mut at: u64, end: u64, faults: &Faults) -> io::Result<bool> {
         let begin = at;
-        let is_wrong = self.counted(|faults| &mut faults.wrong_bytes);
+        // Looked for anew with each piece, since a fault may come while all that is missing is on its way.
+        let mut is_wrong = false;
         let cut =
             faults.cut_after.filter(|_| faults.cuts.is_none() || self.counted(|faults| faults.cuts.get_or_insert(0)));
         let stall =
@@ -345,8 +346,10 @@ impl Connection {
             if let Some(limit) = cut {
                 n = n.min((begin + limit - at) as usize);
             }
-            if is_wrong && at == begin && n > 0 {
-                buffer[n / 2] ^= 1;
+            if !is_wrong && n > 0 && self.counted(|faults| &mut faults.wrong_bytes) {
+                is_wrong = true;
+                // The first, which is sent whatever a bandwidth leaves of the piece.
+                buffer[0] ^= 1;
             }
             if is_paced {
                 n = self.may_send(n);
