@@ -67,7 +67,6 @@ def found(rows):
         *said("Activations in int11 instead of int8 leave {percent} of the speed; goals met: {goals}.", having(rows, peer="with int8")),
         *said(f"A prompt of {LONG:,} tokens, exact: {{spread}} times llama.cpp's speed; goals met: {{goals}}.", exact),
         *said("With attention on integers, which is lossy: {spread} times; goals met: {goals}.", integers),
-        *said("AMX contributes {spread} times of that.", having(speeds, f"prefill {LONG} by AMX")),
         *said(f"Such prompts keep {{percent}} of the speed at {PROMPT} tokens; goals met: {{goals}}.", having(rows, f"prefill {LONG}", "speed kept")),
         *said("Streamed from disk, decode and a prompt reach {percent} of the limit set by the longer of reads and compute; goals met: {goals}.", having(rows, "streamed", peer="max(")),
         *said("Decode with all threads keeps {percent} of its speed beside busy loops on half of the cores, or beside a second engine; goals met: {goals}.", having(rows, "beside")),

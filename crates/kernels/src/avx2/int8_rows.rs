@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::Avx2x16;
 use crate::format::packing::PackingName;
-use crate::input::GROUP;
+use crate::input::{GROUP, ORDER};
 use crate::instructions::int8_dot::{Groups, TokenScales, add_group};
 use crate::instructions::unpack::{unpack_columns, unpack_lanes, widen};
 use crate::matrix::Matrix;
@@ -42,6 +42,8 @@ trait Source {
     fn bytes(columns: usize) -> usize;
     /// Columns `column..column + 64`, in the order of activations.
     unsafe fn load(row: *const u8, column: usize) -> (__m256i, __m256i);
+    /// The integer of a column.
+    unsafe fn one(row: *const u8, column: usize) -> u8;
 }
 
 /// Four bits each.
@@ -64,26 +66,18 @@ impl Source for Nibbles {
             (_mm256_unpacklo_epi32(even, odd), _mm256_unpackhi_epi32(even, odd))
         }
     }
-}
-
-/// A byte each, of the matrix or unpacked.
-struct Bytes;
-
-/// A byte each of a row that was unpacked.
-struct Unpacked;
-
-/// Puts each eight bytes in the order of activations.
-#[inline(always)]
-unsafe fn in_order(q: __m256i) -> __m256i {
-    // SAFETY: the caller's.
-    unsafe {
-        let order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-        _mm256_shuffle_epi8(q, _mm256_broadcastsi128_si256(order))
+    #[inline(always)]
+    unsafe fn one(row: *const u8, column: usize) -> u8 {
+        // SAFETY: the caller's.
+        unsafe { *row.add(column / 2) >> (4 * (column % 2)) & 15 }
     }
 }
 
-impl Source for Bytes {
-    const IS_PACKED: bool = true;
+/// A byte each: of the matrix, or of a row that was unpacked.
+struct Bytes<const IS_PACKED: bool>;
+
+impl<const IS_PACKED: bool> Source for Bytes<IS_PACKED> {
+    const IS_PACKED: bool = IS_PACKED;
     #[inline(always)]
     fn bytes(columns: usize) -> usize {
         columns
@@ -96,18 +90,20 @@ impl Source for Bytes {
             (in_order(_mm256_loadu_si256(at.cast())), in_order(_mm256_loadu_si256(at.add(32).cast())))
         }
     }
+    #[inline(always)]
+    unsafe fn one(row: *const u8, column: usize) -> u8 {
+        // SAFETY: the caller's.
+        unsafe { *row.add(column) }
+    }
 }
 
-impl Source for Unpacked {
-    const IS_PACKED: bool = false;
-    #[inline(always)]
-    fn bytes(columns: usize) -> usize {
-        columns
-    }
-    #[inline(always)]
-    unsafe fn load(row: *const u8, column: usize) -> (__m256i, __m256i) {
-        // SAFETY: the caller's.
-        unsafe { Bytes::load(row, column) }
+/// Puts each eight bytes in the order of activations.
+#[inline(always)]
+unsafe fn in_order(q: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe {
+        let order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+        _mm256_shuffle_epi8(q, _mm256_broadcastsi128_si256(order))
     }
 }
 
@@ -297,20 +293,16 @@ unsafe fn dots<S: Source, M: Products, const PARTS: usize, const T: usize>(row: 
     }
 }
 
-/// The products of `n` columns, one after the other.
+/// The sum of the products of `n` columns, a multiple of eight, one after the other.
 ///
 /// # Safety
 /// The columns are there.
 unsafe fn sum_of<S: Source>(row: *const u8, x: *const i8, column: usize, n: usize) -> i32 {
     let mut sum = 0;
-    for i in column..column + n {
-        // SAFETY: the caller's.
-        unsafe {
-            let byte = *row.add(S::bytes(i));
-            let q = if S::bytes(2) == 1 { byte >> (4 * (i % 2)) & 15 } else { byte };
-            let eight = i / 8 * 8;
-            let place = crate::input::ORDER.iter().position(|&o| o == i % 8).unwrap_or_default();
-            sum += i32::from(q) * i32::from(*x.add(eight + place));
+    for eight in (column..column + n).step_by(8) {
+        for (i, place) in ORDER.into_iter().enumerate() {
+            // SAFETY: the caller's.
+            sum += unsafe { i32::from(S::one(row, eight + place)) * i32::from(*x.add(eight + i)) };
         }
     }
     sum
@@ -329,26 +321,21 @@ unsafe fn rows<S: Source, M: Products, const PARTS: usize>(
     scratch: &mut Scratch,
 ) {
     let format = w.grouped();
-    let (parts, groups) = (format.parts(), w.cols / format.group);
+    let groups = w.cols / format.group;
     let [q, s, b, scales] = scratch.cut(sizes(w.cols, tokens.len()));
     // SAFETY: the scratch holds a row of integers with its scales and biases, and two numbers for each 16 columns of a block of tokens; the caller vouches for the rest.
     unsafe {
         let (s, b) = (s.cast::<f32>(), b.cast::<f32>());
         for first in (0..tokens.len()).step_by(BLOCK) {
             let block = &tokens[first..tokens.len().min(first + BLOCK)];
-            let each = (parts + 1) * groups;
+            let each = (format.parts() + 1) * groups;
             let scales = std::slice::from_raw_parts_mut(scales.cast::<f32>(), block.len() * each);
             for (out, &token) in scales.chunks_exact_mut(each).zip(block) {
-                x.parts(token as usize, w.cols, format.part_columns(), |i, sx, mx| {
-                    let (g, part) = (i / parts, i % parts);
-                    out[part * groups + g] = sx;
-                    let sum = &mut out[parts * groups + g];
-                    *sum = if part == 0 { mx } else { *sum + mx };
-                });
+                x.write_scales(token as usize, w.cols, format, out);
             }
-            let token = |i: usize| {
-                let (sx, mx) = scales[i * each..][..each].split_at(parts * groups);
-                Token { q: x.q.as_ptr().add(block[i] as usize * w.cols), scales: TokenScales { sx, mx } }
+            let token = |i: usize| Token {
+                q: x.q.as_ptr().add(block[i] as usize * w.cols),
+                scales: TokenScales::of(&scales[i * each..][..each], groups),
             };
             for r in 0..w.rows {
                 if w.format.is_unpacked() {
@@ -392,20 +379,20 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
     // SAFETY: the caller's.
     unsafe {
         match (format.group, format.packing) {
-            (16, _) if narrow => of_parts::<Unpacked, Narrow, 0>(w, x, tokens, tile, scratch),
-            (16, _) => of_parts::<Unpacked, Wide, 0>(w, x, tokens, tile, scratch),
+            (16, _) if narrow => of_parts::<Bytes<false>, Narrow, 0>(w, x, tokens, tile, scratch),
+            (16, _) => of_parts::<Bytes<false>, Wide, 0>(w, x, tokens, tile, scratch),
             (32, PackingName::U4) if is_packed => of_parts::<Nibbles, Narrow, 1>(w, x, tokens, tile, scratch),
             (64, PackingName::U4) if is_packed => of_parts::<Nibbles, Narrow, 2>(w, x, tokens, tile, scratch),
             (128, PackingName::U4) if is_packed => of_parts::<Nibbles, Narrow, 4>(w, x, tokens, tile, scratch),
-            (32, PackingName::U8) if is_packed => of_parts::<Bytes, Wide, 1>(w, x, tokens, tile, scratch),
-            (64, PackingName::U8) if is_packed => of_parts::<Bytes, Wide, 2>(w, x, tokens, tile, scratch),
-            (128, PackingName::U8) if is_packed => of_parts::<Bytes, Wide, 4>(w, x, tokens, tile, scratch),
-            (32, _) if narrow => of_parts::<Unpacked, Narrow, 1>(w, x, tokens, tile, scratch),
-            (64, _) if narrow => of_parts::<Unpacked, Narrow, 2>(w, x, tokens, tile, scratch),
-            (_, _) if narrow => of_parts::<Unpacked, Narrow, 4>(w, x, tokens, tile, scratch),
-            (32, _) => of_parts::<Unpacked, Wide, 1>(w, x, tokens, tile, scratch),
-            (64, _) => of_parts::<Unpacked, Wide, 2>(w, x, tokens, tile, scratch),
-            (_, _) => of_parts::<Unpacked, Wide, 4>(w, x, tokens, tile, scratch),
+            (32, PackingName::U8) if is_packed => of_parts::<Bytes<true>, Wide, 1>(w, x, tokens, tile, scratch),
+            (64, PackingName::U8) if is_packed => of_parts::<Bytes<true>, Wide, 2>(w, x, tokens, tile, scratch),
+            (128, PackingName::U8) if is_packed => of_parts::<Bytes<true>, Wide, 4>(w, x, tokens, tile, scratch),
+            (32, _) if narrow => of_parts::<Bytes<false>, Narrow, 1>(w, x, tokens, tile, scratch),
+            (64, _) if narrow => of_parts::<Bytes<false>, Narrow, 2>(w, x, tokens, tile, scratch),
+            (_, _) if narrow => of_parts::<Bytes<false>, Narrow, 4>(w, x, tokens, tile, scratch),
+            (32, _) => of_parts::<Bytes<false>, Wide, 1>(w, x, tokens, tile, scratch),
+            (64, _) => of_parts::<Bytes<false>, Wide, 2>(w, x, tokens, tile, scratch),
+            (_, _) => of_parts::<Bytes<false>, Wide, 4>(w, x, tokens, tile, scratch),
         }
     }
 }

@@ -65,6 +65,27 @@ impl Groups<'_> {
             each(i, sx, mx);
         }
     }
+
+    /// Writes a token's scales for weights in such groups, which [`TokenScales::of`] reads: `(parts + 1) * cols / group` numbers.
+    #[inline(always)]
+    pub fn write_scales(&self, token: usize, cols: usize, format: Grouped, out: &mut [f32]) {
+        let (parts, groups) = (format.parts(), cols / format.group);
+        self.parts(token, cols, format.part_columns(), |i, sx, mx| {
+            let (g, part) = (i / parts, i % parts);
+            out[part * groups + g] = sx;
+            let sum = &mut out[parts * groups + g];
+            *sum = if part == 0 { mx } else { *sum + mx };
+        });
+    }
+}
+
+impl<'a> TokenScales<'a> {
+    /// What [`Groups::write_scales`] has written.
+    #[inline(always)]
+    pub fn of(scales: &'a [f32], groups: usize) -> TokenScales<'a> {
+        let (sx, mx) = scales.split_at(scales.len() - groups);
+        TokenScales { sx, mx }
+    }
 }
 
 /// One unpacked row, its scales and its biases, and all tokens' scales: two for each group of 16 columns at most.
@@ -111,12 +132,7 @@ pub(crate) unsafe fn row_by_row<V: Unpack>(
         )
     };
     for (out, &token) in scales.chunks_exact_mut((parts + 1) * groups).zip(tokens) {
-        x.parts(token as usize, w.cols, format.part_columns(), |i, sx, mx| {
-            let (g, part) = (i / parts, i % parts);
-            out[part * groups + g] = sx;
-            let sum = &mut out[parts * groups + g];
-            *sum = if part == 0 { mx } else { *sum + mx };
-        });
+        x.write_scales(token as usize, w.cols, format, out);
     }
     for r in 0..w.rows {
         if w.format.is_unpacked() {
@@ -135,8 +151,8 @@ pub(crate) unsafe fn row_by_row<V: Unpack>(
         reorder(q);
         for (i, &token) in tokens.iter().enumerate() {
             let xq = &x.q[token as usize * w.cols..][..w.cols];
-            let (sx, mx) = scales[i * (parts + 1) * groups..][..(parts + 1) * groups].split_at(parts * groups);
-            tile[i * w.rows + r] = dot(q, s, b, xq, TokenScales { sx, mx });
+            let scales = TokenScales::of(&scales[i * (parts + 1) * groups..][..(parts + 1) * groups], groups);
+            tile[i * w.rows + r] = dot(q, s, b, xq, scales);
         }
     }
 }
