@@ -45,6 +45,11 @@ def having(rows, case="", figure="", peer=""):
     return [r for r in rows if r.ratio and r.case.startswith(case) and r.figure.startswith(figure) and r.peer_name.startswith(peer)]
 
 
+def joined(*findings):
+    """Short findings that share a line: a page begins with at most twelve."""
+    return list(filter(None, [" ".join(line for lines in findings for line in lines)]))
+
+
 def spread(rows, less=False):
     """`1.16 to 2.05`: the lowest and highest ratio."""
     values = sorted(1 / r.ratio if less or not r.above else r.ratio for r in rows)

@@ -11,7 +11,7 @@ from pathlib import Path
 import machine as host
 import peers
 from chart import Chart
-from findings import Pick, bars, goals, having, said
+from findings import Pick, bars, goals, having, joined, said
 from llama_cuda import LLAMA, THREADS, by_parallel, first_line, llama
 from models import evict, quickly
 from peers import SLUICE, Died, Peer, answer
@@ -25,8 +25,10 @@ TITLE = "GPU: decode, prompts, experts in tiers, first tokens"
 SUITE = "gpu"
 CONTEXT, GENERATED, DEEP = 128, 128, 8192
 TORCH = "torch in bf16"
-SMALL, LARGE, MIXTURE, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "Next of 48 layers"
-SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", HYBRID: "next-48"}
+SMALL, LARGE, MIXTURE, SIX, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "6 layers of 30B-A3B", "Next of 48 layers"
+SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", SIX: "moe", HYBRID: "next-48"}
+# GGUF files that both take as they are.
+FILES = [(LARGE, "Q4_K_M"), (SIX, "Q4_K_M"), (SIX, "UD-Q2_K"), (SIX, "MXFP4"), (SMALL, "Q4_K_M"), (SMALL, "Q8_0"), (SMALL, "IQ4_XS")]
 # Integers of 11 bits for products and of 16 for attention: nearer to f32 than int8, and the fastest mode for prompts.
 FINE = ("--activations", "int11", "--attention", "int16")
 FINELY = ", int11 and int16"
@@ -78,14 +80,16 @@ def found(rows):
     bits = [r for r in rows if r.figure == "logits equal"]
     return [
         *said("Decode runs at {spread} times llama.cpp's speed with everything in VRAM, in {cases}; goals met: {goals}.", having([r for r in rows if " of the experts " not in r.case], "decode", "speed", peer)),
-        # Two short findings share a line: a page begins with at most twelve.
-        *filter(None, [" ".join([
-            *said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
-            *said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
-        ])]),
+        *joined(
+            said("Weights that a token uses are read at {percent} of the device's bandwidth; goals met: {goals}.", having(rows, "decode", "weights read")),
+            said("At 8,192 tokens of context decode keeps {spread} times as much of its speed as llama.cpp does.", kept),
+        ),
         *said("Prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY not in r.case]),
-        *said("With `--activations int11 --attention int16`, which is nearer to f32, prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
-        *said("In this mode they run at {spread} of torch's speed in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
+        *joined(
+            said("With `--activations int11 --attention int16`, which is nearer to f32, prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
+            said("In this mode they run at {spread} of torch's speed in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
+        ),
+        *joined(said("GGUF files as they are: decode {spread} times its speed; goals met: {goals}.", having(rows, "GGUF: decode")), said("Their prompts: {spread} times; goals met: {goals}.", having(rows, "GGUF: prompt"))),
         *said("8 to 64 sequences at once: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
         *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
         *said("Keys and values that no longer fit the device come back from host memory. Time to first token is {spread} times lower than when they are recomputed.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
@@ -141,7 +145,7 @@ MEASURED = {
     f"{MIXTURE}: first token": lambda rounds: first_token(rounds),
     f"{MIXTURE}: larger than memory": lambda rounds: larger(rounds),
     f"{MIXTURE}: bits": lambda _: bits(MIXTURE, "q4", ("int8",)) + bits_of_tiers(),
-}
+} | {f"GGUF: {name} {form}": lambda rounds, name=name, form=form: of_file(name, form, rounds) for name, form in FILES}
 QUICK = ("limits", f"{SMALL}: 4 bit", f"{SMALL}: bits")
 
 
@@ -250,6 +254,21 @@ def prefill(name, rounds, goal):
         done = [x / 1e12 for x in line["operations_per_second"]["all"]]
         rows.append(compare(SUITE, case, "operations", "TOPS", done, [limit("device", "int8_operations_per_second") / 1e12] * len(done), "int8 peak"))
         rows.append(compare(SUITE, f"{case}, attention on integers", "lossy speed", "tokens/s", speeds(lossy), peer(n, 0, 0), LLAMA.name("Q4_0"), died=died))
+    return rows
+
+
+def of_file(name, form, rounds):
+    """Decode and a prompt of 512 tokens, of the same file."""
+    file = quickly(SHAPES[name], form)
+    [decoded] = ours("decode", file, rounds, "--context", CONTEXT, "--tokens", GENERATED)
+    [prompt] = ours("prefill", file, rounds, "--tokens", 512)
+    rows = []
+    for what, line, goal, options, test in (
+        ("decode", decoded, 1.3, ("-p", 0, "-n", GENERATED, "-d", CONTEXT), (0, GENERATED, CONTEXT)),
+        ("prompt of 512", prompt, 2.0, ("-p", 512, "-n", 0), (512, 0, 0)),
+    ):
+        peer, died = beside(rounds, file, *options)
+        rows.append(compare(SUITE, f"GGUF: {what}, {name} {form}", "speed", "tokens/s", speeds(line), peer(*test), LLAMA.name("on the same file"), goal, died=died))
     return rows
 
 
