@@ -72,12 +72,6 @@ def llama(path, limit, generated, prompt=0, timeout=600):
     return LLAMA.attempt(once)
 
 
-def busy_disk(path, request):
-    """The same while something runs on every thread: completions, copies and the processor's time are the same machine's."""
-    with busy(THREADS):
-        return disk(path, request)
-
-
 def disk(path, request, depth=DEPTH, order="random", seconds=1.0, align=4096):
     """Bytes per second past the page cache."""
     command = [SLUICE, "bench", "disk", path, "--request", int(request), "--depth", depth, "--order", order, "--align", align, "--seconds", seconds, "--rounds", 1, "--json"]
@@ -85,6 +79,12 @@ def disk(path, request, depth=DEPTH, order="random", seconds=1.0, align=4096):
     if ran.code != 0:
         sys.exit(f"bench: the disk cannot be measured:\n{ran.errors[-2000:]}")
     return json.loads(ran.out.splitlines()[-1])["bytes_per_second"]
+
+
+def busy_disk(path, request):
+    """The same while something runs on every thread: completions, copies and the processor's time are the same machine's."""
+    with busy(THREADS):
+        return disk(path, request)
 
 
 def plan(path, limit, bandwidth, latency, hit_rate):

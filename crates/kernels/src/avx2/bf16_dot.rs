@@ -26,8 +26,8 @@ fn had_denormal() -> bool {
     mxcsr & DENORMAL != 0
 }
 
-/// The product by fused multiply-adds alone, which is right if nothing was denormal: an operand is seen where it is used, an inexact result where it is made, an exact one
-/// where it is used next, at the latest when lanes are summed. Returns whether it is right.
+/// The product by fused multiply-adds alone, without flushes. Returns whether it is right, which it is if the processor met no denormal number. It notes a denormal operand where it is used, and
+/// an inexact denormal result where it is made. An exact one becomes an operand, at the latest when lanes are summed.
 ///
 /// # Safety
 /// As for [`Bf16Dot::product`].

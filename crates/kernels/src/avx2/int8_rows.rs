@@ -36,7 +36,7 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
 /// # Safety (of all)
 /// The columns are there, and so is AVX2.
 trait Source {
-    /// They lie in the matrix itself, packed.
+    /// Whether they are read from the matrix itself, not from a row that was unpacked first.
     const IS_PACKED: bool;
     /// Bytes of so many columns.
     fn bytes(columns: usize) -> usize;
@@ -162,7 +162,7 @@ struct Token<'a> {
     scales: TokenScales<'a>,
 }
 
-/// The sums of each half of four registers together: lane l is that of `v[l]`.
+/// Lane l is the sum of all lanes of `v[l]`.
 #[inline(always)]
 unsafe fn four_sums(v: [__m256i; 4]) -> __m128i {
     // SAFETY: the caller's.
@@ -172,6 +172,7 @@ unsafe fn four_sums(v: [__m256i; 4]) -> __m128i {
     }
 }
 
+/// Fetches what lies [`AHEAD`] of these columns, where rows are read from the matrix itself.
 #[inline(always)]
 unsafe fn fetch<S: Source>(row: Row, column: usize, columns: usize) {
     if S::IS_PACKED {
@@ -308,7 +309,7 @@ unsafe fn sum_of<S: Source>(row: *const u8, x: *const i8, column: usize, n: usiz
     sum
 }
 
-/// The rows of a product with a block of tokens.
+/// The product of all rows with all tokens, one block of tokens after the other.
 ///
 /// # Safety
 /// As for [`product`].
@@ -397,7 +398,7 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
     }
 }
 
-/// [`rows`], compiled once for each way.
+/// [`rows`], compiled once for each source, way of summing and number of parts.
 ///
 /// # Safety
 /// As for [`product`].

@@ -4,13 +4,17 @@ use fastrand::Rng;
 use proptest::prelude::*;
 use sluice_kernels::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
-use sluice_kernels::format::{ActivationFormat, WeightFormat};
+use sluice_kernels::format::{ActivationFormat, Float, WeightFormat};
+use sluice_kernels::input::Input;
 use sluice_kernels::matmul::matmul;
 use sluice_kernels::scratch::Scratch;
 
 use super::tokens::{Integers, Tokens};
 use super::weights::{Weights, columns, format, mode, unit};
 use crate::guarded::Guarded;
+
+/// Two steps of 32.
+const COLS: usize = 64;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
@@ -79,6 +83,49 @@ proptest! {
                     prop_assert_eq!(numbers(&x.int11.scales), numbers(&oracle.int11.scales));
                     prop_assert_eq!(&bits, wanted, "{} {:?} {:?}", isa, format, encoding);
                 }
+            }
+        }
+    }
+}
+
+/// A product of two bf16, given by their bits, that stand in a column between zeros: its bits on every instruction set.
+fn one_product(w: u16, x: u16, column: usize) -> Vec<u32> {
+    let mut weights = Weights::random(WeightFormat::Float(Float::Bf16), 1, COLS, &mut Rng::with_seed(1));
+    let (mut bytes, mut token) = (vec![0; 2 * COLS], vec![0; COLS]);
+    bytes[2 * column..][..2].copy_from_slice(&w.to_le_bytes());
+    token[column] = x;
+    weights.planes[0] = Guarded::new(&bytes);
+    let on = |isa| {
+        let mut y = [0f32];
+        matmul(isa, &weights.matrix(), 0..1, Input::Bf16(&token), &[0], &mut y, &mut Scratch::default());
+        y[0].to_bits()
+    };
+    Isa::supported().into_iter().map(on).collect()
+}
+
+/// Around the smallest normal number: exact or rounded, used once more or at once the last of its lane.
+#[test]
+fn tiny_results_of_normal_bf16_are_the_same_everywhere() {
+    // 1.fraction times a power of two.
+    let number = |e: i32, fraction: u16| ((e + 127) as u16) << 7 | fraction;
+    for exponent in -154..=-120 {
+        for fraction in [0, 1, 127] {
+            for column in [0, 1, 30, 63] {
+                let all = one_product(number(exponent + 60, fraction), number(-60, fraction), column);
+                assert!(all.iter().all(|&y| y == all[0]), "2^{exponent}, {fraction}, column {column}: {all:x?}");
+            }
+        }
+    }
+}
+
+/// Bf16 below the normal numbers count as zero, whatever they are multiplied with.
+#[test]
+fn denormal_bf16_count_as_zero() {
+    let large = 0x7200;
+    for denormal in [1, 0x40, 0x7f, 0x8001, 0x807f] {
+        for column in [0, 1, 30, 63] {
+            for all in [one_product(denormal, large, column), one_product(large, denormal, column)] {
+                assert!(all.iter().all(|y| y << 1 == 0), "{denormal:x}, column {column}: {all:x?}");
             }
         }
     }
