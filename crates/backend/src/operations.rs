@@ -22,15 +22,10 @@ pub trait Operations {
     /// Normalises and rotates queries and keys, stores keys and values in their slots, attends over the block tables and applies the output gate.
     fn attention(&mut self, layer: &AttentionLayer);
     /// Norms and rotates a token's latent row and stores it in its slot; takes each head's queries to the rows' space, attends over the block tables, and projects
-    /// each head's result. Only devices that pass [`crate::Resources::check_latent_attention`] are given any.
-    fn latent_attention(&mut self, layer: &LatentLayer) {
-        unreachable!("layer {} of a model that was refused", layer.layer)
-    }
-    /// Norms and turns an indexer's keys and stores them in their slots; scores what each token may see, and selects what the latent attention behind sees. Only devices that pass
-    /// [`crate::Resources::check_latent_attention`] are given any.
-    fn index(&mut self, layer: &IndexLayer) {
-        unreachable!("layer {} of a model that was refused", layer.layer)
-    }
+    /// each head's result.
+    fn latent_attention(&mut self, layer: &LatentLayer);
+    /// Norms and turns an indexer's keys and stores them in their slots; scores what each token may see, and selects what the latent attention behind sees.
+    fn index(&mut self, layer: &IndexLayer);
     /// Short convolution, gates, delta rule and gated norm.
     fn delta_net(&mut self, layer: &DeltaLayer);
     /// Kimi Delta Attention: short convolution, gates, delta rule and gated norm. Only devices that pass [`crate::Resources::check_state_spaces`] are given any.

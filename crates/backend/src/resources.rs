@@ -39,14 +39,6 @@ pub trait Resources {
     /// When the device cannot compute it.
     fn moe(&mut self, moe: Moe, follows: Option<MoeId>) -> Result<MoeId>;
 
-    /// Whether this device computes [`Operations::latent_attention`].
-    ///
-    /// # Errors
-    /// When it does not: the message says so.
-    fn check_latent_attention(&self) -> Result<()> {
-        bail!("latent attention is not on a GPU yet: such a model runs on the CPU")
-    }
-
     /// Whether this device computes [`Operations::state_space`] and [`Operations::channel_delta`].
     ///
     /// # Errors

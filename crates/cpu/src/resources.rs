@@ -57,10 +57,6 @@ impl Resources for Cpu {
         Ok(self.mixture.register(moe, follows))
     }
 
-    fn check_latent_attention(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn check_state_spaces(&self) -> Result<()> {
         Ok(())
     }

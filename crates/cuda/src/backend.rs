@@ -6,9 +6,9 @@ use std::{cell::Cell, time::Instant};
 use anyhow::{Result, ensure};
 use sluice_backend::{
     AttentionLayer, Backend, Best, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise,
-    ExpertOptions, Failed, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse,
-    Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies,
-    RotaryId, Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
+    ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId,
+    MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
+    Ranked, Resources, RotaryFrequencies, RotaryId, Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
@@ -250,6 +250,23 @@ impl Operations for Cuda {
         self.enqueue_phase(Phase::Attention, &[], 0, |own| own.attention.run(&own.context, layer, &mut own.encoded));
     }
 
+    fn latent_attention(&mut self, layer: &LatentLayer) {
+        let all = |rows: HeadRows, heads: usize| Linear { matrix: rows.matrix, rows: 0..heads * rows.rows, bias: None };
+        let used = [layer.keys.rows(), layer.values].map(|rows| all(rows, layer.heads));
+        let used: Vec<&Linear> = used.iter().collect();
+        let tokens = self.context.inputs.tokens().len();
+        self.enqueue_phase(Phase::Attention, &used, tokens, |own| {
+            own.encoded.encoded_from = None;
+            let selected = own.index.selected.filter(|_| layer.selected);
+            own.latent.run(&own.context, &mut own.attention, layer, selected)
+        });
+    }
+
+    fn index(&mut self, layer: &IndexLayer) {
+        self.encoded.encoded_from = None;
+        self.enqueue_phase(Phase::Attention, &[], 0, |own| own.index.run(&own.context, layer));
+    }
+
     fn delta_net(&mut self, layer: &DeltaLayer) {
         self.enqueue_phase(Phase::DeltaNet, &[], 0, |own| own.delta.run(&own.context, layer));
     }
@@ -421,6 +438,8 @@ impl Backend for Cuda {
             + self.sampling.bytes()
             + self.delta.bytes()
             + self.attention.bytes()
+            + self.latent.bytes()
+            + self.index.bytes()
             + mixture_scratch;
         let (step, pinned) = self.context.step.bytes();
         let rotary: usize = self.context.rotary.iter().map(|t| t.memory.committed).sum();

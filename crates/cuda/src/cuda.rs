@@ -16,7 +16,9 @@ use crate::ops::activations::EncodedActivations;
 use crate::ops::attention::AttentionScratch;
 use crate::ops::context::Context;
 use crate::ops::delta_net::DeltaScratch;
+use crate::ops::index::IndexScratch;
 use crate::ops::int11;
+use crate::ops::latent::LatentScratch;
 use crate::ops::logits::LogitsBuffer;
 use crate::ops::mlp::MlpScratch;
 use crate::ops::sampling::SamplingScratch;
@@ -27,6 +29,8 @@ pub struct Cuda {
     pub(crate) mixtures: Mixtures,
     pub(crate) delta: DeltaScratch,
     pub(crate) attention: AttentionScratch,
+    pub(crate) latent: LatentScratch,
+    pub(crate) index: IndexScratch,
     pub(crate) mlp: MlpScratch,
     /// The encoded input of an operation, or the output that attention has encoded for the next one.
     pub(crate) encoded: EncodedActivations,
@@ -79,6 +83,8 @@ impl Cuda {
             mixtures: Mixtures::default(),
             delta: DeltaScratch::default(),
             attention: AttentionScratch::default(),
+            latent: LatentScratch::default(),
+            index: IndexScratch::default(),
             mlp: MlpScratch::default(),
             encoded: EncodedActivations::default(),
             logits: LogitsBuffer::default(),

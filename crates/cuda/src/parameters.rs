@@ -252,6 +252,8 @@ parameters! {
         k_dim: u32,
         v_dim: u32,
         kv_type: u32,
+        before_value: u32,
+        unused: u32,
     }
     Attention {
         cache: Cache,
@@ -283,6 +285,85 @@ parameters! {
         integers: u32,
         run: u32,
         encoded: Encoded,
+        selected: Address,
+        top: u32,
+        unused: u32,
+    }
+    /// Rows of latent attention that are cached.
+    LatentRows {
+        cache: Cache,
+        kv: Tensor,
+        norm: Norm,
+        angles: Address,
+        positions: Address,
+        slots: Address,
+        tokens: u32,
+        rank: u32,
+        rotated: u32,
+        adjacent: u32,
+    }
+    /// Queries of some heads, which are taken to the space of these rows.
+    LatentQueries {
+        /// The matrix of keys, from its row 0 on.
+        keys: Matrix,
+        q: Tensor,
+        to: Address,
+        plain_to: Address,
+        angles: Address,
+        positions: Address,
+        tokens: u32,
+        first: u32,
+        heads: u32,
+        plain: u32,
+        rotated: u32,
+        rank: u32,
+        adjacent: u32,
+        /// Rows of keys from head to head, and the first of head 0.
+        stride: u32,
+        offset: u32,
+        unused: u32,
+    }
+    /// Where each head's rows of a matrix are, and the head of each output.
+    LatentHeads {
+        first: Matrix,
+        /// Bytes from head to head of each array.
+        steps: [u64; 3],
+        matrices: Address,
+        numbers: Address,
+        tiles: Address,
+        order: Address,
+        heads: u32,
+        outputs: u32,
+        of_tile: u32,
+        unused: u32,
+    }
+    Index {
+        cache: Cache,
+        q: Tensor,
+        k: Tensor,
+        weights: Tensor,
+        norm: Norm,
+        bias: Address,
+        angles: Address,
+        positions: Address,
+        sequences: Address,
+        slots: Address,
+        tables: Address,
+        table_starts: Address,
+        row_tables: Address,
+        row_starts: Address,
+        scores: Address,
+        selected: Address,
+        tokens: u32,
+        heads: u32,
+        half: u32,
+        adjacent: u32,
+        top: u32,
+        reach: u32,
+        first: u32,
+        row_block: u32,
+        scale: f32,
+        weight_scale: f32,
     }
     Delta {
         qkv: Tensor,

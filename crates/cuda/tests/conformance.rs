@@ -66,6 +66,7 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &ATTENTION,
         &SHARED_PREFIXES,
         &DEEP_CONTEXTS,
+        &LATENT_ATTENTION,
         &DELTA_RULES,
         &MIXTURES,
         &ORDERED_MIXTURES,

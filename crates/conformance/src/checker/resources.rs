@@ -71,10 +71,6 @@ impl Resources for Checker {
         Ok(MoeId::new(self.names.moes.add((inner, moe))))
     }
 
-    fn check_latent_attention(&self) -> Result<()> {
-        self.inner.check_latent_attention()
-    }
-
     fn check_state_spaces(&self) -> Result<()> {
         self.inner.check_state_spaces()
     }

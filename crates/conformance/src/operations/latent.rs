@@ -69,9 +69,6 @@ impl Case {
 
 pub fn latent_attention(c: &mut Case) {
     const SEQUENCES: usize = 3;
-    if let Err(why) = c.backend.check_latent_attention() {
-        return c.refuse(why.to_string());
-    }
     let tokens = c.one_of(&[1, 12, 90]);
     let (rank, rotated) = c.one_of(&[(32, 8), (64, 16), (96, 32), (512, 64), (40, 6)]);
     let (kv_type, mode) = c.one_of(&KV_TYPES);

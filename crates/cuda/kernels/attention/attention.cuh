@@ -45,6 +45,10 @@ struct Attention {
     u32 run;
     // [tokens, heads * v_dim]: the combined output, quantized; null: not wanted.
     Encoded encoded;
+    // [tokens, top]: slots of what a token sees, at most `top`; null: all positions up to its own.
+    const u32* selected;
+    u32 top;
+    u32 unused;
 };
 
 static const u32 PARTITION = 128;
@@ -56,6 +60,9 @@ __device__ __forceinline__ u32 part_width(u32 v_dim) { return (v_dim + 5) & ~3u;
 __device__ __forceinline__ u32 first_seen(const Attention& p, u32 position) {
     return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
 }
+
+// The last place that is visible to a token: its position, or the last of those that were selected for it.
+__device__ __forceinline__ u32 last_seen(const Attention& p, u32 t) { return p.selected ? min(p.positions[t], p.top - 1) : p.positions[t]; }
 
 // Applies sink, division and gate, and stores element `d` of head `h` of token `t`.
 __device__ __forceinline__ float finish(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {

@@ -17,6 +17,9 @@ struct Cache {
     u32 k_dim;
     u32 v_dim;
     u32 type;
+    // Elements of a key before those that are its value, where values are the ends of keys; 0: values are rows of their own.
+    u32 before_value;
+    u32 unused;
 };
 
 static const u32 INT8 = 3, INT16 = 4;
@@ -43,6 +46,11 @@ __device__ __forceinline__ Place place(const Cache& c, u64 rows, u64 scales, u32
     u8* at = c.pool + block * c.block_bytes;
     u64 row = (u64)kv_head * c.block_tokens + offset;
     return {at + rows + row * dim * size_of(c.type), at + scales + row * 4};
+}
+
+// The value at the end of a key. Of sixteen bits, the low bytes of keys lie behind all high ones.
+__device__ __forceinline__ Place value_in(const Cache& c, Place key) {
+    return {key.row + c.before_value * (c.type == INT16 ? 1 : size_of(c.type)), key.scale};
 }
 
 __device__ __forceinline__ float cached(const u8* row, u32 type, u32 i) {

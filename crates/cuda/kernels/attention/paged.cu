@@ -1,6 +1,7 @@
 // Paged attention of any shape: keys and values into their slots, each query head of each token over what it sees, and the combination of partitions.
 #include "attention/attention.cuh"
 #include "attention/cache.cuh"
+#include "attention/lanes.cuh"
 #include "prim/cp_async.cuh"
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
@@ -35,87 +36,26 @@ struct Located {
     float v_scales[PARTITION];
 };
 
-__device__ __forceinline__ void locate(const Cache& c, const u32* table, u32 kv_head, u32 base, u32 from, u32 to, Located& located) {
+// The slot of place `at` among those that a token sees.
+__device__ __forceinline__ u64 slot_of(const Attention& p, u32 t, const u32* table, u32 at) {
+    const u32 tokens = p.cache.block_tokens;
+    return p.selected ? p.selected[(u64)t * p.top + at] : (u64)table[at / tokens] * tokens + at % tokens;
+}
+
+__device__ __forceinline__ void locate(const Attention& p, u32 t, const u32* table, u32 kv_head, u32 base, u32 from, u32 to, Located& located) {
+    const Cache& c = p.cache;
     u32 at = base + threadIdx.x;
     if (at >= from && at < to) {
-        u32 block = table[at / c.block_tokens], offset = at % c.block_tokens;
+        const u64 slot = slot_of(p, t, table, at), block = slot / c.block_tokens;
+        const u32 offset = slot % c.block_tokens;
         Place key = place(c, c.k, c.k_scales, c.k_dim, block, offset, kv_head);
-        Place value = place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
+        Place value = c.before_value ? value_in(c, key) : place(c, c.v, c.v_scales, c.v_dim, block, offset, kv_head);
         located.keys[threadIdx.x] = key.row;
         located.values[threadIdx.x] = value.row;
         if (has_scales(c.type)) {
             located.k_scales[threadIdx.x] = read_scale(key.scale);
             located.v_scales[threadIdx.x] = read_scale(value.scale);
         }
-    }
-}
-
-// Sixteen elements, aligned to their size.
-template <u32 TYPE> struct Sixteen {
-    static const u32 WORDS = TYPE == F32 ? 4 : TYPE == INT8 ? 1 : 2;
-    uint4 words[WORDS];
-
-    __device__ __forceinline__ void load(const u8* row, u32 d) {
-#pragma unroll
-        for (u32 i = 0; i < WORDS; i++) words[i] = ((const uint4*)(row + d * size_of(TYPE)))[i];
-    }
-
-    __device__ __forceinline__ float at(u32 i) const {
-        const u32 per_word = 16 / WORDS, word = i / per_word, part = i % per_word / (per_word / 4);
-        u32 four[4] = {words[word].x, words[word].y, words[word].z, words[word].w};
-        if (TYPE == F32) return bits(four[part]);
-        if (TYPE == INT8) return (float)(i8)(four[part] >> i % 4 * 8);
-        u16 half = (u16)(four[part] >> i % 2 * 16);
-        return TYPE == F16 ? from_f16(half) : from_bf16(half);
-    }
-};
-
-// Elements of a query in shared memory: a multiple of sixteen, padded with zeros.
-__device__ __forceinline__ u32 padded(u32 dim) { return (dim + 15) / 16 * 16; }
-
-// `acc[i] = fma(q[i], k[i], acc[i])` over sixteen lanes, for G heads.
-template <int G, class K> __device__ __forceinline__ void multiply_lanes(const float* q, u32 pad, const K& k, float (&acc)[G][16]) {
-#pragma unroll
-    for (int g = 0; g < G; g++) {
-        const float4* row = (const float4*)(q + g * pad);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float4 x = row[i];
-            acc[g][4 * i] = fma(x.x, k.at(4 * i), acc[g][4 * i]);
-            acc[g][4 * i + 1] = fma(x.y, k.at(4 * i + 1), acc[g][4 * i + 1]);
-            acc[g][4 * i + 2] = fma(x.z, k.at(4 * i + 2), acc[g][4 * i + 2]);
-            acc[g][4 * i + 3] = fma(x.w, k.at(4 * i + 3), acc[g][4 * i + 3]);
-        }
-    }
-}
-
-// The lanes of the dot products of a key with G queries.
-template <int G, u32 TYPE, u32 DEEP>
-__device__ __forceinline__ void dot_lanes(const u8* key, u32 dim, const float* q, u32 pad, float (&acc)[G][16]) {
-    if (dim % 16 == 0 && (u64)key % 16 == 0) {
-        // Several loads are issued before the first is used.
-        for (u32 from = 0; from < dim; from += 16 * DEEP) {
-            Sixteen<TYPE> k[DEEP];
-#pragma unroll
-            for (u32 i = 0; i < DEEP; i++) {
-                if (from + 16 * i < dim) k[i].load(key, from + 16 * i);
-            }
-#pragma unroll
-            for (u32 i = 0; i < DEEP; i++) {
-                if (from + 16 * i < dim) multiply_lanes<G>(q + from + 16 * i, pad, k[i], acc);
-            }
-        }
-        return;
-    }
-    struct Loose {
-        float v[16];
-        __device__ __forceinline__ float at(u32 i) const { return v[i]; }
-    };
-    for (u32 d = 0; d < dim; d += 16) {
-        Loose k;
-#pragma unroll
-        for (u32 i = 0; i < 16; i++) k.v[i] = d + i < dim ? cached(key, TYPE, d + i) : 0.0f;
-        multiply_lanes<G>(q + d, pad, k, acc);
     }
 }
 
@@ -269,7 +209,7 @@ __device__ __forceinline__ void sum_values(const Cache& c, const Located& locate
     if (c.type == F32) sum_typed<G, F32, DEEP>(located, from - base, to - base, d, scores, sums);
     else if (c.type == F16) sum_typed<G, F16, DEEP>(located, from - base, to - base, d, scores, sums);
     else if (c.type == BF16) sum_typed<G, BF16, DEEP>(located, from - base, to - base, d, scores, sums);
-    else if (c.type == INT16) sum_int16<G>(located, from - base, to - base, c.v_dim, d, scores, sums);
+    else if (c.type == INT16) sum_int16<G>(located, from - base, to - base, c.before_value ? c.k_dim : c.v_dim, d, scores, sums);
     else sum_typed<G, INT8, DEEP>(located, from - base, to - base, d, scores, sums);
 }
 
@@ -305,14 +245,14 @@ template <int G> __device__ __forceinline__ void attend_heads(const Attention& p
     u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
     u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
     for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        u32 position = p.positions[t], seen = first_seen(p, position);
+        u32 position = last_seen(p, t), seen = first_seen(p, position);
         const u32* table = p.tables + p.table_starts[p.sequences[t]];
         __syncthreads();
         turn_queries(p, t, first, heads, q, q_scales);
         float m[G], l[G];
         for (u32 base = seen / PARTITION * PARTITION; base <= position; base += PARTITION) {
             u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
-            locate(c, table, kv_head, base, from, to, located);
+            locate(p, t, table, kv_head, base, from, to, located);
             __syncthreads();
             weigh<G, 2>(p, q, q_scales, base, from, to, heads, located, scores, ends, weight_scales);
             bool begins = base <= seen;
@@ -354,12 +294,12 @@ template <int G> __device__ __forceinline__ void attend_partition(const Attentio
     const Cache& c = p.cache;
     u32 group = p.heads / p.kv_heads, tiles = (group + G - 1) / G, kv_head = blockIdx.y / tiles;
     u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
-    u32 t = blockIdx.x, position = p.positions[t], seen = first_seen(p, position);
+    u32 t = blockIdx.x, position = last_seen(p, t), seen = first_seen(p, position);
     u32 base = (seen / PARTITION + blockIdx.z) * PARTITION;
     if (base > position) return;
     u32 from = max(seen, base), to = min(position + 1, base + PARTITION);
     const u32* table = p.tables + p.table_starts[p.sequences[t]];
-    locate(c, table, kv_head, base, from, to, located);
+    locate(p, t, table, kv_head, base, from, to, located);
     turn_queries(p, t, first, heads, smem, q_scales);
     weigh<G, 4>(p, smem, q_scales, base, from, to, heads, located, scores, ends, weight_scales);
     const u32 width = part_width(c.v_dim);
@@ -388,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_THREADS) attention_combine(con
     __shared__ float4 factors[2][JOIN_THREADS];
     __shared__ float ends[JOIN_THREADS / WARP];
     const Cache& c = p.cache;
-    const u32 width = part_width(c.v_dim), t = blockIdx.x, h = blockIdx.y, d = blockIdx.z * JOIN_COLUMNS, position = p.positions[t];
+    const u32 width = part_width(c.v_dim), t = blockIdx.x, h = blockIdx.y, d = blockIdx.z * JOIN_COLUMNS, position = last_seen(p, t);
     const u32 count = position / PARTITION - first_seen(p, position) / PARTITION + 1, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const float* parts = p.parts + ((u64)t * p.heads + h) * p.partitions * width;
     begin();

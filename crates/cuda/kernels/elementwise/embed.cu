@@ -1,7 +1,6 @@
 // Rows of an embedding, and copies of rows.
-#include "format/affine.cuh"
-#include "format/list.cuh"
 #include "format/matrix.cuh"
+#include "format/weight.cuh"
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
 #include "prim/tensor.cuh"
@@ -13,13 +12,6 @@ struct Embed {
     u32 rows;
     u32 cols;
 };
-
-// The weight at column `i` of row `r`, of any format.
-__device__ __forceinline__ float weight_of(const Matrix& m, u64 r, u32 i) {
-    if (!m.group) return element(m.data + r * m.row_bytes, m.type, i);
-    if (!m.bits) return fp8_weight(m, r, i);
-    return scale_of(m.type) >= SCALE_F16 ? block_weight(m, r, i) : affine_weight(m, r, i);
-}
 
 extern "C" __global__ void embed(const Embed p) {
     begin();

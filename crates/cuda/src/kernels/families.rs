@@ -117,6 +117,15 @@ kernels! {
         ATTENTION_INT16_128 "attention_int16_128" in "attention/int16" takes Attention;
         ATTENTION_INT16_256 "attention_int16_256" in "attention/int16" takes Attention;
         ATTENTION_INT16_WIDE_128 "attention_int16_wide_128" in "attention/int16_wide" takes Attention;
+        LATENT_STORE_ROWS "latent_store_rows" in "attention/latent" takes LatentRows;
+        LATENT_TURN_QUERIES "latent_turn_queries" in "attention/latent" takes LatentQueries;
+        LATENT_ABSORB_1 "latent_absorb_1" in "attention/latent" takes LatentQueries;
+        LATENT_ABSORB_4 "latent_absorb_4" in "attention/latent" takes LatentQueries;
+        LATENT_ABSORB_16 "latent_absorb_16" in "attention/latent" takes LatentQueries;
+        LATENT_HEADS "latent_heads" in "attention/latent" takes LatentHeads;
+        INDEX_STORE "index_store" in "attention/index" takes Index;
+        INDEX_SCORES "index_scores" in "attention/index" takes Index;
+        INDEX_SELECT "index_select" in "attention/index" takes Index;
         DELTA_CONVOLVE "delta_convolve" in "delta/prepare" takes Delta;
         DELTA_SLIDE "delta_slide" in "delta/prepare" takes Delta;
         DELTA_GATES "delta_gates" in "delta/prepare" takes Delta;

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use sluice_backend::{
     AttentionLayer, Backend, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise,
-    ExpertOptions, KvLayout, KvPool, Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp,
-    Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing,
-    StepInputs, StepScratch, Streamed, Tensor,
+    ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId, MatrixSource,
+    MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Resources,
+    RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
 };
 use sluice_experts::Error;
 use sluice_store::{Bytes, Loading};
@@ -290,6 +290,25 @@ impl Operations for Pipeline {
         let reads: Vec<Tensor> = [q, k, v].into_iter().chain(norms).chain(layer.sinks).collect();
         let there = self.groups[layer.group].layers[layer.layer].1;
         self.prepare(home, &reads, &[q, k, v, out]).attention(&AttentionLayer { layer: there, ..layer.clone() });
+    }
+
+    fn latent_attention(&mut self, layer: &LatentLayer) {
+        let home = self.home(OperationKey::Attention(layer.group, layer.layer));
+        let tokens = self.devices[0].context.inputs.tokens().len();
+        let [q, kv, out] = [layer.q, layer.kv, layer.out].map(|t| t.first_rows(tokens));
+        let there = self.groups[layer.group].layers[layer.layer].1;
+        self.prepare(home, &[q, kv, layer.norm.weight], &[q, kv, out])
+            .latent_attention(&LatentLayer { layer: there, ..layer.clone() });
+    }
+
+    /// On the device of the rows that are selected: the plan cuts nothing between.
+    fn index(&mut self, layer: &IndexLayer) {
+        let home = self.home(OperationKey::Attention(layer.group, layer.layer));
+        let tokens = self.devices[0].context.inputs.tokens().len();
+        let [q, k, weights] = [layer.q, layer.k, layer.weights].map(|t| t.first_rows(tokens));
+        let reads = [q, k, weights, layer.norm.scale.weight, layer.norm.bias];
+        let there = self.groups[layer.group].layers[layer.layer].1;
+        self.prepare(home, &reads, &[q, k, weights]).index(&IndexLayer { layer: there, ..layer.clone() });
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

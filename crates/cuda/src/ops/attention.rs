@@ -146,7 +146,7 @@ impl AttentionScratch {
 }
 
 /// Where a layer's keys and values are inside blocks, as [`KvLayout`] defines it.
-fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
+pub(super) fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
     let KvLayout { kv_heads, k_dim, v_dim, kv_type, block_tokens, .. } = *layout;
     let rows = kv_heads * block_tokens;
     let k = layer * layout.layer_bytes();
@@ -170,6 +170,8 @@ fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
             KvType::Int8 => 3,
             KvType::Int16 => 4,
         },
+        before_value: 0,
+        unused: 0,
     }
 }
 
@@ -242,10 +244,9 @@ impl AttentionScratch {
             capped: layer.softcap.is_some().into(),
             partitions: number(partitions),
             parts,
-            counters: 0,
             integers: integers.into(),
             run: number(layout.hadamard_run()),
-            encoded: p::Encoded::default(),
+            ..p::Attention::default()
         };
         let join_tiles = layout.v_dim.div_ceil(JOIN_COLUMNS);
         // 2. One token of each sequence: one kernel stores and attends
@@ -315,6 +316,108 @@ impl AttentionScratch {
         }
         Ok(())
     }
+}
+
+/// Queries that meet latent rows: `[tokens, heads]` of them, as long as a row.
+pub struct LatentQueries {
+    pub group: usize,
+    pub layer: usize,
+    pub q: Address,
+    /// `[tokens, heads, rank]`
+    pub out: Address,
+    pub heads: usize,
+    pub rank: usize,
+    pub scale: f32,
+    /// Slots of what each token sees, and the most of them.
+    pub selected: Option<(Address, usize)>,
+}
+
+/// The most results of partitions for one step of latent attention, and how many rows (heads of a token) are taken at a time however many partitions there are.
+const MAX_LATENT_PARTS: usize = 8192;
+const MIN_LATENT_ROWS: usize = 256;
+
+/// The most rows (heads of tokens) that latent attention splits over partitions at a time.
+fn latent_rows(partitions: usize) -> usize {
+    (MAX_LATENT_PARTS / partitions).max(MIN_LATENT_ROWS)
+}
+
+/// Bytes of results of partitions: those of any step, and for each 128 positions.
+pub fn latent_part_bytes(rank: usize) -> (usize, usize) {
+    // Rounding at most doubles the number of partitions.
+    (MAX_LATENT_PARTS * part_bytes(rank), 2 * MIN_LATENT_ROWS * part_bytes(rank))
+}
+
+impl AttentionScratch {
+    /// Whether partitions of a step have blocks of their own in latent attention, and how many heads are then taken at a time.
+    pub fn split_latents(context: &Context, heads: usize, selected: Option<usize>) -> Option<usize> {
+        let tokens = context.inputs.tokens().len();
+        let partitions = latent_partitions(context, selected);
+        let few = tokens <= MIN_PREFILL_TOKENS.max(context.inputs.sequences());
+        let rows = latent_rows(partitions);
+        (partitions > 1 && few && tokens <= rows).then(|| (rows / tokens.max(1)).clamp(1, heads))
+    }
+
+    /// Attention of one layer's queries over latent rows.
+    pub fn run_latents(&mut self, context: &Context, queries: &LatentQueries) -> Result<()> {
+        let gpu = &context.gpu;
+        let &LatentQueries { group, layer, q, out, heads, rank, scale, selected } = queries;
+        let (pool, layout) = (context.kv[group].memory.at, context.kv[group].layout);
+        let (tokens, dim) = (context.inputs.tokens().len(), layout.k_dim);
+        assert!(layout.kv_heads == 1 && layout.v_dim == 0 && rank < dim, "a group of latent rows: {layout:?}");
+        assert!(layout.mode.takes(layout.kv_type), "attention in mode {:?} of {:?}", layout.mode, layout.kv_type);
+        let top = selected.map(|(_, top)| top);
+        let partitions = latent_partitions(context, top);
+        let split = AttentionScratch::split_latents(context, heads, top).is_some_and(|at_once| heads <= at_once);
+        let parts = match split {
+            true => self.parts.reserve(gpu, tokens * heads * partitions * part_bytes(rank))?,
+            false => 0,
+        };
+        let (tile, whole, partition) = TILES.into_iter().find(|(n, ..)| *n >= heads).unwrap_or(TILES[TILES.len() - 1]);
+        let tables = context.step.groups[group];
+        let cache = cache(pool, &layout, layer);
+        let parameters = p::Attention {
+            cache: p::Cache { v_dim: number(rank), before_value: number(dim - rank), ..cache },
+            q: p::Tensor::dense(q, heads * dim),
+            out: p::Tensor::dense(out, heads * rank),
+            positions: context.step.positions,
+            sequences: context.step.sequences,
+            slots: tables.slots,
+            tables: tables.tables,
+            table_starts: tables.table_starts,
+            tokens: number(tokens),
+            heads: number(heads),
+            kv_heads: 1,
+            scale,
+            partitions: number(partitions),
+            parts,
+            integers: (layout.mode != AttentionMode::F32).into(),
+            run: 1,
+            selected: selected.map_or(0, |(at, _)| at),
+            top: top.map_or(0, number),
+            ..p::Attention::default()
+        };
+        let tiles = heads.div_ceil(tile);
+        let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
+        let bytes = |elements: usize| number(4 * tile * elements);
+        let padded = dim.next_multiple_of(16);
+        // SAFETY: the caller's scratch has these sizes; tables reach as far as positions, as the step's inputs ensure.
+        unsafe {
+            if split {
+                gpu.launch(partition, grid(tiles, partitions), 128, bytes(padded), &parameters)?;
+                let columns = rank.div_ceil(JOIN_COLUMNS);
+                gpu.launch(Kernel::ATTENTION_COMBINE, grid(heads, columns), JOIN_THREADS, 0, &parameters)?;
+            } else {
+                gpu.launch(whole, grid(tiles, 1), 128, bytes(padded + rank), &parameters)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The most partitions that any of the step's tokens sees of latent rows.
+fn latent_partitions(context: &Context, selected: Option<usize>) -> usize {
+    let all = round_up(max_partitions(context, None));
+    selected.map_or(all, |top| all.min(top.div_ceil(PARTITION)))
 }
 
 /// The kernel for steps with one token of each sequence and its shared memory, if it can take this step.

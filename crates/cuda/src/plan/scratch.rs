@@ -2,8 +2,8 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, DeltaLayer, Elementwise, ExpertKind, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId,
-    Norm, Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
+    Activations, AttentionLayer, DeltaLayer, Elementwise, ExpertKind, IndexLayer, KvLayout, LatentLayer, Linear,
+    MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
 };
 
 use crate::kernels::INT11_FLOAT_FORMATS;
@@ -11,9 +11,9 @@ use crate::moe::activate::needs_with_floats;
 use crate::moe::experts::operands;
 use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
 use crate::ops::activations::{GROUP, int11_bytes};
-use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
+use crate::ops::attention::{MIN_PREFILL_TOKENS, latent_part_bytes, part_bytes};
 use crate::ops::int11_floats::{WIDE, scratch_bytes};
-use crate::ops::sampling;
+use crate::ops::{index, latent, sampling};
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
@@ -76,6 +76,15 @@ pub struct ScratchPlanner<'a> {
     pairs: usize,
     shared: usize,
     delta: usize,
+    /// Bytes of latent attention's scratch, and of results of a few partitions.
+    latent: usize,
+    latent_parts: usize,
+    latent_encoded: EncodedSize,
+    /// Bytes of what indexers select, and of the scores of 128 positions.
+    index_slots: usize,
+    index_scores: usize,
+    /// The last operation that selected positions.
+    index_at: usize,
     logits: usize,
     /// Bytes of integers that are made of weights.
     slices: usize,
@@ -114,6 +123,12 @@ impl<'a> ScratchPlanner<'a> {
             pairs: 0,
             shared: 0,
             delta: 0,
+            latent: 0,
+            latent_parts: 0,
+            latent_encoded: EncodedSize::default(),
+            index_slots: 0,
+            index_scores: 0,
+            index_at: 0,
             logits: 0,
             slices: 0,
             per_128_positions: 0,
@@ -129,12 +144,14 @@ impl<'a> ScratchPlanner<'a> {
     /// The scratch of the step; `angles`: bytes of a position in each table of rotary angles.
     pub fn scratch(&self, angles: &[usize]) -> StepScratch {
         let of_mixtures = [&self.moe_x, &self.moe_hidden, &self.moe_gathered, &self.shared_hidden];
-        let encoded = [&self.encoded, &self.hidden].into_iter().chain(of_mixtures);
+        let encoded = [&self.encoded, &self.hidden, &self.latent_encoded].into_iter().chain(of_mixtures);
         let encoded: usize = encoded.map(EncodedSize::bytes).sum();
         let rest =
             self.moe_both + self.moe_ordered + self.choice + self.outputs + self.pairs + self.shared + self.delta;
         // Each of up to three inputs has room of its own for integers of weights.
         let rest = rest + self.logits + 3 * self.slices;
+        // Scores have room for up to eight times 128 positions more.
+        let rest = rest + self.latent + self.latent_parts + self.index_slots + 8 * self.index_scores;
         // The arrays of tokens and sequences for each group. Block tables grow with the context.
         let step = (64 * self.tokens + (1 << 14)) * self.layouts.len().max(1);
         StepScratch {
@@ -143,7 +160,7 @@ impl<'a> ScratchPlanner<'a> {
                 + rest
                 + step
                 + PIECE * (angles.len() + self.layouts.len()),
-            per_128_positions: self.per_128_positions + 128 * angles.iter().sum::<usize>(),
+            per_128_positions: self.per_128_positions + self.index_scores + 128 * angles.iter().sum::<usize>(),
         }
     }
 
@@ -182,6 +199,32 @@ impl Operations for ScratchPlanner<'_> {
         let tokens = self.tokens.min(MIN_PREFILL_TOKENS.max(self.sequences));
         let part = tokens * layer.heads * part_bytes(self.layouts[layer.group].v_dim);
         grow(&mut self.per_128_positions, 2 * part);
+        self.note(OperationKey::Attention(layer.group, layer.layer), &[], None);
+    }
+
+    fn latent_attention(&mut self, layer: &LatentLayer) {
+        let rows = latent::most_rows(layer.heads, self.tokens);
+        let matrices = [layer.keys.rows(), layer.values].map(|rows| rows.matrix.number());
+        for (matrix, cols) in matrices.into_iter().zip([layer.plain(), layer.rank]) {
+            self.latent_encoded.grow(rows, cols, self.weights[matrix].kind(self.mode).needs());
+        }
+        grow(&mut self.latent, latent::scratch_bytes(layer, rows));
+        let (fixed, part) = latent_part_bytes(layer.rank);
+        grow(&mut self.latent_parts, fixed);
+        grow(&mut self.per_128_positions, part);
+        if layer.selected {
+            // What was selected for a layer stays where it was: no cut lies between.
+            self.operations[self.index_at..].iter_mut().for_each(|operation| operation.out = None);
+        }
+        let key = OperationKey::Attention(layer.group, layer.layer);
+        self.operations.push(PlannedOperation { key, matrices: matrices.to_vec(), out: None });
+    }
+
+    fn index(&mut self, layer: &IndexLayer) {
+        let (slots, scores) = index::scratch_bytes(layer, self.tokens);
+        grow(&mut self.index_slots, slots);
+        grow(&mut self.index_scores, scores);
+        self.index_at = self.operations.len();
         self.note(OperationKey::Attention(layer.group, layer.layer), &[], None);
     }
 

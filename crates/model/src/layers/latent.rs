@@ -39,7 +39,6 @@ impl LatentScratch {
         if d.latent_layers().next().is_none() {
             return Ok(None);
         }
-        w.backend().check_latent_attention()?;
         let widest = |cols: fn(&AttentionDescription, LatentDescription) -> usize| {
             d.latent_layers().map(|(a, latent)| cols(a, latent)).max().unwrap_or_default()
         };
