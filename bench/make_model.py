@@ -33,7 +33,7 @@ import numpy as np
 
 import planted
 import vocabulary
-from shapes import config, is_giant, is_hybrid, tensors
+from shapes import config, is_giant, is_gpt_oss, is_hybrid, is_latent, tensors
 
 GROUP = 64
 DEVIATION = 0.02
@@ -145,6 +145,8 @@ def vector(t, shape):
             values = np.log(random.uniform(1, 16, n))
         case "bias":
             values = random.uniform(-4, 1, n)
+        case "small":
+            values = random.normal(0, DEVIATION, n)
     return values.astype(np.float32).reshape(shape)
 
 
@@ -300,7 +302,7 @@ def write_gguf(shape, form, out, text):
     import gguf
 
     c = config(shape)
-    arch = c["model_type"].removesuffix("_text").replace("_", "")
+    arch = {"glm4_moe_lite": "deepseek2", "gpt_oss": "gpt-oss"}.get(c["model_type"]) or c["model_type"].removesuffix("_text").replace("_", "")
     rope_theta = c.get("rope_theta") or c["rope_parameters"]["rope_theta"]
     w = gguf.GGUFWriter(out, arch)
     w.add_name(f"random {shape}")
@@ -314,15 +316,38 @@ def write_gguf(shape, form, out, text):
     w.add_block_count(c["num_hidden_layers"])
     w.add_feed_forward_length(c.get("intermediate_size", 0))
     w.add_head_count(c["num_attention_heads"])
-    w.add_head_count_kv(c["num_key_value_heads"])
-    w.add_key_length(c["head_dim"])
-    w.add_value_length(c["head_dim"])
+    if is_latent(c):
+        add_latent(w, c)
+    else:
+        w.add_head_count_kv(c["num_key_value_heads"])
+        w.add_key_length(c["head_dim"])
+        w.add_value_length(c["head_dim"])
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     w.add_rope_freq_base(rope_theta)
     if "num_experts" in c:
         w.add_expert_count(c["num_experts"])
         w.add_expert_used_count(c["num_experts_per_tok"])
         w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    if "n_routed_experts" in c:
+        w.add_expert_count(c["n_routed_experts"])
+        w.add_expert_used_count(c["num_experts_per_tok"])
+        w.add_expert_shared_count(c["n_shared_experts"])
+        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        w.add_expert_weights_scale(c["routed_scaling_factor"])
+        w.add_expert_weights_norm(c["norm_topk_prob"])
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        w.add_leading_dense_block_count(c["first_k_dense_replace"])
+        if not is_latent(c):
+            w.add_rope_dimension_count(int(c["head_dim"] * c["partial_rotary_factor"]))
+    if is_gpt_oss(c):
+        yarn = c["rope_scaling"]
+        w.add_expert_count(c["num_local_experts"])
+        w.add_expert_used_count(c["num_experts_per_tok"])
+        w.add_expert_feed_forward_length(c["intermediate_size"])
+        w.add_sliding_window(c["sliding_window"])
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(yarn["factor"])
+        w.add_rope_scaling_orig_ctx_len(yarn["original_max_position_embeddings"])
     if is_hybrid(c):
         w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
         w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
@@ -368,10 +393,26 @@ def write_gguf(shape, form, out, text):
     w.close()
 
 
+def add_latent(w, c):
+    """Rows of latent attention, as one KV head has them, and heads as they are before."""
+    rank, rotated, plain = c["kv_lora_rank"], c["qk_rope_head_dim"], c["qk_nope_head_dim"]
+    w.add_head_count_kv(1)
+    w.add_key_length(rank + rotated)
+    w.add_value_length(rank)
+    w.add_key_length_mla(plain + rotated)
+    w.add_value_length_mla(c["v_head_dim"])
+    w.add_q_lora_rank(c["q_lora_rank"])
+    w.add_kv_lora_rank(rank)
+    w.add_rope_dimension_count(rotated)
+
+
 def kind_of(t, layers, form):
     """The format of a tensor in llama.cpp's mixes: more bits for values, for what leaves feed-forward layers at both ends and in every third between, and for the embedding and the head."""
     ends = t.gguf in ("token_embd.weight", "output.weight")
     part = t.gguf.rpartition(".")[0].rpartition(".")[2]
+    if part in ("attn_k_b", "attn_v_b"):
+        # llama.cpp's AMX cannot take three-dimensional matrices of blocks.
+        return "BF16"
     if form == "MXFP4":
         return "Q8_0" if ends else form
     if form == "UD-Q2_K":

@@ -117,6 +117,10 @@ for _config in CONFIGS.values():
         dtype="bfloat16",
         torch_dtype="bfloat16",
     )
+# A few layers of other families: latent attention, a mixture with shared experts, and one in MXFP4 with windows. As GGUF files alone, which both engines take.
+FEWER = {"latent": ("glm-4.7-flash", 8), "air": ("glm-4.5-air", 4), "gpt-oss": ("gpt-oss-20b", 8)}
+for _name, (_whole, _layers) in FEWER.items():
+    CONFIGS[_name] = json.loads((KNOWN / f"{_whole}.json").read_text()) | {"num_hidden_layers": _layers, "num_nextn_predict_layers": 0}
 # A quarter of the layers of Qwen3-8B and of Qwen3-0.6B, and of the vocabulary, so that embedding and head are the same part of them as in the whole models: a pair, of which the small one drafts.
 for _name, _whole, _layers in (("8b-quarter", "8b", 9), ("0.6b-quarter", "dense", 7)):
     CONFIGS[_name] = CONFIGS[_whole] | {"num_hidden_layers": _layers, "vocab_size": VOCABULARY // 4 // 256 * 256, "tie_word_embeddings": False}
@@ -144,6 +148,14 @@ def is_hybrid(c):
     return "full_attention_interval" in c
 
 
+def is_latent(c):
+    return "kv_lora_rank" in c
+
+
+def is_gpt_oss(c):
+    return c["model_type"] == "gpt_oss"
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One weight. `name` is MLX's, without `.weight` where it is a matrix; `shape` is row-major, inputs last."""
@@ -152,7 +164,7 @@ class Tensor:
     gguf: str
     shape: tuple
     # matrix: quantised. embedding, expert: a giant's, quantised too. router: a matrix that both formats keep finer (8 bits in MLX's,
-    # f32 in GGUF's). one: a norm at one. conv: taps of a convolution. decay, bias: vectors of the delta rule.
+    # f32 in GGUF's). one: a norm at one. small: a vector around zero. conv: taps of a convolution. decay, bias: vectors of the delta rule.
     kind: str = "matrix"
     # The vector shape that GGUF wants, where it differs.
     gguf_shape: tuple = ()
@@ -171,16 +183,49 @@ def tensors(shape):
     for i in range(c["num_hidden_layers"]):
         at, to = f"model.layers.{i}", f"blk.{i}"
         linear = hybrid and (i + 1) % c["full_attention_interval"] != 0
-        after = "post_attention_norm" if hybrid else "ffn_norm"
+        after = "ffn_norm" if c["model_type"] in ("qwen3", "qwen3_moe", "glm4_moe_lite") else "post_attention_norm"
         yield Tensor(f"{at}.input_layernorm.weight", f"{to}.attn_norm.weight", (hidden,), "one")
         part = OUT / c["num_hidden_layers"] ** 0.5 if giant else 1.0
-        mixer = _delta_net if linear else _attention
+        mixer = _latent if is_latent(c) else _biased if is_gpt_oss(c) or c.get("attention_bias") else _delta_net if linear else _attention
         yield from mixer(c, at, to, float(giant), part)
         yield Tensor(f"{at}.post_attention_layernorm.weight", f"{to}.{after}.weight", (hidden,), "one")
-        yield from _experts(c, at, to, "expert" if giant else "matrix") if "num_experts" in c else _dense(c, at, to)
+        yield from _feed_forward(c, i, at, to, "expert" if giant else "matrix")
     yield Tensor("model.norm.weight", "output_norm.weight", (hidden,), "one")
     if not c["tie_word_embeddings"]:
         yield Tensor("lm_head", "output.weight", (c["vocab_size"], hidden))
+
+
+def _feed_forward(c, layer, at, to, kind):
+    if is_gpt_oss(c):
+        return _biased_experts(c, at, to)
+    if "n_routed_experts" in c:
+        return _dense(c, at, to) if layer < c["first_k_dense_replace"] else _shared_experts(c, at, to)
+    return _experts(c, at, to, kind) if "num_experts" in c else _dense(c, at, to)
+
+
+def _latent(c, at, to, *_):
+    hidden, heads, rank, q_rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"], c["q_lora_rank"]
+    plain, rotated, v = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    name = f"{at}.self_attn"
+    yield Tensor(f"{name}.q_a_proj", f"{to}.attn_q_a.weight", (q_rank, hidden))
+    yield Tensor(f"{name}.q_a_layernorm.weight", f"{to}.attn_q_a_norm.weight", (q_rank,), "one")
+    yield Tensor(f"{name}.q_b_proj", f"{to}.attn_q_b.weight", (heads * (plain + rotated), q_rank))
+    yield Tensor(f"{name}.kv_a_proj_with_mqa", f"{to}.attn_kv_a_mqa.weight", (rank + rotated, hidden))
+    yield Tensor(f"{name}.kv_a_layernorm.weight", f"{to}.attn_kv_a_norm.weight", (rank,), "one")
+    yield Tensor(f"{name}.embed_q", f"{to}.attn_k_b.weight", (heads, rank, plain))
+    yield Tensor(f"{name}.unembed_out", f"{to}.attn_v_b.weight", (heads, v, rank))
+    yield Tensor(f"{name}.o_proj", f"{to}.attn_output.weight", (hidden, heads * v))
+
+
+def _biased(c, at, to, *_):
+    hidden, dim = c["hidden_size"], c["head_dim"]
+    for part, rows in (("q", c["num_attention_heads"] * dim), ("k", c["num_key_value_heads"] * dim), ("v", c["num_key_value_heads"] * dim)):
+        yield Tensor(f"{at}.self_attn.{part}_proj", f"{to}.attn_{part}.weight", (rows, hidden))
+        yield Tensor(f"{at}.self_attn.{part}_proj.bias", f"{to}.attn_{part}.bias", (rows,), "small")
+    yield Tensor(f"{at}.self_attn.o_proj", f"{to}.attn_output.weight", (hidden, c["num_attention_heads"] * dim))
+    if is_gpt_oss(c):
+        yield Tensor(f"{at}.self_attn.o_proj.bias", f"{to}.attn_output.bias", (hidden,), "small")
+        yield Tensor(f"{at}.self_attn.sinks", f"{to}.attn_sinks.weight", (c["num_attention_heads"],), "small")
 
 
 def _attention(c, at, to, lean, part):
@@ -237,3 +282,23 @@ def _experts(c, at, to, kind):
         yield Tensor(f"{name}.gate_proj", f"{to}.ffn_gate_shexp.weight", (shared, hidden))
         yield Tensor(f"{name}.up_proj", f"{to}.ffn_up_shexp.weight", (shared, hidden))
         yield Tensor(f"{name}.down_proj", f"{to}.ffn_down_shexp.weight", (hidden, shared))
+
+
+def _shared_experts(c, at, to):
+    hidden, wide, n = c["hidden_size"], c["moe_intermediate_size"], c["n_routed_experts"]
+    yield Tensor(f"{at}.mlp.gate", f"{to}.ffn_gate_inp.weight", (n, hidden), "router")
+    yield Tensor(f"{at}.mlp.gate.e_score_correction_bias", f"{to}.exp_probs_b.bias", (n,), "small")
+    for part, rows, cols in (("gate", wide, hidden), ("up", wide, hidden), ("down", hidden, wide)):
+        yield Tensor(f"{at}.mlp.switch_mlp.{part}_proj", f"{to}.ffn_{part}_exps.weight", (n, rows, cols))
+    shared = wide * c["n_shared_experts"]
+    for part, rows, cols in (("gate", shared, hidden), ("up", shared, hidden), ("down", hidden, shared)):
+        yield Tensor(f"{at}.mlp.shared_experts.{part}_proj", f"{to}.ffn_{part}_shexp.weight", (rows, cols))
+
+
+def _biased_experts(c, at, to):
+    hidden, wide, n = c["hidden_size"], c["intermediate_size"], c["num_local_experts"]
+    yield Tensor(f"{at}.mlp.router", f"{to}.ffn_gate_inp.weight", (n, hidden), "router")
+    yield Tensor(f"{at}.mlp.router.bias", f"{to}.ffn_gate_inp.bias", (n,), "small")
+    for part, rows, cols in (("gate", wide, hidden), ("up", wide, hidden), ("down", hidden, wide)):
+        yield Tensor(f"{at}.mlp.experts.{part}_proj", f"{to}.ffn_{part}_exps.weight", (n, rows, cols), "expert")
+        yield Tensor(f"{at}.mlp.experts.{part}_proj_bias", f"{to}.ffn_{part}_exps.bias", (n, rows), "small")

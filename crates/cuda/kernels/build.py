@@ -170,7 +170,7 @@ def check_ptx(unit, ptx):
         operation = line.split(None, 1)[0] if line else ""
         approximate = "approx" in operation or operation.startswith("div.full")
         flushes = ".ftz" in operation and operation != "fma.rn.ftz.f32"
-        counts = ".inc.u32" in operation or operation == "atom.shared.add.u32" or operation == "red.shared.or.b32"
+        counts = ".inc.u32" in operation or operation == "atom.shared.add.u32" or operation in ("red.shared.or.b32", "red.shared.add.u32")
         unordered = operation.startswith(("red.", "atom")) and not counts
         unrounded = operation in ("add.f32", "sub.f32", "mul.f32", "fma.f32", "mad.f32")
         if approximate or flushes or unordered or unrounded:
