@@ -287,7 +287,7 @@ parameters! {
         encoded: Encoded,
         selected: Address,
         top: u32,
-        unused: u32,
+        flat: u32,
     }
     /// Rows of latent attention that are cached.
     LatentRows {
@@ -332,9 +332,22 @@ parameters! {
         numbers: Address,
         tiles: Address,
         order: Address,
+        tokens: u32,
         heads: u32,
         outputs: u32,
         of_tile: u32,
+        run: u32,
+        unused: u32,
+    }
+    /// Outputs of heads, and where they go.
+    LatentGather {
+        from: Address,
+        to: Address,
+        token: u64,
+        head: u64,
+        cols: u32,
+        heads: u32,
+        run: u32,
         unused: u32,
     }
     Index {

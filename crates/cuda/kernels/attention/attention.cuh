@@ -48,7 +48,8 @@ struct Attention {
     // [tokens, top]: slots of what a token sees, at most `top`; null: all positions up to its own.
     const u32* selected;
     u32 top;
-    u32 unused;
+    // Whether a block may have heads of several tokens, which are all of one sequence.
+    u32 flat;
 };
 
 static const u32 PARTITION = 128;
@@ -63,6 +64,12 @@ __device__ __forceinline__ u32 first_seen(const Attention& p, u32 position) {
 
 // The last place that is visible to a token: its position, or the last of those that were selected for it.
 __device__ __forceinline__ u32 last_seen(const Attention& p, u32 t) { return p.selected ? min(p.positions[t], p.top - 1) : p.positions[t]; }
+
+// The slot of place `at` among those that a token sees.
+__device__ __forceinline__ u64 slot_of(const Attention& p, u32 t, const u32* table, u32 at) {
+    const u32 tokens = p.cache.block_tokens;
+    return p.selected ? p.selected[(u64)t * p.top + at] : (u64)table[at / tokens] * tokens + at % tokens;
+}
 
 // Applies sink, division and gate, and stores element `d` of head `h` of token `t`.
 __device__ __forceinline__ float finish(const Attention& p, u32 t, u32 h, u32 d, float o, float m, float l) {

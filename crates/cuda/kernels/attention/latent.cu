@@ -148,30 +148,35 @@ struct LatentHeads {
     u64 steps[3];
     // [heads]
     Matrix* matrices;
-    // [outputs]: the head of each. Outputs are heads of tokens: head h of token t is number t * heads + h.
+    // [outputs]: the head of each. Head h of token t is output t * heads + h, or, in runs, h * run + t.
     u32* numbers;
-    // Outputs by head, and tiles of them, as moe/pairs.cu has them; null: not wanted.
+    // Outputs by head and tiles of them, as moe/pairs.cu has them; null: not wanted.
     u32* tiles;
+    // [outputs]: of tiles their outputs; of runs the input of each output.
     u32* order;
+    u32 tokens;
     u32 heads;
     u32 outputs;
     // The most outputs of a tile.
     u32 of_tile;
+    // Outputs of a head behind each other, of which the last may be none of a token; 0: heads take turns.
+    u32 run;
     u32 unused;
 };
 
 // A table of the heads' matrices, as products of experts take it.
 extern "C" __global__ void latent_heads(const LatentHeads p) {
     begin();
-    const u32 tokens = p.outputs / p.heads, of_head = p.tiles ? (tokens + p.of_tile - 1) / p.of_tile : 0;
+    const u32 of_head = p.tiles ? (p.tokens + p.of_tile - 1) / p.of_tile : 0;
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < p.outputs; i += gridDim.x * blockDim.x) {
-        p.numbers[i] = i % p.heads;
+        p.numbers[i] = p.run ? i / p.run : i % p.heads;
+        if (p.run) p.order[i] = min(i % p.run, p.tokens - 1) * p.heads + i / p.run;
         if (p.tiles) {
-            p.order[i] = i % tokens * p.heads + i / tokens;
+            p.order[i] = i % p.tokens * p.heads + i / p.tokens;
             if (i == 0) p.tiles[0] = p.heads * of_head;
             if (i < p.heads * of_head) {
                 const u32 h = i / of_head, from = i % of_head * p.of_tile;
-                ((uint4*)p.tiles)[1 + i] = make_uint4(h, h * tokens + from, min(p.of_tile, tokens - from), 0);
+                ((uint4*)p.tiles)[1 + i] = make_uint4(h, h * p.tokens + from, min(p.of_tile, p.tokens - from), 0);
             }
         }
         if (i >= p.heads) continue;
@@ -181,4 +186,26 @@ extern "C" __global__ void latent_heads(const LatentHeads p) {
         own.biases += i * p.steps[2];
         p.matrices[i] = own;
     }
+}
+
+struct LatentGather {
+    // Rows of `cols`, of outputs as `LatentHeads` has them.
+    const float* from;
+    float* to;
+    // Elements from token to token and from head to head of `to`.
+    u64 token;
+    u64 head;
+    u32 cols;
+    u32 heads;
+    u32 run;
+    u32 unused;
+};
+
+// Outputs to where each head of a token has its own. Grid: (tokens, heads).
+extern "C" __global__ void latent_gather(const LatentGather p) {
+    begin();
+    const u32 t = blockIdx.x, h = blockIdx.y;
+    const float* from = p.from + (p.run ? (u64)h * p.run + t : (u64)t * p.heads + h) * p.cols;
+    float* to = p.to + t * p.token + h * p.head;
+    for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) to[c] = from[c];
 }

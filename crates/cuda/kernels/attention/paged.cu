@@ -36,12 +36,6 @@ struct Located {
     float v_scales[PARTITION];
 };
 
-// The slot of place `at` among those that a token sees.
-__device__ __forceinline__ u64 slot_of(const Attention& p, u32 t, const u32* table, u32 at) {
-    const u32 tokens = p.cache.block_tokens;
-    return p.selected ? p.selected[(u64)t * p.top + at] : (u64)table[at / tokens] * tokens + at % tokens;
-}
-
 __device__ __forceinline__ void locate(const Attention& p, u32 t, const u32* table, u32 kv_head, u32 base, u32 from, u32 to, Located& located) {
     const Cache& c = p.cache;
     u32 at = base + threadIdx.x;

@@ -122,7 +122,12 @@ kernels! {
         LATENT_ABSORB_1 "latent_absorb_1" in "attention/latent" takes LatentQueries;
         LATENT_ABSORB_4 "latent_absorb_4" in "attention/latent" takes LatentQueries;
         LATENT_ABSORB_16 "latent_absorb_16" in "attention/latent" takes LatentQueries;
+        LATENT_ATTEND_F16 "latent_attend_f16" in "attention/latent_rows" takes Attention;
+        LATENT_ATTEND_BF16 "latent_attend_bf16" in "attention/latent_rows" takes Attention;
+        LATENT_ATTEND_PART_F16 "latent_attend_part_f16" in "attention/latent_rows" takes Attention;
+        LATENT_ATTEND_PART_BF16 "latent_attend_part_bf16" in "attention/latent_rows" takes Attention;
         LATENT_HEADS "latent_heads" in "attention/latent" takes LatentHeads;
+        LATENT_GATHER "latent_gather" in "attention/latent" takes LatentGather;
         INDEX_STORE "index_store" in "attention/index" takes Index;
         INDEX_SCORES "index_scores" in "attention/index" takes Index;
         INDEX_SELECT "index_select" in "attention/index" takes Index;

@@ -95,6 +95,7 @@ impl ExpertScratch {
                 kinds: &kinds[part],
                 groups: groups[part],
                 tiles,
+                in_runs: false,
             };
             let (matrix, table) = (p::Matrix::default(), Some(table));
             Product { matrix, table, rows, cols, outputs: pairs, out, bias: 0, accumulate: false, runs: None }

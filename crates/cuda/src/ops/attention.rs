@@ -396,8 +396,23 @@ impl AttentionScratch {
             top: top.map_or(0, number),
             ..p::Attention::default()
         };
-        let tiles = heads.div_ceil(tile);
         let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
+        if let Some(([whole, part], shared)) = latent_kernel(gpu, &layout, rank) {
+            let flat = context.inputs.sequences() == 1 && selected.is_none();
+            let parameters = p::Attention { flat: flat.into(), ..parameters };
+            let rows = |n: usize| n.div_ceil(LATENT_ROWS);
+            let blocks = if flat { rows(tokens * heads) } else { tokens * rows(heads) };
+            let (kernel, z) = if split { (part, partitions) } else { (whole, 1) };
+            // SAFETY: as below.
+            unsafe { gpu.launch(kernel, [number(blocks), 1, number(z)], LATENT_THREADS, shared, &parameters)? };
+            if split {
+                let columns = rank.div_ceil(JOIN_COLUMNS);
+                // SAFETY: as below.
+                unsafe { gpu.launch(Kernel::ATTENTION_COMBINE, grid(heads, columns), JOIN_THREADS, 0, &parameters)? };
+            }
+            return Ok(());
+        }
+        let tiles = heads.div_ceil(tile);
         let bytes = |elements: usize| number(4 * tile * elements);
         let padded = dim.next_multiple_of(16);
         // SAFETY: the caller's scratch has these sizes; tables reach as far as positions, as the step's inputs ensure.
@@ -412,6 +427,28 @@ impl AttentionScratch {
         }
         Ok(())
     }
+}
+
+/// Rows (heads of tokens) and threads of a block of `kernels/attention/latent_rows.cu`, and the longest vector that it takes.
+const LATENT_ROWS: usize = 16;
+const LATENT_THREADS: u32 = 512;
+const MAX_LATENT_RANK: usize = 512;
+
+/// The kernels whose blocks take sixteen rows, through all partitions and through one, and their shared memory, if they can take these rows.
+fn latent_kernel(gpu: &Gpu, layout: &KvLayout, rank: usize) -> Option<([Kernel; 2], u32)> {
+    let kernels = match layout.kv_type {
+        KvType::F16 => [Kernel::LATENT_ATTEND_F16, Kernel::LATENT_ATTEND_PART_F16],
+        KvType::Bf16 => [Kernel::LATENT_ATTEND_BF16, Kernel::LATENT_ATTEND_PART_BF16],
+        KvType::F32 | KvType::Int8 | KvType::Int16 => return None,
+    };
+    let dim = layout.k_dim;
+    let whole = dim.is_multiple_of(16) && rank.is_multiple_of(4) && rank <= MAX_LATENT_RANK;
+    // Such that four neighbours of the cached rows lie in different banks.
+    let words = (dim / 2 + 23) / 32 * 32 + 8;
+    let shared = 4 * (PARTITION * words + LATENT_ROWS * dim);
+    let fits = shared + kernels[0].static_shared() <= gpu.device.shared;
+    let at = layout.kv_type.size() * layout.block_tokens * dim;
+    (whole && at.is_multiple_of(16) && fits && gpu.device.has(Variant::Prompts)).then_some((kernels, number(shared)))
 }
 
 /// The most partitions that any of the step's tokens sees of latent rows.

@@ -12,7 +12,7 @@ use crate::kernels::{Kernel, Variant};
 use crate::ops::activations::{EncodeInput, EncodedActivations, GROUP, encode};
 use crate::ops::attention::{self, AttentionScratch, LatentQueries};
 use crate::ops::context::Context;
-use crate::ops::matmul::matmul;
+use crate::ops::matmul::{TILE, matmul};
 use crate::ops::product::{ExpertTable, PairTiles, Product};
 use crate::parameters::{self as p, number};
 use crate::weights::{self, KernelFormat};
@@ -41,11 +41,25 @@ pub fn most_rows(heads: usize, tokens: usize) -> usize {
     ROWS.max(tokens).min(heads * tokens)
 }
 
+/// The same where the rows of each head are whole tiles.
+pub fn padded_rows(heads: usize, rows: usize) -> usize {
+    rows + heads * (TILE - 1)
+}
+
 /// Bytes of scratch for so many rows, beside their encodings and what attention keeps.
 pub fn scratch_bytes(layer: &LatentLayer, rows: usize) -> usize {
-    let floats = layer.rotated() + 2 * layer.rank + layer.plain() + layer.v_dim();
-    // Of the table of heads: matrices, the head of each row, the order, and tiles.
-    4 * rows * floats + layer.heads * (size_of::<p::Matrix>() + 16) + 24 * rows + 1024
+    let products = layer.keys.rows().rows.max(layer.v_dim());
+    let floats = layer.rotated() + 2 * layer.rank + layer.plain() + products;
+    // Runs of heads are whole tiles. Of the table: matrices, the head of each row, the order, and tiles.
+    4 * padded_rows(layer.heads, rows) * floats + layer.heads * (size_of::<p::Matrix>() + 16) + 24 * rows + 1024
+}
+
+/// Where each head of a token has its outputs: elements from token to token, and from head to head.
+#[derive(Clone, Copy)]
+struct HeadOutputs {
+    at: Address,
+    token: usize,
+    head: usize,
 }
 
 /// Scratch of latent attention.
@@ -58,14 +72,14 @@ pub struct LatentScratch {
     /// What attention makes of them: `[tokens, heads at a time, rank]`.
     mixed: Scratch,
     encoded: EncodedActivations,
-    /// Values that do not lie as the output has them: `[tokens, heads at a time, v_dim]`.
-    values: Scratch,
+    /// Products that do not lie as what takes them has them: `[tokens, heads at a time, rows]`.
+    products: Scratch,
     table: Scratch,
 }
 
 impl LatentScratch {
     pub fn bytes(&self) -> usize {
-        let scratch = [&self.q, &self.plain, &self.mixed, &self.values, &self.table];
+        let scratch = [&self.q, &self.plain, &self.mixed, &self.products, &self.table];
         scratch.iter().map(|s| s.bytes()).sum::<usize>() + self.encoded.bytes()
     }
 
@@ -169,7 +183,7 @@ impl LatentScratch {
             }
             LatentKeys::Columns(keys) => {
                 assert_eq!((keys.rows, weight.cols()), (rank, plain), "keys by columns");
-                let to = p::Tensor::dense(q + 4 * rotated as u64, dim);
+                let to = HeadOutputs { at: q + 4 * rotated as u64, token: heads * dim, head: dim };
                 self.multiply(context, keys, (first, heads), plain_to, to)?;
             }
         }
@@ -184,39 +198,34 @@ impl LatentScratch {
         (first, heads): (usize, usize),
         mixed: Address,
     ) -> Result<()> {
-        let (gpu, tokens, v_dim) = (&context.gpu, context.inputs.tokens().len(), layer.v_dim());
-        let width = heads * v_dim;
-        let out = context.place(layer.out.columns(first * v_dim..first * v_dim + width));
-        if out.stride as usize == width {
-            return self.multiply(context, layer.values, (first, heads), mixed, p::Tensor::dense(out.at, v_dim));
-        }
-        let values = self.values.reserve(gpu, 4 * tokens * width)?;
-        self.multiply(context, layer.values, (first, heads), mixed, p::Tensor::dense(values, v_dim))?;
-        let from = p::Tensor::dense(values, width);
-        let copy = p::CopyRows { from, to: out, rows: number(tokens), cols: number(width) };
-        // SAFETY: the tensor was checked, and the scratch was just reserved.
-        unsafe { gpu.launch(Kernel::COPY_ROWS, [number(tokens), 1, 1], 256, 0, &copy)? };
-        Ok(())
+        let v_dim = layer.v_dim();
+        let out = context.place(layer.out.columns(first * v_dim..(first + heads) * v_dim));
+        let to = HeadOutputs { at: out.at, token: out.stride as usize, head: v_dim };
+        self.multiply(context, layer.values, (first, heads), mixed, to)
     }
 
-    /// Products of each head's rows with its inputs, `[tokens, heads, columns]` at `input`. `out`: a row for each head of a token.
+    /// Products of each head's rows with its inputs, `[tokens, heads, columns]` at `input`.
     fn multiply(
         &mut self,
         context: &Context,
         rows: HeadRows,
         (first, heads): (usize, usize),
         input: Address,
-        out: p::Tensor,
+        to: HeadOutputs,
     ) -> Result<()> {
         let (gpu, tokens) = (&context.gpu, context.inputs.tokens().len());
         let weight = &context.weights.all[rows.matrix.number()];
-        let (outputs, cols, kind) = (tokens * heads, weight.cols(), weight.kind(context.mode));
-        // 1. The matrix of each output
+        let (cols, kind) = (weight.cols(), weight.kind(context.mode));
+        // 1. The matrix of each output. Outputs are taken by tiles, or in runs of a head, or heads take turns.
         let of = |head: usize| weight.at_row(rows.of(head).start, context.mode);
         let (own, next) = (of(first), of(first + usize::from(heads > 1)));
         assert!(rows.of(first + heads - 1).end <= weight.rows(), "rows of all heads");
         let of_tile = tile_outputs(context, kind, weight.groups(), tokens);
-        let of_head = of_tile.map_or(0, |of| tokens.div_ceil(of));
+        let run = match of_tile {
+            None if tokens > 1 && !kind.needs().f32 => tokens.next_multiple_of(TILE),
+            _ => 0,
+        };
+        let (of_head, outputs) = (of_tile.map_or(0, |of| tokens.div_ceil(of)), heads * run.max(tokens));
         let (matrices, tiles) = ((heads * size_of::<p::Matrix>()).next_multiple_of(16), 16 * (heads * of_head + 1));
         let at = self.table.reserve(gpu, matrices + tiles + 8 * outputs)?;
         let tiles_at = at + matrices as u64;
@@ -229,27 +238,30 @@ impl LatentScratch {
             numbers,
             tiles: if of_tile.is_some() { tiles_at } else { 0 },
             order,
+            tokens: number(tokens),
             heads: number(heads),
             outputs: number(outputs),
             of_tile: of_tile.map_or(0, number),
+            run: number(run),
             unused: 0,
         };
         let grid = [number(outputs.div_ceil(TABLE_THREADS)), 1, 1];
         // SAFETY: the scratch was just reserved.
         unsafe { gpu.launch(Kernel::LATENT_HEADS, grid, number(TABLE_THREADS), 0, &table)? };
         // 2. Products
-        let x = EncodeInput { x: p::Tensor::dense(input, cols), rows: outputs, cols, ..EncodeInput::default() };
+        let taken = if run > 0 { order } else { 0 };
+        let x = EncodeInput { x: p::Tensor::dense(input, cols), taken, rows: outputs, cols, ..EncodeInput::default() };
         encode(gpu, x, kind.needs(), &mut self.encoded)?;
-        let tiles = of_tile.map(|tile_pairs| PairTiles {
-            tiles: tiles_at,
-            order,
-            max_tiles: heads * of_head,
-            tile_pairs,
-            few: false,
-        });
-        let kinds = [kind];
+        let max_tiles = heads * of_head;
+        let tiles = of_tile.map(|tile_pairs| PairTiles { tiles: tiles_at, order, max_tiles, tile_pairs, few: false });
+        let (kinds, groups) = ([kind], weight.groups());
         let table =
-            ExpertTable { matrices: at, experts: numbers, per_row: 1, kinds: &kinds, groups: weight.groups(), tiles };
+            ExpertTable { matrices: at, experts: numbers, per_row: 1, kinds: &kinds, groups, tiles, in_runs: run > 0 };
+        let direct = run == 0 && to.token == heads * to.head;
+        let out = match direct {
+            true => p::Tensor::dense(to.at, to.head),
+            false => p::Tensor::dense(self.products.reserve(gpu, 4 * outputs * rows.rows)?, rows.rows),
+        };
         let product = Product {
             matrix: p::Matrix::default(),
             table: Some(table),
@@ -261,7 +273,23 @@ impl LatentScratch {
             accumulate: false,
             runs: None,
         };
-        matmul(gpu, &[product], &self.encoded)
+        matmul(gpu, &[product], &self.encoded)?;
+        if direct {
+            return Ok(());
+        }
+        let gather = p::LatentGather {
+            from: out.at,
+            to: to.at,
+            token: to.token as u64,
+            head: to.head as u64,
+            cols: number(rows.rows),
+            heads: number(heads),
+            run: number(run),
+            unused: 0,
+        };
+        // SAFETY: the tensor was checked, and the scratch was just reserved.
+        unsafe { gpu.launch(Kernel::LATENT_GATHER, [number(tokens), number(heads), 1], 128, 0, &gather)? };
+        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ use crate::parameters::{self as p, number};
 use crate::weights::{self, LaunchShape, Needs};
 
 /// Tokens of a tile in the kernels without tensor cores.
-const TILE: usize = 8;
+pub const TILE: usize = 8;
 /// From this many tokens on, lane sums are computed by squares of rows and tokens; fewer would leave most multiprocessors idle.
 const MIN_SQUARES: usize = 64;
 
@@ -62,8 +62,9 @@ fn matmul_alike(gpu: &Gpu, products: &[Product], x: &EncodedActivations) -> Resu
     }
     for kind in first.kinds() {
         // Each token of a mixture has its own expert.
-        let many = first.outputs > 1 && first.table.is_none();
-        if let Some(kernel) = kind.gemm_32().filter(|_| many && first.outputs >= MIN_SQUARES) {
+        let many = first.outputs > 1 && first.table.is_none_or(|table| table.in_runs);
+        let squares = first.table.is_none() && first.outputs >= MIN_SQUARES;
+        if let Some(kernel) = kind.gemm_32().filter(|_| many && squares) {
             let tiles = first.outputs.div_ceil(weights::SQUARE).min(MAX_GRID_Y);
             let grid = [number(rows.div_ceil(weights::SQUARE)), number(tiles), number(products.len())];
             // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.

@@ -26,6 +26,8 @@ pub struct ExpertTable<'a> {
     pub groups: Option<(u32, u32)>,
     /// Output rows sorted by expert, if they were sorted.
     pub tiles: Option<PairTiles>,
+    /// Output rows come in runs of one matrix, as long as multiples of a tile.
+    pub in_runs: bool,
 }
 
 /// Output rows of a mixture (pairs of a token and an expert) sorted by expert and cut into tiles, as [`p::Pairs`] has them.

@@ -206,7 +206,11 @@ impl Operations for ScratchPlanner<'_> {
         let rows = latent::most_rows(layer.heads, self.tokens);
         let matrices = [layer.keys.rows(), layer.values].map(|rows| rows.matrix.number());
         for (matrix, cols) in matrices.into_iter().zip([layer.plain(), layer.rank]) {
-            self.latent_encoded.grow(rows, cols, self.weights[matrix].kind(self.mode).needs());
+            self.latent_encoded.grow(
+                latent::padded_rows(layer.heads, rows),
+                cols,
+                self.weights[matrix].kind(self.mode).needs(),
+            );
         }
         grow(&mut self.latent, latent::scratch_bytes(layer, rows));
         let (fixed, part) = latent_part_bytes(layer.rank);
