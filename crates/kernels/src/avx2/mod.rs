@@ -8,6 +8,7 @@ mod int11_dot;
 pub(crate) use int11_dot::greatest_of_two;
 mod int8_dot;
 mod int8_rows;
+mod int8_tile;
 mod mxfp4;
 mod peak;
 mod unpack;
