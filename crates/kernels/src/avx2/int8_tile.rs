@@ -7,25 +7,16 @@
 use std::arch::x86_64::*;
 
 use super::Avx2x16;
+use super::int8_products::{COLS, Eights, Fours, PLANE, Products, ROWS, Sixes, Vnni};
 use crate::format::Grouped;
-use crate::format::packing::PackingName;
 use crate::input::GROUP;
 use crate::instructions::int8_dot::Groups;
 use crate::instructions::unpack::{unpack_columns, unpack_lanes, widen};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
-/// Rows of a tile: two registers.
-const ROWS: usize = 16;
-/// Columns of a tile: with the activations of a few tokens its integers (8 KB, or 16 in two planes) stay in the first-level cache. Four weight groups of any
-/// size divide it, so that a tile begins with accumulator 0.
-const COLS: usize = 512;
-/// Tokens of a pass: with two registers of rows, eight sums and what feeds them fill the registers. Tokens that are left over pass one by one.
-const TOKENS: usize = 4;
 /// f32 of a token's accumulators.
 const ACC: usize = 4 * ROWS;
-/// Bytes of a plane of the tile.
-const PLANE: usize = ROWS * COLS;
 
 /// Bytes of the pieces of scratch: two planes of the tile; its rows' scales and biases, all columns; the tokens' accumulators, `sx` and `mx`; rows that were unpacked, and the scales and biases of one.
 fn sizes(cols: usize, tokens: usize, format: Grouped) -> [usize; 9] {
@@ -36,110 +27,6 @@ fn sizes(cols: usize, tokens: usize, format: Grouped) -> [usize; 9] {
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize, format: Grouped) -> usize {
     cut_bytes(sizes(cols, tokens, format))
-}
-
-/// How products are summed.
-///
-/// # Safety
-/// The columns are there, and so is the instruction set.
-pub trait Products {
-    /// Integers are halved to two planes of the tile, the lower four bits and the higher ones.
-    const IN_HALVES: bool;
-    /// `quads` times four columns (16 or 32) of the tile times those of T tokens, for each eight rows.
-    // How many is not known to the compiler: it would unroll the loop and run out of registers.
-    unsafe fn sums<const T: usize>(quads: usize, q: *const u8, x: [*const i8; T]) -> [[__m256i; 2]; T];
-}
-
-/// Sums of two products as words: `quads` times four columns are added to them.
-///
-/// # Safety
-/// As for [`Products`].
-#[allow(clippy::needless_range_loop)]
-#[inline(always)]
-unsafe fn add_words<const T: usize>(words: &mut [[__m256i; 2]; T], q: *const u8, x: &[*const i8; T], j: usize) {
-    // SAFETY: the caller's.
-    unsafe {
-        let q0 = _mm256_load_si256(q.add(j * 4 * ROWS).cast());
-        let q1 = _mm256_load_si256(q.add(j * 4 * ROWS + 32).cast());
-        for t in 0..T {
-            let four = _mm256_set1_epi32(x[t].add(4 * j).cast::<i32>().read_unaligned());
-            words[t][0] = _mm256_add_epi16(words[t][0], _mm256_maddubs_epi16(q0, four));
-            words[t][1] = _mm256_add_epi16(words[t][1], _mm256_maddubs_epi16(q1, four));
-        }
-    }
-}
-
-/// Integers of four bits at most: sixteen sums of two products fit in sixteen bits (8 * 2 * 15 * 127).
-struct Fours;
-
-impl Products for Fours {
-    const IN_HALVES: bool = false;
-    #[allow(clippy::needless_range_loop)]
-    #[inline(always)]
-    unsafe fn sums<const T: usize>(quads: usize, q: *const u8, x: [*const i8; T]) -> [[__m256i; 2]; T] {
-        // SAFETY: the caller's.
-        unsafe {
-            let mut sums = [[_mm256_setzero_si256(); 2]; T];
-            for j in 0..quads {
-                add_words(&mut sums, q, &x, j);
-            }
-            for t in 0..T {
-                for half in 0..2 {
-                    sums[t][half] = _mm256_madd_epi16(sums[t][half], _mm256_set1_epi16(1));
-                }
-            }
-            sums
-        }
-    }
-}
-
-/// Integers of six bits at most: two sums of two products fit (2 * 2 * 63 * 127).
-struct Sixes;
-
-impl Products for Sixes {
-    const IN_HALVES: bool = false;
-    #[allow(clippy::needless_range_loop)]
-    #[inline(always)]
-    unsafe fn sums<const T: usize>(quads: usize, q: *const u8, x: [*const i8; T]) -> [[__m256i; 2]; T] {
-        // SAFETY: the caller's.
-        unsafe {
-            let mut sums = [[_mm256_setzero_si256(); 2]; T];
-            for j in (0..quads).step_by(2) {
-                let mut words = [[_mm256_setzero_si256(); 2]; T];
-                add_words(&mut words, q, &x, j);
-                add_words(&mut words, q, &x, j + 1);
-                for t in 0..T {
-                    for half in 0..2 {
-                        let pairs = _mm256_madd_epi16(words[t][half], _mm256_set1_epi16(1));
-                        sums[t][half] = _mm256_add_epi32(sums[t][half], pairs);
-                    }
-                }
-            }
-            sums
-        }
-    }
-}
-
-/// Integers of eight bits: twice four.
-struct Eights;
-
-impl Products for Eights {
-    const IN_HALVES: bool = true;
-    #[allow(clippy::needless_range_loop)]
-    #[inline(always)]
-    unsafe fn sums<const T: usize>(quads: usize, q: *const u8, x: [*const i8; T]) -> [[__m256i; 2]; T] {
-        // SAFETY: the caller's.
-        unsafe {
-            let high = Fours::sums(quads, q.add(PLANE), x);
-            let mut sums = Fours::sums(quads, q, x);
-            for t in 0..T {
-                for half in 0..2 {
-                    sums[t][half] = _mm256_add_epi32(sums[t][half], _mm256_slli_epi32::<4>(high[t][half]));
-                }
-            }
-            sums
-        }
-    }
 }
 
 /// A tile of rows in cache.
@@ -181,33 +68,47 @@ pub(super) unsafe fn product(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [
     }
 }
 
+/// The same with AVX-VNNI.
+///
+/// # Safety
+/// As above, and AVX-VNNI is there.
+pub unsafe fn product_vnni(w: &Matrix, x: Groups, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
+    // SAFETY: the caller's.
+    unsafe { rows::<Vnni>(w, x, tokens, tile, scratch) }
+}
+
+/// Tokens of the next pass, where some are left.
+fn tokens_of_pass<M: Products>(left: usize) -> usize {
+    [M::TOKENS, 4, 2, 1].into_iter().find(|&n| n <= left).unwrap_or(0)
+}
+
 /// The product of all rows with all tokens, one tile after the other.
 ///
 /// # Safety
-/// As for [`product`].
+/// As for [`product`], and the instruction set of `M` is there.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 unsafe fn rows<M: Products>(w: &Matrix, x: Groups, tokens: &[u32], out: &mut [f32], scratch: &mut Scratch) {
     let format = w.grouped();
-    let (parts, groups) = (format.parts(), w.cols / format.group);
-    let [q, s, b, acc, sx, mx, unpacked, row_s, row_b] = scratch.cut(sizes(w.cols, tokens.len(), format));
+    let (parts, groups, count) = (format.parts(), w.cols / format.group, tokens.len());
+    let [q, s, b, acc, sx, mx, unpacked, row_s, row_b] = scratch.cut(sizes(w.cols, count, format));
     let tile = Tile { q, s: s.cast(), b: b.cast() };
     let (acc, sx, mx) = (acc.cast::<f32>(), sx.cast::<f32>(), mx.cast::<f32>());
     let row = Unpacked { q: unpacked, s: row_s.cast(), b: row_b.cast() };
-    let passes = tokens.len() / TOKENS + tokens.len() % TOKENS;
-    // The first token of a pass, and how many they are.
-    let whole = tokens.len() / TOKENS * TOKENS;
-    let pass_of = |i: usize| if i < whole { (i / TOKENS * TOKENS, TOKENS) } else { (i, 1) };
-    for (i, &token) in tokens.iter().enumerate() {
-        let (first, n) = pass_of(i);
-        x.parts(token as usize, w.cols, format.part_columns(), |part, scale, sum| {
-            // SAFETY: the scratch holds a number per group of each token.
-            unsafe {
-                *sx.add(first * groups * parts + part * n + i - first) = scale;
-                let to = mx.add(first * groups + part / parts * n + i - first);
-                *to = if part % parts == 0 { sum } else { *to + sum };
-            }
-        });
+    let (log_parts, mut i) = (parts.trailing_zeros(), 0);
+    while i < count {
+        let n = tokens_of_pass::<M>(count - i);
+        for (t, &token) in tokens[i..i + n].iter().enumerate() {
+            x.parts(token as usize, w.cols, format.part_columns(), |part, scale, sum| {
+                // SAFETY: the scratch holds a number per group of each token.
+                unsafe {
+                    *sx.add(i * groups * parts + part * n + t) = scale;
+                    let to = mx.add(i * groups + (part >> log_parts) * n + t);
+                    *to = if part & (parts - 1) == 0 { sum } else { *to + sum };
+                }
+            });
+        }
+        i += n;
     }
     for r in (0..w.rows).step_by(ROWS) {
         for k in (0..w.cols).step_by(COLS) {
@@ -215,10 +116,12 @@ unsafe fn rows<M: Products>(w: &Matrix, x: Groups, tokens: &[u32], out: &mut [f3
             // SAFETY: rows, columns and tokens are inside their arrays, the tile, the sums and the accumulators in scratch; the caller vouches for the rest.
             unsafe {
                 fill(w, (r, k), cols, M::IN_HALVES, &tile, &row);
-                let mut i = 0;
-                for p in 0..passes {
-                    fetch(w, next(w, (r, k)), ROWS * p / passes..ROWS * (p + 1) / passes);
-                    let (_, n) = pass_of(i);
+                let (next, mut fetched, mut i) = (Next::after(w, r, k), 0, 0);
+                while i < count {
+                    let n = tokens_of_pass::<M>(count - i);
+                    let end = ROWS * (i + n) / count;
+                    next.fetch(fetched..end);
+                    fetched = end;
                     let few = Few {
                         tokens: &tokens[i..i + n],
                         q: x.q,
@@ -228,24 +131,32 @@ unsafe fn rows<M: Products>(w: &Matrix, x: Groups, tokens: &[u32], out: &mut [f3
                         mx: mx.add(i * groups + k / format.group * n),
                         acc: acc.add(i * ACC),
                     };
-                    match (parts, n) {
-                        (1, TOKENS) => pass::<M, 1, TOKENS>(format, cols, &tile, &few),
-                        (2, TOKENS) => pass::<M, 2, TOKENS>(format, cols, &tile, &few),
-                        (_, TOKENS) => pass::<M, 4, TOKENS>(format, cols, &tile, &few),
-                        (1, _) => pass::<M, 1, 1>(format, cols, &tile, &few),
-                        (2, _) => pass::<M, 2, 1>(format, cols, &tile, &few),
-                        (_, _) => pass::<M, 4, 1>(format, cols, &tile, &few),
+                    match n {
+                        1 => pass_of_parts::<M, 1>(format, cols, &tile, &few),
+                        2 => pass_of_parts::<M, 2>(format, cols, &tile, &few),
+                        4 => pass_of_parts::<M, 4>(format, cols, &tile, &few),
+                        _ => pass_of_parts::<M, 6>(format, cols, &tile, &few),
                     }
                     i += n;
                 }
             }
         }
         let n = ROWS.min(w.rows - r);
-        for i in 0..tokens.len() {
-            let mut sums = [0.0; ROWS];
-            // SAFETY: the scratch holds the accumulators of as many tokens.
-            unsafe { sum_lanes(acc.add(i * ACC), groups, &mut sums) };
-            out[i * w.rows + r..][..n].copy_from_slice(&sums[..n]);
+        for i in 0..count {
+            let to = &mut out[i * w.rows + r..][..n];
+            // SAFETY: the scratch holds the accumulators of as many tokens; `to` holds a row for each of n.
+            unsafe {
+                let [low, high] = sum_lanes(acc.add(i * ACC), groups);
+                if n == ROWS {
+                    _mm256_storeu_ps(to.as_mut_ptr(), low);
+                    _mm256_storeu_ps(to.as_mut_ptr().add(8), high);
+                } else {
+                    let mut sums = [0.0; ROWS];
+                    _mm256_storeu_ps(sums.as_mut_ptr(), low);
+                    _mm256_storeu_ps(sums.as_mut_ptr().add(8), high);
+                    to.copy_from_slice(&sums[..n]);
+                }
+            }
         }
     }
 }
@@ -255,35 +166,50 @@ unsafe fn rows<M: Products>(w: &Matrix, x: Groups, tokens: &[u32], out: &mut [f3
 /// # Safety
 /// The accumulators and AVX2 are there.
 #[inline(always)]
-unsafe fn sum_lanes(acc: *const f32, groups: usize, sums: &mut [f32; ROWS]) {
+unsafe fn sum_lanes(acc: *const f32, groups: usize) -> [__m256; 2] {
     // SAFETY: the caller's.
     unsafe {
-        for half in 0..2 {
+        let mut sums = [_mm256_setzero_ps(); 2];
+        for (half, sum) in sums.iter_mut().enumerate() {
             let mut lanes = [_mm256_setzero_ps(); 4];
             for (l, lane) in lanes.iter_mut().enumerate().take(groups) {
                 *lane = _mm256_loadu_ps(acc.add(l * ROWS + 8 * half));
             }
             let [a, b, c, d] = lanes;
-            let sum = _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d));
-            _mm256_storeu_ps(sums.as_mut_ptr().add(8 * half), sum);
+            *sum = _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d));
         }
+        sums
     }
 }
 
-/// Where the tile after that at (r, k) begins.
-fn next(w: &Matrix, (r, k): (usize, usize)) -> (usize, usize) {
-    if k + COLS < w.cols { (r, k + COLS) } else { (r + ROWS, 0) }
+/// The bytes of the tile after that at (r, k).
+struct Next<'a> {
+    w: &'a Matrix<'a>,
+    r: usize,
+    /// Of a row.
+    from: usize,
+    bytes: usize,
 }
 
-/// Fetches some rows of the tile at (r, k).
-#[inline(always)]
-unsafe fn fetch(w: &Matrix, (r, k): (usize, usize), rows: std::ops::Range<usize>) {
-    let (row, cols) = (w.row_bytes(), COLS.min(w.cols - k));
-    for r in (r + rows.start..r + rows.end).take_while(|&r| r < w.rows) {
-        let from = w.data.as_ptr().wrapping_add(r * row + row * k / w.cols);
-        for line in (0..row * cols / w.cols).step_by(64) {
-            // SAFETY: any address may be fetched; the caller vouches for the instruction set.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
+impl Next<'_> {
+    fn after<'a>(w: &'a Matrix<'a>, r: usize, k: usize) -> Next<'a> {
+        let (r, k) = if k + COLS < w.cols { (r, k + COLS) } else { (r + ROWS, 0) };
+        let row = w.row_bytes();
+        Next { w, r, from: row * k / w.cols, bytes: row * COLS.min(w.cols - k) / w.cols }
+    }
+
+    /// Fetches some of its rows.
+    ///
+    /// # Safety
+    /// AVX2 is there.
+    #[inline(always)]
+    unsafe fn fetch(&self, rows: std::ops::Range<usize>) {
+        for r in self.r + rows.start..(self.r + rows.end).min(self.w.rows) {
+            let from = self.w.data.as_ptr().wrapping_add(r * self.w.row_bytes() + self.from);
+            for line in (0..self.bytes).step_by(64) {
+                // SAFETY: any address may be fetched; the caller vouches for the instruction set.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
+            }
         }
     }
 }
@@ -303,7 +229,9 @@ struct Unpacked {
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 unsafe fn fill(w: &Matrix, (r, k): (usize, usize), cols: usize, in_halves: bool, tile: &Tile, row: &Unpacked) {
     let format = w.grouped();
-    let (packing, is_unpacked) = (format.packing, w.format.is_unpacked());
+    let (bits, is_unpacked) = (format.packing.bits(), w.format.is_unpacked());
+    // Halves of bytes, and bytes, are taken from the matrix itself.
+    let in_place = !is_unpacked && matches!(bits, 4 | 8);
     let packed = |i: usize| w.row((r + i).min(w.rows - 1));
     // SAFETY: the caller's.
     unsafe {
@@ -313,9 +241,9 @@ unsafe fn fill(w: &Matrix, (r, k): (usize, usize), cols: usize, in_halves: bool,
                 unpack_columns::<Avx2x16>(w, number, (k, cols), row.q.add(i * cols), row.s, row.b);
                 (k / format.group, cols / format.group)
             } else {
-                if !matches!(packing, PackingName::U4 | PackingName::U8) {
-                    let from = packed(i).as_ptr().add(k / 8 * packing.bits());
-                    unpack_lanes::<Avx2x16>(packing, from, row.q.add(i * cols), cols);
+                if !in_place {
+                    let from = packed(i).as_ptr().add(k / 8 * bits);
+                    unpack_lanes::<Avx2x16>(format.packing, from, row.q.add(i * cols), cols);
                 }
                 if k > 0 {
                     continue;
@@ -332,19 +260,15 @@ unsafe fn fill(w: &Matrix, (r, k): (usize, usize), cols: usize, in_halves: bool,
         }
         for half in 0..2 {
             let to = tile.q.add(32 * half);
-            let rows = |in_matrix: bool, at: usize| {
-                let mut rows = [std::ptr::null(); 8];
-                for (i, p) in rows.iter_mut().enumerate() {
-                    let i = 8 * half + i;
-                    *p = if in_matrix { packed(i).as_ptr().add(at) } else { row.q.add(i * cols).cast_const() };
-                }
-                rows
-            };
-            match packing {
-                PackingName::U4 if !is_unpacked => from_nibbles(&rows(true, k / 2), cols, to),
-                PackingName::U8 if !is_unpacked => from_bytes::<true>(&rows(true, k), cols, to),
-                _ if in_halves => from_bytes::<true>(&rows(false, 0), cols, to),
-                _ => from_bytes::<false>(&rows(false, 0), cols, to),
+            let mut rows = [std::ptr::null(); 8];
+            for (i, from) in rows.iter_mut().enumerate() {
+                let i = 8 * half + i;
+                *from = if in_place { packed(i).as_ptr().add(k / 8 * bits) } else { row.q.add(i * cols).cast_const() };
+            }
+            match (in_place && bits == 4, in_halves) {
+                (true, _) => from_nibbles(&rows, cols, to),
+                (_, true) => from_bytes::<true>(&rows, cols, to),
+                (_, false) => from_bytes::<false>(&rows, cols, to),
             }
         }
     }
@@ -440,13 +364,55 @@ unsafe fn transposed([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
     }
 }
 
+/// [`pass`], compiled once for each number of parts, with the instruction set.
+///
+/// # Safety
+/// As for [`pass`].
+#[inline(always)]
+unsafe fn pass_of_parts<M: Products, const T: usize>(format: Grouped, cols: usize, tile: &Tile, few: &Few) {
+    // SAFETY: the caller's.
+    unsafe {
+        match (M::HAS_VNNI, format.parts()) {
+            (false, 1) => pass_avx2::<M, 1, T>(format, cols, tile, few),
+            (false, 2) => pass_avx2::<M, 2, T>(format, cols, tile, few),
+            (false, _) => pass_avx2::<M, 4, T>(format, cols, tile, few),
+            (true, 1) => pass_vnni::<M, 1, T>(format, cols, tile, few),
+            (true, 2) => pass_vnni::<M, 2, T>(format, cols, tile, few),
+            (true, _) => pass_vnni::<M, 4, T>(format, cols, tile, few),
+        }
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c,bmi2")]
+unsafe fn pass_avx2<M: Products, const PARTS: usize, const T: usize>(
+    format: Grouped,
+    cols: usize,
+    tile: &Tile,
+    few: &Few,
+) {
+    // SAFETY: the caller's.
+    unsafe { pass::<M, PARTS, T>(format, cols, tile, few) }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]
+unsafe fn pass_vnni<M: Products, const PARTS: usize, const T: usize>(
+    format: Grouped,
+    cols: usize,
+    tile: &Tile,
+    few: &Few,
+) {
+    // SAFETY: the caller's.
+    unsafe { pass::<M, PARTS, T>(format, cols, tile, few) }
+}
+
 /// `cols` columns of the tile times those of T tokens, added to their accumulators.
 ///
 /// # Safety
 /// The tokens' columns, the tile, the accumulators and the instruction set are there.
 #[allow(clippy::needless_range_loop)]
-#[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c,bmi2")]
+#[inline(always)]
 unsafe fn pass<M: Products, const PARTS: usize, const T: usize>(format: Grouped, cols: usize, tile: &Tile, few: &Few) {
     let (group, columns) = (format.group, format.part_columns());
     let mut x = [few.q.as_ptr(); T];
