@@ -26,7 +26,7 @@ pub trait Products {
     unsafe fn sums<const T: usize>(quads: usize, q: *const u8, x: [*const i8; T]) -> [[__m256i; 2]; T];
 }
 
-/// Sums of two products as words: `quads` times four columns are added to them.
+/// Adds four columns' products, those of quad `j`, to words: two sums of two for each row.
 ///
 /// # Safety
 /// As for [`Products`].
@@ -45,7 +45,7 @@ unsafe fn add_words<const T: usize>(words: &mut [[__m256i; 2]; T], q: *const u8,
     }
 }
 
-/// Integers of four bits at most: sixteen sums of two products fit in sixteen bits (8 * 2 * 15 * 127).
+/// Integers of four bits at most: the eight sums of two products of 32 columns fit in sixteen bits (8 * 2 * 15 * 127).
 pub struct Fours;
 
 impl Products for Fours {
