@@ -35,7 +35,7 @@ macro_rules! simd {
                     // SAFETY: an `Isa` above generic is made only after its features were detected.
                     crate::isa::Level::Avx512 | crate::isa::Level::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
-                    crate::isa::Level::Avx2 => return unsafe { avx2($($arg),*) },
+                    crate::isa::Level::Avx2 | crate::isa::Level::AvxVnni => return unsafe { avx2($($arg),*) },
                     _ => {}
                 }
             }

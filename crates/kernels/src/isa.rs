@@ -13,6 +13,8 @@ pub enum Level {
     Generic,
     /// AVX2, FMA, F16C and BMI2.
     Avx2,
+    /// The same, and AVX-VNNI's products of bytes (Intel from Alder Lake, AMD from Zen 5).
+    AvxVnni,
     /// AVX-512 F, BW, DQ, VL, VNNI, VBMI and BF16 (Intel from Sapphire Rapids, AMD from Zen 4).
     Avx512,
     /// The same, and AMX's tiles of bytes for products of integers (Intel from Sapphire Rapids), where Linux permits them.
@@ -27,14 +29,23 @@ pub enum Level {
 
 impl Level {
     /// All of them, those of one architecture from plainest to fastest.
-    pub const ALL: [Level; 7] =
-        [Level::Generic, Level::Avx2, Level::Avx512, Level::Amx, Level::Neon, Level::DotProd, Level::I8mm];
+    pub const ALL: [Level; 8] = [
+        Level::Generic,
+        Level::Avx2,
+        Level::AvxVnni,
+        Level::Avx512,
+        Level::Amx,
+        Level::Neon,
+        Level::DotProd,
+        Level::I8mm,
+    ];
 
     /// Its name for `SLUICE_ISA` and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Level::Generic => "generic",
             Level::Avx2 => "avx2",
+            Level::AvxVnni => "avxvnni",
             Level::Avx512 => "avx512",
             Level::Amx => "amx",
             Level::Neon => "neon",
@@ -49,6 +60,8 @@ impl Level {
             Level::Generic => true,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => crate::avx2::is_supported(),
+            #[cfg(target_arch = "x86_64")]
+            Level::AvxVnni => crate::avx2::has_vnni(),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => crate::avx512::is_supported(),
             #[cfg(target_arch = "x86_64")]
@@ -67,7 +80,7 @@ impl Level {
     pub const fn is_compiled(self) -> bool {
         match self {
             Level::Generic => true,
-            Level::Avx2 | Level::Avx512 | Level::Amx => cfg!(target_arch = "x86_64"),
+            Level::Avx2 | Level::AvxVnni | Level::Avx512 | Level::Amx => cfg!(target_arch = "x86_64"),
             Level::Neon | Level::DotProd | Level::I8mm => cfg!(target_arch = "aarch64"),
         }
     }

@@ -26,9 +26,18 @@ simd! {
 }
 
 simd! {
-    /// At least `macs` multiply-adds whose factors and sums stay in registers, in as many independent chains as the machine can
-    /// overlap; returns how many there were.
-    pub fn multiply_add(arithmetic: Arithmetic, macs: u64) -> u64 = multiply_add_peak
+    fn in_vectors(arithmetic: Arithmetic, macs: u64) -> u64 = multiply_add_peak
+}
+
+/// At least `macs` multiply-adds whose factors and sums stay in registers, in as many independent chains as the machine can
+/// overlap; returns how many there were.
+pub fn multiply_add(isa: Isa, arithmetic: Arithmetic, macs: u64) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if isa.level() == crate::isa::Level::AvxVnni && arithmetic == Arithmetic::Int8 {
+        // SAFETY: an `Isa` of this level is made only where AVX-VNNI was found.
+        return unsafe { crate::avx2::peak::multiply_add_vnni(macs) };
+    }
+    in_vectors(isa, arithmetic, macs)
 }
 
 /// As [`multiply_add`] for [`Arithmetic::Int8`], in AMX's tile registers; `None` where `isa` has none.

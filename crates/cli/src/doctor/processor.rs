@@ -9,8 +9,9 @@ use sluice_cpu::{Numa, default_threads};
 
 /// What each instruction set needs, in the words of `/proc/cpuinfo`.
 #[cfg(not(target_arch = "aarch64"))]
-const NEEDS: [(&str, &[&str]); 3] = [
+const NEEDS: [(&str, &[&str]); 4] = [
     ("avx2", &["avx2", "fma", "f16c", "bmi2"]),
+    ("avxvnni", &["avx_vnni"]),
     ("avx512", &["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512vbmi", "avx512_bf16"]),
     ("amx", &["amx_tile", "amx_int8"]),
 ];

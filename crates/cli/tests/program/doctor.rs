@@ -24,7 +24,7 @@ fn the_doctor_looks_at_everything_and_leaves_nothing_behind() {
     assert_eq!(format!("sluice {}", found["version"].as_str().unwrap()), version.trim());
     let sets = found["processor"]["instruction_sets"].as_array().unwrap();
     let of_arm = cfg!(target_arch = "aarch64");
-    let wanted = if of_arm { ["neon", "dotprod", "i8mm"] } else { ["avx2", "avx512", "amx"] };
+    let wanted: &[&str] = if of_arm { &["neon", "dotprod", "i8mm"] } else { &["avx2", "avxvnni", "avx512", "amx"] };
     assert_eq!(sets.iter().map(|set| set["name"].as_str().unwrap()).collect::<Vec<_>>(), wanted);
     assert!(found["processor"]["threads"].as_u64().unwrap() >= 1, "{found}");
     assert!(found["memory"]["total"].as_u64() >= found["memory"]["available"].as_u64(), "{found}");

@@ -20,6 +20,15 @@ impl Peak for Avx2x16 {
     }
 }
 
+/// [`Arithmetic::Int8`] by AVX-VNNI.
+///
+/// # Safety
+/// The machine has it.
+pub unsafe fn multiply_add_vnni(macs: u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { vnni(macs) }
+}
+
 /// # Safety
 /// The machine has AVX2.
 #[target_feature(enable = "avx2")]
@@ -46,6 +55,9 @@ unsafe fn read(bytes: &[u8]) -> u64 {
 
 chains!(f32s, "avx2,fma", 8, _mm256_setzero_ps(), _mm256_set1_ps(0.5), _mm256_set1_ps(0.25), |acc, a, b| {
     _mm256_fmadd_ps(a, b, *acc)
+});
+chains!(vnni, "avx2,avxvnni", 32, _mm256_setzero_si256(), _mm256_set1_epi8(3), _mm256_set1_epi8(1), |acc, a, b| {
+    _mm256_dpbusd_avx_epi32(*acc, a, b)
 });
 chains!(
     int8s,

@@ -80,13 +80,18 @@ impl WeightFormat {
         matches!(self, WeightFormat::Blocks(_) | WeightFormat::E2m1(_))
     }
 
+    /// Bits of unpacked integers; 8 for formats without groups.
+    pub(crate) fn bits(self) -> usize {
+        match self {
+            WeightFormat::Blocks(blocks) => blocks.bits().into(),
+            WeightFormat::E2m1(_) => 5,
+            _ => self.grouped().map_or(8, |grouped| grouped.packing.bits()),
+        }
+    }
+
     /// Whether unpacked integers have seven bits at most.
     pub(crate) fn is_narrow(self) -> bool {
-        match self {
-            WeightFormat::Blocks(blocks) => blocks.bits() < 8,
-            WeightFormat::E2m1(_) => true,
-            _ => self.grouped().is_some_and(|grouped| grouped.packing.bits() < 8),
-        }
+        self.bits() < 8
     }
 
     /// The unpacked integer that stands for 0, and whether biases are the matrix's own. Otherwise weights are `(q - zero) * s`.

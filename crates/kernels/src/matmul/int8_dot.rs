@@ -2,6 +2,8 @@
 
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
+use crate::avx2::{int8_dot::FEW, int8_tile};
+#[cfg(target_arch = "x86_64")]
 use crate::avx512::{int8_amx, int8_batch::SOME};
 use crate::dispatch::{greatest, simd};
 use crate::format::Grouped;
@@ -29,6 +31,11 @@ pub(super) fn grouped(isa: Isa, w: Matrix, x: Groups, tokens: &[u32], tile: &mut
     if isa.level() == Level::Amx && tokens.len() > SOME && w.grouped().part_columns() == GROUP {
         // SAFETY: `matmul` checked the lengths, and an `Isa` of this level is made only where all of it was found.
         return unsafe { int8_amx::product(&w, x, tokens, tile, scratch) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if isa.level() == Level::AvxVnni && tokens.len() > FEW {
+        // SAFETY: as above.
+        return unsafe { int8_tile::product_vnni(&w, x, tokens, tile, scratch) };
     }
     in_vectors(isa, w, x, tokens, tile, scratch);
 }
