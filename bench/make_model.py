@@ -369,6 +369,8 @@ def write_gguf(shape, form, out, text):
         if t.kind in MATRICES and t.kind != "router":
             # Shifted tensors need a minimum in each block.
             kind = "Q4_1" if is_shifted(t) else kind_of(t, c["num_hidden_layers"], experts if experts and t.kind == "expert" else rest)
+            if len(t.shape) == 3 and "attn" in t.gguf:
+                kind = c.get("heads_in", kind)
             quant = gguf.GGMLQuantizationType[kind]
             per_block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
             for name, dims in halves(c, t):
@@ -411,8 +413,7 @@ def kind_of(t, layers, form):
     ends = t.gguf in ("token_embd.weight", "output.weight")
     part = t.gguf.rpartition(".")[0].rpartition(".")[2]
     if part in ("attn_k_b", "attn_v_b"):
-        # llama.cpp's AMX cannot take three-dimensional matrices of blocks.
-        return "BF16"
+        return "Q8_0"
     if form == "MXFP4":
         return "Q8_0" if ends else form
     if form == "UD-Q2_K":

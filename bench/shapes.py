@@ -121,6 +121,8 @@ for _config in CONFIGS.values():
 FEWER = {"latent": ("glm-4.7-flash", 8), "air": ("glm-4.5-air", 4), "gpt-oss": ("gpt-oss-20b", 8)}
 for _name, (_whole, _layers) in FEWER.items():
     CONFIGS[_name] = json.loads((KNOWN / f"{_whole}.json").read_text()) | {"num_hidden_layers": _layers, "num_nextn_predict_layers": 0}
+# llama.cpp's AMX cannot take matrices of heads in blocks: an assertion ends it.
+CONFIGS["latent-bf16"] = CONFIGS["latent"] | {"heads_in": "BF16"}
 # A quarter of the layers of Qwen3-8B and of Qwen3-0.6B, and of the vocabulary, so that embedding and head are the same part of them as in the whole models: a pair, of which the small one drafts.
 for _name, _whole, _layers in (("8b-quarter", "8b", 9), ("0.6b-quarter", "dense", 7)):
     CONFIGS[_name] = CONFIGS[_whole] | {"num_hidden_layers": _layers, "vocab_size": VOCABULARY // 4 // 256 * 256, "tie_word_embeddings": False}

@@ -82,6 +82,7 @@ def run(names, quick, rounds, parts):
         except (Failed, Died, ValueError, KeyError, IndexError) as why:
             notes.append(f"not measured: {case}: {' '.join(str(why).split())[-200:]}")
             say(notes[-1])
+    notes.append(f"{FLASH}: matrices of heads in Q8_0, on the CPU in bf16, since llama.cpp's AMX cannot take those in blocks")
     notes.append(f"decode: {GENERATED} tokens behind {CONTEXT}; activations in int8, KV in bf16 (Sluice) and f16 (llama.cpp; on a GPU with flash attention, -ngl 99)")
     return rows, notes
 
@@ -106,7 +107,8 @@ def theirs(path, where, rounds, prompt=0, generated=0, depths=(0,)):
 
 def measure(name, where, rounds):
     say(f"{name}, {where}")
-    path = quickly(*FILES[name])
+    shape, form = FILES[name]
+    path = quickly(f"{shape}-bf16" if name == FLASH and where == "CPU" else shape, form)
     evict(path)
     llama = (CUDA if where == "GPU" else LLAMA).name("on the same file")
     depths = [CONTEXT, DEEP[where]] if name == FLASH else [CONTEXT]

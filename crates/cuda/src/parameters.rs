@@ -289,20 +289,7 @@ parameters! {
         top: u32,
         flat: u32,
     }
-    /// Rows of latent attention that are cached.
-    LatentRows {
-        cache: Cache,
-        kv: Tensor,
-        norm: Norm,
-        angles: Address,
-        positions: Address,
-        slots: Address,
-        tokens: u32,
-        rank: u32,
-        rotated: u32,
-        adjacent: u32,
-    }
-    /// Queries of some heads, which are taken to the space of these rows.
+    /// Rows of latent attention that are cached, and queries of some heads, which are taken to the space of these rows.
     LatentQueries {
         /// The matrix of keys, from its row 0 on.
         keys: Matrix,
@@ -311,6 +298,10 @@ parameters! {
         plain_to: Address,
         angles: Address,
         positions: Address,
+        slots: Address,
+        cache: Cache,
+        kv: Tensor,
+        norm: Norm,
         tokens: u32,
         first: u32,
         heads: u32,

@@ -10,39 +10,6 @@
 #include "prim/smem.cuh"
 #include "prim/tensor.cuh"
 
-struct LatentRows {
-    Cache cache;
-    // [tokens, rank + rotated]: the vector before its norm, then the key that is rotated.
-    Tensor kv;
-    Norm norm;
-    // [positions, rotated]: cosines, then sines.
-    const float* angles;
-    const u32* positions;
-    const u64* slots;
-    u32 tokens;
-    u32 rank;
-    u32 rotated;
-    // Elements beside each other are turned together.
-    u32 adjacent;
-};
-
-// Turned keys, then normed vectors, into their slots. A warp takes a token. Shared memory: a row.
-extern "C" __global__ void latent_store_rows(const LatentRows p) {
-    begin();
-    const Cache& c = p.cache;
-    const u32 lane = threadIdx.x;
-    for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        const float* x = p.kv.row(t);
-        turn_part(x + p.rank, smem, p.rotated, p.adjacent, p.angles + (u64)p.positions[t] * p.rotated);
-        const float inv = inverse_rms(x, p.rank, p.norm.eps);
-        for (u32 i = lane; i < p.rank; i += WARP) smem[p.rotated + i] = mul(mul(x[i], inv), p.norm.weight[i]);
-        __syncwarp();
-        const u64 slot = p.slots[t];
-        store(smem, c.k_dim, c.type, place(c, c.k, c.k_scales, c.k_dim, slot / c.block_tokens, slot % c.block_tokens, 0));
-        __syncwarp();
-    }
-}
-
 struct LatentQueries {
     // From its row 0 on.
     Matrix keys;
@@ -52,8 +19,14 @@ struct LatentQueries {
     float* to;
     // [tokens, heads, plain]: what is not rotated, for products with matrices of their own; null: it goes through `keys`.
     float* plain_to;
+    // [positions, rotated]: cosines, then sines.
     const float* angles;
     const u32* positions;
+    // Where rows are stored: [tokens, rank + rotated], the vector before its norm, then the key that is rotated. Null: they are there already.
+    const u64* slots;
+    Cache cache;
+    Tensor kv;
+    Norm norm;
     u32 tokens;
     // The first of `heads` heads.
     u32 first;
@@ -61,6 +34,7 @@ struct LatentQueries {
     u32 plain;
     u32 rotated;
     u32 rank;
+    // Elements beside each other are turned together.
     u32 adjacent;
     // Rows of `keys` from head to head, and the first of head 0.
     u32 stride;
@@ -68,18 +42,40 @@ struct LatentQueries {
     u32 unused;
 };
 
-// The rotated parts of queries. A warp takes a head of a token. Grid: (tokens, heads by fours).
-extern "C" __global__ void latent_turn_queries(const LatentQueries p) {
+// A token's turned key, then its normed vector, into its slot. A block takes it, whose warps all find the root. Shared memory: a row.
+__device__ __forceinline__ void store_latent_row(const LatentQueries& p, u32 t) {
+    const Cache& c = p.cache;
+    const float* x = p.kv.row(t);
+    if (threadIdx.x < WARP) turn_part(x + p.rank, smem, p.rotated, p.adjacent, p.angles + (u64)p.positions[t] * p.rotated);
+    const float inv = inverse_rms(x, p.rank, p.norm.eps);
+    for (u32 i = threadIdx.x; i < p.rank; i += blockDim.x) smem[p.rotated + i] = mul(mul(x[i], inv), p.norm.weight[i]);
+    __syncthreads();
+    const u64 slot = p.slots[t];
+    const Place to = place(c, c.k, c.k_scales, c.k_dim, slot / c.block_tokens, slot % c.block_tokens, 0);
+    if (c.type == F16) {
+        for (u32 i = threadIdx.x; i < c.k_dim; i += blockDim.x) ((u16*)to.row)[i] = to_f16(smem[i]);
+    } else if (c.type == BF16) {
+        for (u32 i = threadIdx.x; i < c.k_dim; i += blockDim.x) ((u16*)to.row)[i] = round_bf16(smem[i]);
+    } else if (threadIdx.x < WARP) {
+        store(smem, c.k_dim, c.type, to);
+    }
+}
+
+// Rows into their slots, and the rotated parts of queries, whose heads have a warp each. Grid: (tokens, one for the row if it is stored, and heads by warps).
+extern "C" __global__ void latent_turn(const LatentQueries p) {
     begin();
-    const u32 h = blockIdx.y * (blockDim.x / WARP) + threadIdx.x / WARP, width = p.plain + p.rotated, dim = p.rotated + p.rank;
+    const bool stores = p.slots;
+    if (stores && blockIdx.y == 0) {
+        store_latent_row(p, blockIdx.x);
+        return;
+    }
+    const u32 h = (blockIdx.y - stores) * (blockDim.x / WARP) + threadIdx.x / WARP, width = p.plain + p.rotated, dim = p.rotated + p.rank, t = blockIdx.x;
     if (h >= p.heads) return;
-    for (u32 t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        const float* x = p.q.row(t) + (u64)(p.first + h) * width;
-        const u64 row = (u64)t * p.heads + h;
-        turn_part(x + p.plain, p.to + row * dim, p.rotated, p.adjacent, p.angles + (u64)p.positions[t] * p.rotated);
-        if (p.plain_to) {
-            for (u32 i = threadIdx.x % WARP; i < p.plain; i += WARP) p.plain_to[row * p.plain + i] = x[i];
-        }
+    const float* x = p.q.row(t) + (u64)(p.first + h) * width;
+    const u64 row = (u64)t * p.heads + h;
+    turn_part(x + p.plain, p.to + row * dim, p.rotated, p.adjacent, p.angles + (u64)p.positions[t] * p.rotated);
+    if (p.plain_to) {
+        for (u32 i = threadIdx.x % WARP; i < p.plain; i += WARP) p.plain_to[row * p.plain + i] = x[i];
     }
 }
 

@@ -117,8 +117,7 @@ kernels! {
         ATTENTION_INT16_128 "attention_int16_128" in "attention/int16" takes Attention;
         ATTENTION_INT16_256 "attention_int16_256" in "attention/int16" takes Attention;
         ATTENTION_INT16_WIDE_128 "attention_int16_wide_128" in "attention/int16_wide" takes Attention;
-        LATENT_STORE_ROWS "latent_store_rows" in "attention/latent" takes LatentRows;
-        LATENT_TURN_QUERIES "latent_turn_queries" in "attention/latent" takes LatentQueries;
+        LATENT_TURN "latent_turn" in "attention/latent" takes LatentQueries;
         LATENT_ABSORB_1 "latent_absorb_1" in "attention/latent" takes LatentQueries;
         LATENT_ABSORB_4 "latent_absorb_4" in "attention/latent" takes LatentQueries;
         LATENT_ABSORB_16 "latent_absorb_16" in "attention/latent" takes LatentQueries;

@@ -91,38 +91,22 @@ impl LatentScratch {
         layer: &LatentLayer,
         selected: Option<(Address, usize)>,
     ) -> Result<()> {
-        let (gpu, layout) = (&context.gpu, context.kv[layer.group].layout);
+        let layout = context.kv[layer.group].layout;
         let (tokens, heads, rank, rotated) = (context.inputs.tokens().len(), layer.heads, layer.rank, layer.rotated());
         assert!(layout.kv_heads == 1 && layout.v_dim == 0 && layout.k_dim == rank + rotated, "rows of {layout:?}");
         assert!(layer.q.rows >= tokens && layer.kv.rows >= tokens && layer.out.rows >= tokens, "{tokens} tokens");
         assert_eq!(layer.out.cols, heads * layer.v_dim(), "values of all heads");
-        let angles = &context.rotary[layer.rotary.number()];
-        assert_eq!(2 * angles.half(), rotated, "angles of all rotated elements");
+        let half = context.rotary[layer.rotary.number()].half();
+        assert_eq!(2 * half, rotated, "angles of all rotated elements");
         if tokens == 0 {
             return Ok(());
         }
-        let (pool, positions) = (context.kv[layer.group].memory.at, context.step.positions);
-        let rows = p::LatentRows {
-            cache: attention::cache(pool, &layout, layer.layer),
-            kv: context.place(layer.kv),
-            norm: context.norm(&layer.norm),
-            angles: angles.memory.at,
-            positions,
-            slots: context.step.groups[layer.group].slots,
-            tokens: number(tokens),
-            rank: number(rank),
-            rotated: number(rotated),
-            adjacent: layer.adjacent_pairs.into(),
-        };
-        let shared = number(4 * layout.k_dim);
-        // SAFETY: tensors and angles were checked, and slots are of committed blocks.
-        unsafe { gpu.launch(Kernel::LATENT_STORE_ROWS, [number(tokens), 1, 1], 32, shared, &rows)? };
         let split = AttentionScratch::split_latents(context, heads, selected.map(|(_, top)| top));
         let n = heads_at_once(heads, tokens, split.unwrap_or(heads));
         for first in (0..heads).step_by(n) {
             let count = n.min(heads - first);
             let q = self.absorb(context, layer, (first, count))?;
-            let mixed = self.mixed.reserve(gpu, 4 * tokens * count * rank)?;
+            let mixed = self.mixed.reserve(&context.gpu, 4 * tokens * count * rank)?;
             let queries = LatentQueries {
                 group: layer.group,
                 layer: layer.layer,
@@ -139,7 +123,7 @@ impl LatentScratch {
         Ok(())
     }
 
-    /// The queries of some heads in the space of the cached rows.
+    /// The queries of some heads in the space of the cached rows; with the first of them, the rows go into their slots.
     fn absorb(&mut self, context: &Context, layer: &LatentLayer, (first, heads): (usize, usize)) -> Result<Address> {
         let (gpu, tokens) = (&context.gpu, context.inputs.tokens().len());
         let (plain, rotated, rank) = (layer.plain(), layer.rotated(), layer.rank);
@@ -147,7 +131,9 @@ impl LatentScratch {
         let q = self.q.reserve(gpu, 4 * rows * dim)?;
         let by_rows = matches!(layer.keys, LatentKeys::Rows(_));
         let plain_to = if by_rows { 0 } else { self.plain.reserve(gpu, 4 * rows * plain)? };
+        let stores = first == 0;
         let HeadRows { matrix, stride, offset, .. } = layer.keys.rows();
+        let (kv, step) = (&context.kv[layer.group], &context.step);
         let weight = &context.weights.all[matrix.number()];
         let queries = p::LatentQueries {
             keys: weight.at_row(0, context.mode),
@@ -155,7 +141,11 @@ impl LatentScratch {
             to: q,
             plain_to,
             angles: context.rotary[layer.rotary.number()].memory.at,
-            positions: context.step.positions,
+            positions: step.positions,
+            slots: if stores { step.groups[layer.group].slots } else { 0 },
+            cache: attention::cache(kv.memory.at, &kv.layout, layer.layer),
+            kv: context.place(layer.kv),
+            norm: context.norm(&layer.norm),
             tokens: number(tokens),
             first: number(first),
             heads: number(heads),
@@ -169,9 +159,10 @@ impl LatentScratch {
         };
         let last = layer.keys.rows().of(layer.heads - 1).end;
         assert!(last <= weight.rows(), "{last} rows of {}", weight.rows());
-        let grid = [number(tokens), number(heads.div_ceil(TURNED)), 1];
-        // SAFETY: tensors were checked and the scratch was just reserved.
-        unsafe { gpu.launch(Kernel::LATENT_TURN_QUERIES, grid, number(32 * TURNED), 0, &queries)? };
+        let grid = [number(tokens), number(heads.div_ceil(TURNED) + usize::from(stores)), 1];
+        let shared = number(4 * dim);
+        // SAFETY: tensors were checked, slots are of committed blocks, and the scratch was just reserved.
+        unsafe { gpu.launch(Kernel::LATENT_TURN, grid, number(32 * TURNED), shared, &queries)? };
         match layer.keys {
             LatentKeys::Rows(keys) => {
                 assert_eq!((keys.rows, weight.cols()), (plain, rank), "keys by rows");
