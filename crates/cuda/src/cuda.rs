@@ -20,12 +20,14 @@ use crate::ops::int11;
 use crate::ops::logits::LogitsBuffer;
 use crate::ops::mlp::MlpScratch;
 use crate::ops::sampling::SamplingScratch;
+use crate::ops::state_space::StateSpaceScratch;
 use crate::plan::profile::{Profiler, work_of_linears};
 
 /// An NVIDIA GPU.
 pub struct Cuda {
     pub(crate) mixtures: Mixtures,
     pub(crate) delta: DeltaScratch,
+    pub(crate) state_space: StateSpaceScratch,
     pub(crate) attention: AttentionScratch,
     pub(crate) mlp: MlpScratch,
     /// The encoded input of an operation, or the output that attention has encoded for the next one.
@@ -78,6 +80,7 @@ impl Cuda {
         Ok(Cuda {
             mixtures: Mixtures::default(),
             delta: DeltaScratch::default(),
+            state_space: StateSpaceScratch::default(),
             attention: AttentionScratch::default(),
             mlp: MlpScratch::default(),
             encoded: EncodedActivations::default(),

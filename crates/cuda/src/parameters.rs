@@ -298,7 +298,6 @@ parameters! {
         mixed: Address,
         decays: Address,
         beta: Address,
-        sequences: Address,
         starts: Address,
         rows: Address,
         kept: Address,
@@ -312,6 +311,45 @@ parameters! {
         scale: f32,
         by_lanes: u32,
         tiled: u32,
+        by_channel: u32,
+        unused: u32,
+    }
+    /// The short convolution before recurrent layers.
+    Convolution {
+        x: Tensor,
+        weights: Tensor,
+        windows: Tensor,
+        bias: Address,
+        out: Address,
+        sequences: Address,
+        starts: Address,
+        rows: Address,
+        kept: Address,
+        tokens: u32,
+        count: u32,
+        channels: u32,
+        taps: u32,
+    }
+    /// Mamba-2 behind its convolution.
+    StateSpace {
+        z: Tensor,
+        dt: Tensor,
+        out: Tensor,
+        states: Tensor,
+        mixed: Address,
+        decay: Address,
+        dt_bias: Address,
+        skip: Address,
+        norm: Norm,
+        starts: Address,
+        rows: Address,
+        kept: Address,
+        tokens: u32,
+        count: u32,
+        heads: u32,
+        head_dim: u32,
+        groups: u32,
+        state: u32,
     }
     Route {
         logits: Address,

@@ -67,6 +67,8 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &SHARED_PREFIXES,
         &DEEP_CONTEXTS,
         &DELTA_RULES,
+        &CHANNEL_DELTAS,
+        &STATE_SPACES,
         &MIXTURES,
         &ORDERED_MIXTURES,
         &LOGITS,

@@ -12,7 +12,7 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
-const MODELS: [&str; 35] = [
+const MODELS: [&str; 36] = [
     "gemma4",
     "gemma4_per_layer",
     "glm4",
@@ -20,6 +20,7 @@ const MODELS: [&str; 35] = [
     "gpt_oss",
     "gpt_oss_mxfp4",
     "granite",
+    "nemotron_h",
     "minimax_m2",
     "ministral3",
     "olmo3",
@@ -78,11 +79,12 @@ fn folders() -> Vec<PathBuf> {
 }
 
 fn options(activations: Activations, kv_type: Option<KvType>, chunk: usize) -> Options {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
     Options {
         activations,
         kv_type,
         chunk: Some(chunk),
-        threads: if std::env::var_os("SLUICE_MODELS").is_some() { 16 } else { 2 },
+        threads: if std::env::var_os("SLUICE_MODELS").is_some() { all.min(16) } else { 2 },
         max_context: Some(400),
         max_sequences: 3,
         ..Options::for_this_machine().unwrap()

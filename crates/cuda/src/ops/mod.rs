@@ -15,6 +15,8 @@ pub mod logits;
 pub mod matmul;
 pub mod mlp;
 pub mod product;
+pub mod recurrent;
 pub mod rotary;
 pub mod sampling;
+pub mod state_space;
 pub mod step;

@@ -2,8 +2,8 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, DeltaLayer, Elementwise, ExpertKind, KvLayout, Linear, MatrixId, Mlp, Moe, MoeId,
-    Norm, Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
+    Activations, AttentionLayer, ChannelDeltaLayer, DeltaLayer, DeltaShape, Elementwise, ExpertKind, KvLayout, Linear,
+    MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer, StepInputs, StepScratch, Tensor,
 };
 
 use crate::kernels::INT11_FLOAT_FORMATS;
@@ -76,6 +76,7 @@ pub struct ScratchPlanner<'a> {
     pairs: usize,
     shared: usize,
     delta: usize,
+    state_space: usize,
     logits: usize,
     /// Bytes of integers that are made of weights.
     slices: usize,
@@ -114,6 +115,7 @@ impl<'a> ScratchPlanner<'a> {
             pairs: 0,
             shared: 0,
             delta: 0,
+            state_space: 0,
             logits: 0,
             slices: 0,
             per_128_positions: 0,
@@ -134,7 +136,7 @@ impl<'a> ScratchPlanner<'a> {
         let rest =
             self.moe_both + self.moe_ordered + self.choice + self.outputs + self.pairs + self.shared + self.delta;
         // Each of up to three inputs has room of its own for integers of weights.
-        let rest = rest + self.logits + 3 * self.slices;
+        let rest = rest + self.state_space + self.logits + 3 * self.slices;
         // The arrays of tokens and sequences for each group. Block tables grow with the context.
         let step = (64 * self.tokens + (1 << 14)) * self.layouts.len().max(1);
         StepScratch {
@@ -187,7 +189,18 @@ impl Operations for ScratchPlanner<'_> {
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
         grow(&mut self.delta, 4 * self.tokens * (layer.shape.channels() + 2 * layer.shape.value_heads));
-        self.note(OperationKey::Delta(layer.layer), &[], None);
+        self.note(OperationKey::Recurrent(layer.layer), &[], None);
+    }
+
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
+        let DeltaShape { value_heads, key_dim, .. } = layer.shape;
+        grow(&mut self.delta, 4 * self.tokens * (layer.shape.channels() + value_heads * (key_dim + 1)));
+        self.note(OperationKey::Recurrent(layer.layer), &[], None);
+    }
+
+    fn state_space(&mut self, layer: &StateSpaceLayer) {
+        grow(&mut self.state_space, 4 * self.tokens * layer.shape.channels());
+        self.note(OperationKey::Recurrent(layer.layer), &[], None);
     }
 
     fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, residual: Tensor) {
