@@ -354,6 +354,7 @@ parameters! {
     Route {
         logits: Address,
         bias: Address,
+        scales: Address,
         chosen: Address,
         weights: Address,
         tokens: u32,
@@ -475,7 +476,7 @@ parameters! {
         experts: Address,
         rows: u32,
         cols: u32,
-        clamped: u32,
+        activation: u32,
         alpha: f32,
         limit: f32,
         unused: u32,

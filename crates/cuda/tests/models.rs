@@ -12,8 +12,9 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
-const MODELS: [&str; 36] = [
+const MODELS: [&str; 38] = [
     "gemma4",
+    "gemma4_moe",
     "gemma4_per_layer",
     "glm4",
     "glm4_moe",
@@ -21,6 +22,7 @@ const MODELS: [&str; 36] = [
     "gpt_oss_mxfp4",
     "granite",
     "nemotron_h",
+    "nemotron_h_moe",
     "minimax_m2",
     "ministral3",
     "olmo3",
@@ -313,7 +315,9 @@ fn experts_on_disk_change_no_logit() {
 fn a_memory_budget_is_kept_and_changes_no_logit() {
     let Some((device, _turn)) = device() else { return };
     for name in [
+        "gemma4_moe",
         "gpt_oss_mxfp4",
+        "nemotron_h_moe",
         "mlx_qwen3_moe",
         "qwen3_moe",
         "mlx_qwen3_5_moe",

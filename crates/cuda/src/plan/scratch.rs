@@ -59,6 +59,7 @@ pub struct ScratchPlanner<'a> {
     encoded: EncodedSize,
     hidden: EncodedSize,
     moe_x: EncodedSize,
+    moe_router_x: EncodedSize,
     moe_hidden: EncodedSize,
     moe_gathered: EncodedSize,
     shared_hidden: EncodedSize,
@@ -103,6 +104,7 @@ impl<'a> ScratchPlanner<'a> {
             encoded: EncodedSize::default(),
             hidden: EncodedSize::default(),
             moe_x: EncodedSize::default(),
+            moe_router_x: EncodedSize::default(),
             moe_hidden: EncodedSize::default(),
             moe_gathered: EncodedSize::default(),
             shared_hidden: EncodedSize::default(),
@@ -130,7 +132,7 @@ impl<'a> ScratchPlanner<'a> {
 
     /// The scratch of the step; `angles`: bytes of a position in each table of rotary angles.
     pub fn scratch(&self, angles: &[usize]) -> StepScratch {
-        let of_mixtures = [&self.moe_x, &self.moe_hidden, &self.moe_gathered, &self.shared_hidden];
+        let of_mixtures = [&self.moe_x, &self.moe_router_x, &self.moe_hidden, &self.moe_gathered, &self.shared_hidden];
         let encoded = [&self.encoded, &self.hidden].into_iter().chain(of_mixtures);
         let encoded: usize = encoded.map(EncodedSize::bytes).sum();
         let rest =
@@ -238,6 +240,9 @@ impl Operations for ScratchPlanner<'_> {
         }
         if is_interleaved || moe.experts.biases.is_some() || moe.experts.kind != ExpertKind::SwiGlu {
             last = needs_with_floats(last);
+        }
+        if moe.router_norm.is_some() {
+            self.moe_router_x.grow(x.rows, x.cols, Needs::F32);
         }
         let mut of_x = Needs::F32;
         match moe.experts.order {
