@@ -105,7 +105,7 @@ pub enum Elementwise {
         /// `[tokens, cols]`
         up: Tensor,
     },
-    /// `x = max(x, 0)^2` (So et al. 2021). Only devices that pass [`crate::Resources::check_state_spaces`] are given any.
+    /// `x = max(x, 0)^2` (So et al. 2021).
     SquaredRelu {
         /// `[tokens, cols]`
         x: Tensor,

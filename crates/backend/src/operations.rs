@@ -28,14 +28,10 @@ pub trait Operations {
     fn index(&mut self, layer: &IndexLayer);
     /// Short convolution, gates, delta rule and gated norm.
     fn delta_net(&mut self, layer: &DeltaLayer);
-    /// Kimi Delta Attention: short convolution, gates, delta rule and gated norm. Only devices that pass [`crate::Resources::check_state_spaces`] are given any.
-    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
-        unreachable!("layer {} of a model that was refused", layer.layer)
-    }
-    /// Mamba-2: short convolution, time steps, recurrence and gated norm. Only devices that pass [`crate::Resources::check_state_spaces`] are given any.
-    fn state_space(&mut self, layer: &StateSpaceLayer) {
-        unreachable!("layer {} of a model that was refused", layer.layer)
-    }
+    /// Kimi Delta Attention: short convolution, gates, delta rule and gated norm.
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer);
+    /// Mamba-2: short convolution, time steps, recurrence and gated norm.
+    fn state_space(&mut self, layer: &StateSpaceLayer);
     /// `residual += mlp(norm(x))`, both `[tokens, hidden]`.
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor);
     /// `residual += mixture(norm(x))`, both `[tokens, hidden]`: routes tokens, fetches experts, looks ahead, computes and combines.

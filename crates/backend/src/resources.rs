@@ -39,16 +39,6 @@ pub trait Resources {
     /// When the device cannot compute it.
     fn moe(&mut self, moe: Moe, follows: Option<MoeId>) -> Result<MoeId>;
 
-    /// Whether this device computes [`Operations::state_space`] and [`Operations::channel_delta`].
-    ///
-    /// # Errors
-    /// When it does not: the message says so.
-    fn check_state_spaces(&self) -> Result<()> {
-        bail!(
-            "recurrent layers of this kind (Mamba-2, Kimi Delta Attention) are not on a GPU yet: such a model runs on the CPU"
-        )
-    }
-
     // 2. Weights that are read, streamed or copied
 
     /// Reads weights to the memory that the device computes in. Returns at once; a step waits for each weight that it needs. `order`: the byte ranges of the

@@ -57,10 +57,6 @@ impl Resources for Cpu {
         Ok(self.mixture.register(moe, follows))
     }
 
-    fn check_state_spaces(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         self.mixture.stream(&mut self.weights, options, lookahead)?;
         // Helpers keep spinning, so that they are ready when a read completes.

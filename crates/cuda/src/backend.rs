@@ -5,10 +5,11 @@ use std::{cell::Cell, time::Instant};
 
 use anyhow::{Result, ensure};
 use sluice_backend::{
-    AttentionLayer, Backend, Best, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise,
-    ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId,
-    MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
-    Ranked, Resources, RotaryFrequencies, RotaryId, Routing, Scaled, StepInputs, StepScratch, Streamed, Tensor, Top,
+    AttentionLayer, Backend, Best, BufferId, Caches, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory,
+    DeviceSampling, Elementwise, ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
+    Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome,
+    Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, Scaled, StateSpaceLayer,
+    StepInputs, StepScratch, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
@@ -271,6 +272,14 @@ impl Operations for Cuda {
         self.enqueue_phase(Phase::DeltaNet, &[], 0, |own| own.delta.run(&own.context, layer));
     }
 
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
+        self.enqueue_phase(Phase::DeltaNet, &[], 0, |own| own.delta.run_by_channel(&own.context, layer));
+    }
+
+    fn state_space(&mut self, layer: &StateSpaceLayer) {
+        self.enqueue_phase(Phase::StateSpace, &[], 0, |own| own.state_space.run(&own.context, layer));
+    }
+
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         let Mlp { gate, up, down } = mlp;
         assert!(residual.rows >= x.rows && residual.cols == down.rows.len(), "{:?} into {residual:?}", down.rows);
@@ -437,6 +446,7 @@ impl Backend for Cuda {
             + self.logits.device_bytes()
             + self.sampling.bytes()
             + self.delta.bytes()
+            + self.state_space.bytes()
             + self.attention.bytes()
             + self.latent.bytes()
             + self.index.bytes()

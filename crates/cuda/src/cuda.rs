@@ -22,12 +22,14 @@ use crate::ops::latent::LatentScratch;
 use crate::ops::logits::LogitsBuffer;
 use crate::ops::mlp::MlpScratch;
 use crate::ops::sampling::SamplingScratch;
+use crate::ops::state_space::StateSpaceScratch;
 use crate::plan::profile::{Profiler, work_of_linears};
 
 /// An NVIDIA GPU.
 pub struct Cuda {
     pub(crate) mixtures: Mixtures,
     pub(crate) delta: DeltaScratch,
+    pub(crate) state_space: StateSpaceScratch,
     pub(crate) attention: AttentionScratch,
     pub(crate) latent: LatentScratch,
     pub(crate) index: IndexScratch,
@@ -82,6 +84,7 @@ impl Cuda {
         Ok(Cuda {
             mixtures: Mixtures::default(),
             delta: DeltaScratch::default(),
+            state_space: StateSpaceScratch::default(),
             attention: AttentionScratch::default(),
             latent: LatentScratch::default(),
             index: IndexScratch::default(),

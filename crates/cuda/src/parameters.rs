@@ -28,6 +28,12 @@ macro_rules! parameters {
     )* };
 }
 
+mod latent;
+mod recurrent;
+
+pub use latent::{Index, LatentGather, LatentHeads, LatentQueries};
+pub use recurrent::{Convolution, Delta, StateSpace};
+
 /// The most products of one input that a kernel computes together.
 pub const PARTS: usize = 3;
 /// The most runs of rows that a head has in a matrix.
@@ -289,118 +295,10 @@ parameters! {
         top: u32,
         flat: u32,
     }
-    /// Rows of latent attention that are cached, and queries of some heads, which are taken to the space of these rows.
-    LatentQueries {
-        /// The matrix of keys, from its row 0 on.
-        keys: Matrix,
-        q: Tensor,
-        to: Address,
-        plain_to: Address,
-        angles: Address,
-        positions: Address,
-        slots: Address,
-        cache: Cache,
-        kv: Tensor,
-        norm: Norm,
-        tokens: u32,
-        first: u32,
-        heads: u32,
-        plain: u32,
-        rotated: u32,
-        rank: u32,
-        adjacent: u32,
-        /// Rows of keys from head to head, and the first of head 0.
-        stride: u32,
-        offset: u32,
-        unused: u32,
-    }
-    /// Where each head's rows of a matrix are, and the head of each output.
-    LatentHeads {
-        first: Matrix,
-        /// Bytes from head to head of each array.
-        steps: [u64; 3],
-        matrices: Address,
-        numbers: Address,
-        tiles: Address,
-        order: Address,
-        tokens: u32,
-        heads: u32,
-        outputs: u32,
-        of_tile: u32,
-        run: u32,
-        unused: u32,
-    }
-    /// Outputs of heads, and where they go.
-    LatentGather {
-        from: Address,
-        to: Address,
-        token: u64,
-        head: u64,
-        cols: u32,
-        heads: u32,
-        run: u32,
-        unused: u32,
-    }
-    Index {
-        cache: Cache,
-        q: Tensor,
-        k: Tensor,
-        weights: Tensor,
-        norm: Norm,
-        bias: Address,
-        angles: Address,
-        positions: Address,
-        sequences: Address,
-        slots: Address,
-        tables: Address,
-        table_starts: Address,
-        row_tables: Address,
-        row_starts: Address,
-        scores: Address,
-        selected: Address,
-        tokens: u32,
-        heads: u32,
-        half: u32,
-        adjacent: u32,
-        top: u32,
-        reach: u32,
-        first: u32,
-        row_block: u32,
-        scale: f32,
-        weight_scale: f32,
-    }
-    Delta {
-        qkv: Tensor,
-        z: Tensor,
-        b: Tensor,
-        a: Tensor,
-        out: Tensor,
-        conv: Tensor,
-        states: Tensor,
-        decay: Address,
-        dt_bias: Address,
-        norm: Norm,
-        mixed: Address,
-        decays: Address,
-        beta: Address,
-        sequences: Address,
-        starts: Address,
-        rows: Address,
-        kept: Address,
-        tokens: u32,
-        count: u32,
-        key_heads: u32,
-        value_heads: u32,
-        key_dim: u32,
-        value_dim: u32,
-        taps: u32,
-        scale: f32,
-        by_lanes: u32,
-        tiled: u32,
-    }
     Route {
         logits: Address,
         bias: Address,
+        scales: Address,
         chosen: Address,
         weights: Address,
         tokens: u32,
@@ -522,7 +420,7 @@ parameters! {
         experts: Address,
         rows: u32,
         cols: u32,
-        clamped: u32,
+        activation: u32,
         alpha: f32,
         limit: f32,
         unused: u32,

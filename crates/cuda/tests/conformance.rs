@@ -68,6 +68,8 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &DEEP_CONTEXTS,
         &LATENT_ATTENTION,
         &DELTA_RULES,
+        &CHANNEL_DELTAS,
+        &STATE_SPACES,
         &MIXTURES,
         &ORDERED_MIXTURES,
         &LOGITS,

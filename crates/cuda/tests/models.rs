@@ -12,7 +12,7 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
-const MODELS: [&str; 41] = [
+const MODELS: [&str; 47] = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
@@ -20,12 +20,18 @@ const MODELS: [&str; 41] = [
     "glm_moe_dsa",
     "mistral4",
     "gemma4",
+    "gemma4_moe",
     "gemma4_per_layer",
     "glm4",
     "glm4_moe",
     "gpt_oss",
     "gpt_oss_mxfp4",
     "granite",
+    "granitemoehybrid",
+    "granitemoehybrid_mamba",
+    "kimi_linear",
+    "nemotron_h",
+    "nemotron_h_moe",
     "minimax_m2",
     "ministral3",
     "olmo3",
@@ -84,11 +90,12 @@ fn folders() -> Vec<PathBuf> {
 }
 
 fn options(activations: Activations, kv_type: Option<KvType>, chunk: usize) -> Options {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
     Options {
         activations,
         kv_type,
         chunk: Some(chunk),
-        threads: if std::env::var_os("SLUICE_MODELS").is_some() { 16 } else { 2 },
+        threads: if std::env::var_os("SLUICE_MODELS").is_some() { all.min(16) } else { 2 },
         max_context: Some(400),
         max_sequences: 3,
         ..Options::for_this_machine().unwrap()
@@ -317,7 +324,9 @@ fn experts_on_disk_change_no_logit() {
 fn a_memory_budget_is_kept_and_changes_no_logit() {
     let Some((device, _turn)) = device() else { return };
     for name in [
+        "gemma4_moe",
         "gpt_oss_mxfp4",
+        "nemotron_h_moe",
         "mlx_qwen3_moe",
         "qwen3_moe",
         "mlx_qwen3_5_moe",

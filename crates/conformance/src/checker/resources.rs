@@ -71,10 +71,6 @@ impl Resources for Checker {
         Ok(MoeId::new(self.names.moes.add((inner, moe))))
     }
 
-    fn check_state_spaces(&self) -> Result<()> {
-        self.inner.check_state_spaces()
-    }
-
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()> {
         self.outside("stream_experts");
         self.inner.stream_experts(options, lookahead)

@@ -3,6 +3,7 @@
 use sluice_backend::{ChannelDeltaLayer, DeltaShape, MemoryClass};
 
 use crate::case::{Case, Placed};
+use crate::operations::delta_rule::KEPT;
 
 struct ChannelDeltaCase {
     inner: ChannelDeltaLayer,
@@ -30,18 +31,15 @@ impl Case {
 
 pub fn channel_deltas(c: &mut Case) {
     const TOKENS: usize = 200;
-    if let Err(why) = c.backend.check_state_spaces() {
-        return c.refuse(why.to_string());
-    }
     let drawn = c.delta_shape();
     let shape = DeltaShape { value_heads: drawn.key_heads, tiled: false, ..drawn };
     let (layers, rows) = (c.random.usize(1..=2), c.random.usize(1..=5));
     let len = layers * shape.state_len();
     c.shape(format!("{shape:?}, {layers} layers, {rows} states"));
-    c.backend.alloc_states(rows, len).unwrap();
+    c.backend.alloc_states(rows + KEPT, len).unwrap();
     let layers: Vec<ChannelDeltaCase> = (0..layers).map(|l| c.channel_delta_layer(shape, l, TOKENS)).collect();
     for _ in 0..c.random.usize(1..=3) {
-        let inputs = c.states_going_on((rows, len), rows..rows, &[1, 1, 5, 150], TOKENS);
+        let inputs = c.states_going_on((rows, len), rows..rows + KEPT, &[1, 1, 5, 150], TOKENS);
         if inputs.tokens().is_empty() {
             continue;
         }
@@ -59,6 +57,6 @@ pub fn channel_deltas(c: &mut Case) {
         for (i, layer) in layers.iter().enumerate() {
             c.see(format!("layer {i}"), layer.out.whole);
         }
-        c.see_states(rows, len);
+        c.see_states(rows + KEPT, len);
     }
 }

@@ -59,7 +59,7 @@ pub fn delta_rules_of_one_token(c: &mut Case) {
 }
 
 /// Rows behind those of sequences, which keep states between tokens.
-const KEPT: usize = 6;
+pub const KEPT: usize = 6;
 
 impl Case {
     /// The inputs of a step of at most `most` tokens, which some of `rows` states of `len` elements go on with, each with up to one of `tokens` tokens. Rows of `kept` take states after

@@ -54,6 +54,8 @@ pub const STREAMED_ORDERED_MIXTURES: Family =
     Family { name: "streamed ordered mixtures", cases: 20, run: streamed::ordered };
 pub const STREAMED_CLAMPED_MIXTURES: Family =
     Family { name: "streamed clamped mixtures", cases: 12, run: streamed::clamped };
+pub const STREAMED_UNGATED_MIXTURES: Family =
+    Family { name: "streamed ungated mixtures", cases: 20, run: streamed::ungated };
 pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 30, run: streamed::streamed };
 pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: streamed::failed_rows };
 pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };

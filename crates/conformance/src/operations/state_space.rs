@@ -3,6 +3,7 @@
 use sluice_backend::{MemoryClass, StateSpaceLayer, StateSpaceShape};
 
 use crate::case::{Case, Placed};
+use crate::operations::delta_rule::KEPT;
 
 struct StateSpaceCase {
     inner: StateSpaceLayer,
@@ -43,17 +44,14 @@ impl Case {
 
 pub fn state_spaces(c: &mut Case) {
     const TOKENS: usize = 200;
-    if let Err(why) = c.backend.check_state_spaces() {
-        return c.refuse(why.to_string());
-    }
     let shape = c.state_space_shape();
     let (layers, rows) = (c.random.usize(1..=2), c.random.usize(1..=5));
     let len = layers * shape.state_len();
     c.shape(format!("{shape:?}, {layers} layers, {rows} states"));
-    c.backend.alloc_states(rows, len).unwrap();
+    c.backend.alloc_states(rows + KEPT, len).unwrap();
     let layers: Vec<StateSpaceCase> = (0..layers).map(|l| c.state_space_layer(shape, l, TOKENS)).collect();
     for _ in 0..c.random.usize(1..=3) {
-        let inputs = c.states_going_on((rows, len), rows..rows, &[1, 1, 5, 150], TOKENS);
+        let inputs = c.states_going_on((rows, len), rows..rows + KEPT, &[1, 1, 5, 150], TOKENS);
         for layer in &layers {
             let StateSpaceLayer { xbc, z, dt, .. } = layer.inner;
             [xbc, z].into_iter().for_each(|t| c.fill(t));
@@ -66,6 +64,6 @@ pub fn state_spaces(c: &mut Case) {
         for (i, layer) in layers.iter().enumerate() {
             c.see(format!("layer {i}"), layer.out.whole);
         }
-        c.see_states(rows, len);
+        c.see_states(rows + KEPT, len);
     }
 }

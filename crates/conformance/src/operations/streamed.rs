@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
-use sluice_backend::{ExpertOptions, Float, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat};
+use sluice_backend::{ExpertKind, ExpertOptions, Float, Lookahead, MatrixId, MatrixSource, MoeId, WeightFormat};
 use sluice_experts::{Error, Keep, Policy, ReadFaults};
 use sluice_store::load::{self, LoadOptions};
 use sluice_store::{Bytes, Checkpoint, Dtype, TensorPlan, Writer};
@@ -220,6 +220,31 @@ pub fn clamped(c: &mut Case) {
     stream(c, vec![], drawn.len(), 1 << 19);
     for _ in 0..4 {
         let tokens = c.tokens();
+        let x = c.tensor(tokens, hidden);
+        c.shape(format!("{tokens} tokens"));
+        c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));
+        c.see("residual", x.whole);
+    }
+}
+
+/// Experts without gates, with GELU, or as most have them, a kind for each layer.
+pub fn ungated(c: &mut Case) {
+    let (hidden, stacked) = (c.cols().min(256), c.coin());
+    let mut drawn = layers(c, hidden, stacked);
+    for drawn in &mut drawn {
+        match c.random.u8(..4) {
+            0 => {}
+            1 => drawn.experts.kind = ExpertKind::GeGlu,
+            _ => drawn.make_ungated(),
+        }
+        c.shape(format!("{:?}", drawn.experts.kind));
+    }
+    let runs: Vec<_> = drawn.iter().enumerate().map(|(l, d)| (l, (0..d.matrices.len()).collect())).collect();
+    let moes = c.mixtures(&drawn, |c| on_disk(c, &drawn, &runs).matrices);
+    stream(c, vec![], drawn.len(), 1 << 19);
+    for _ in 0..4 {
+        let few = c.one_of(&[1, 1, 2, 5]);
+        let tokens = if c.coin() { few } else { c.tokens() };
         let x = c.tensor(tokens, hidden);
         c.shape(format!("{tokens} tokens"));
         c.step(tokens, |b| moes.iter().for_each(|moe| b.mixture(x.tensor, *moe, x.tensor)));

@@ -1,4 +1,4 @@
-// GatedDeltaNet where no sequence has more than one token: all of it in two kernels. The time from the end of the previous kernel to the end of these two is
+// The delta rule where no sequence has more than one token: all of it in two kernels. The time from the end of the previous kernel to the end of these two is
 // what counts. The state of a sequence, which only kernels of the previous step have written, is under way before the wait, and blocks compute for themselves
 // what they share. What other kernels of this step have written is read past the first-level cache.
 #include "delta/delta.cuh"
@@ -6,24 +6,24 @@
 #include "prim/pdl.cuh"
 #include "prim/reduce.cuh"
 
-// `silu` of each. An inverse has branches, which would serialise the exponentials between them.
-template <int N> __device__ __forceinline__ void silu_of_all(float (&x)[N]) {
+// `silu` of each, or `sigmoid`. An inverse has branches, which would serialise the exponentials between them.
+template <int N> __device__ __forceinline__ void silu_of_all(float (&x)[N], bool is_sigmoid = false) {
     float under[N];
 #pragma unroll
     for (int i = 0; i < N; i++) under[i] = add(1.0f, exp_(sub(0.0f, x[i])));
 #pragma unroll
     for (int i = 0; i < N; i++) materialize(under[i]);
 #pragma unroll
-    for (int i = 0; i < N; i++) x[i] = mul(x[i], inverse(under[i]));
+    for (int i = 0; i < N; i++) x[i] = is_sigmoid ? inverse(under[i]) : mul(x[i], inverse(under[i]));
 }
 
 // Columns of a value head's state, and their output before its norm; grid: (blocks of columns, value heads, sequences), four threads to a column. Thread l of them has
 // the keys that are l modulo 4, which are lane l of both sums. The first two warps make q and k, the next ones v, and one the gates. Windows stay as they are, since
 // other blocks read them.
-template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_decode(const Delta& p) {
+template <int KEYS, int COLUMNS, bool BY_CHANNEL> __device__ __forceinline__ void recur_decode(const Delta& p) {
     // Keys of a thread; channels of q or k of a thread. Rows of q and k are such that no two threads meet in a bank when they write.
     const u32 EACH = KEYS / 4, HELD = KEYS / WARP, PADDED = EACH + 8;
-    __shared__ __align__(16) float q[4 * PADDED], k[4 * PADDED];
+    __shared__ __align__(16) float q[4 * PADDED], k[4 * PADDED], decays[BY_CHANNEL ? 4 * PADDED : 4];
     __shared__ float v[COLUMNS], decay, beta, held[4][COLUMNS], sums[4][COLUMNS];
     const u32 s = blockIdx.z, h = blockIdx.y, first = blockIdx.x * COLUMNS, t = p.starts[s], end = p.starts[s + 1];
     float* states = p.states.row(p.rows[s]);
@@ -59,8 +59,9 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_decode(co
     }
 #pragma unroll
     for (u32 m = 0; m < HELD; m++) last[m] = lane + WARP * m < count ? taps[WARP * m] : 0.0f;
-    float rate = p.decay[h];
-    const float bias = p.dt_bias[h];
+    float rate = p.decay[h], biases[BY_CHANNEL ? HELD : 1];
+#pragma unroll
+    for (u32 m = 0; m < (BY_CHANNEL ? HELD : 1); m++) biases[m] = BY_CHANNEL ? p.dt_bias[h * KEYS + lane + WARP * m] : p.dt_bias[h];
     materialize(rate);
     if (t == end) return;
 #pragma unroll
@@ -73,9 +74,19 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_decode(co
     begin();
     // 3. q, k, v and the gates
     if (warp == 2 + COLUMNS / WARP) {
-        float a = __ldcg(p.a.row(t) + h), b = __ldcg(p.b.row(t) + h);
-        float g = mul(rate, softplus(add(a, bias)));
-        if (lane == 0) decay = exp_(g), beta = sigmoid(b);
+        const float b = __ldcg(p.b.row(t) + h);
+        if (BY_CHANNEL) {
+#pragma unroll
+            for (u32 m = 0; m < HELD; m++) {
+                const float a = __ldcg(p.a.row(t) + h * KEYS + lane + WARP * m);
+                decays[lane % 4 * PADDED + lane / 4 + WARP / 4 * m] = exp_(mul(rate, softplus(add(a, biases[BY_CHANNEL ? m : 0]))));
+            }
+            if (lane == 0) beta = sigmoid(b);
+        } else {
+            const float a = __ldcg(p.a.row(t) + h);
+            const float g = mul(rate, softplus(add(a, biases[0])));
+            if (lane == 0) decay = exp_(g), beta = sigmoid(b);
+        }
     } else {
         const float* x = p.qkv.row(t) + from + lane;
         float now[HELD];
@@ -102,15 +113,17 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_decode(co
     __syncthreads();
     // 4. The delta rule
     const float4 *own_q = (const float4*)(q + part * PADDED), *own_k = (const float4*)(k + part * PADDED);
-    const float fade = decay;
+    const float4* own_decays = (const float4*)(decays + (BY_CHANNEL ? part * PADDED : 0));
+    float4 fade = make_float4(decay, decay, decay, decay);
     float r = 0.0f, o = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < EACH; i += 4) {
         float4 four = own_k[i / 4];
-        float of[4] = {four.x, four.y, four.z, four.w};
+        if (BY_CHANNEL) fade = own_decays[i / 4];
+        float of[4] = {four.x, four.y, four.z, four.w}, fades[4] = {fade.x, fade.y, fade.z, fade.w};
 #pragma unroll
         for (u32 e = 0; e < 4; e++) {
-            column[i + e] = mul(column[i + e], fade);
+            column[i + e] = mul(column[i + e], fades[e]);
             r = fma(column[i + e], of[e], r);
         }
     }
@@ -133,13 +146,13 @@ template <int KEYS, int COLUMNS> __device__ __forceinline__ void recur_decode(co
     if (part == 0 && inside) p.out.row(t)[h * p.value_dim + first + c] = add(add(sums[0][c], sums[2][c]), add(sums[1][c], sums[3][c]));
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4) delta_decode_64(const __grid_constant__ Delta p) {
-    recur_decode<64, 32>(p);
-}
+#define DECODE(NAME, KEYS, BY_CHANNEL) \
+    extern "C" __global__ void __launch_bounds__(128, 4) NAME(const __grid_constant__ Delta p) { recur_decode<KEYS, 32, BY_CHANNEL>(p); }
 
-extern "C" __global__ void __launch_bounds__(128, 4) delta_decode_128(const __grid_constant__ Delta p) {
-    recur_decode<128, 32>(p);
-}
+DECODE(delta_decode_64, 64, false)
+DECODE(delta_decode_128, 128, false)
+DECODE(delta_decode_channels_64, 64, true)
+DECODE(delta_decode_channels_128, 128, true)
 
 // The gated norm, a warp to a value head, and behind these blocks the windows, a thread to a channel; grid: (blocks, sequences). z and the inputs of the convolution
 // are there before the wait: they are older than the kernel before.
@@ -159,7 +172,7 @@ template <int THREADS> __device__ __forceinline__ void norm_and_slide(const Delt
             gates[m] = there ? __ldcg(z + WARP * m) : 0.0f;
             weights[m] = there ? norm[WARP * m] : 0.0f;
         }
-        silu_of_all(gates);
+        silu_of_all(gates, p.by_channel);
 #pragma unroll
         for (u32 m = 0; m < HELD; m++) materialize(gates[m]);
         begin();

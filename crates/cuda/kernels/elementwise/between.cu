@@ -1,4 +1,5 @@
-// Work on each element or head between the fused operations: scales, soft caps, orders of columns, SwiGLU, GELU, norms of rows, heads and outputs, pairs that are beside each other.
+// Work on each element or head between the fused operations: scales, soft caps, orders of columns, SwiGLU, GELU, squared ReLU, norms of rows, heads and outputs, pairs that are beside each other.
+#include "prim/nonlinear.cuh"
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
 #include "prim/reduce.cuh"
@@ -19,12 +20,6 @@ struct Between {
     u32 steps;
     u32 unused;
 };
-
-// The tanh form.
-__device__ __forceinline__ float gelu(float x) {
-    float inner = mul(fma(mul(mul(x, x), 0.044715f), x, x), 0.7978846f);
-    return mul(mul(0.5f, x), add(1.0f, tanh_(inner)));
-}
 
 // Grid (rows, parts).
 extern "C" __global__ void between_scale(const Between p) {
@@ -50,6 +45,14 @@ extern "C" __global__ void between_swiglu(const Between p) {
         float* gate = p.x.row(r);
         const float* up = p.other.row(r);
         for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) gate[c] = mul(silu(gate[c]), up[c]);
+    }
+}
+
+extern "C" __global__ void between_squared_relu(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* x = p.x.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) x[c] = squared_relu(x[c]);
     }
 }
 

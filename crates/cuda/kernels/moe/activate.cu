@@ -1,12 +1,14 @@
-// What becomes of gate and up of a mixture's experts where it is more than `silu(gate) * up`: biases, clamps, gates and ups that take turns. It is left encoded for down.
+// What becomes of gate and up of a mixture's experts where it is another thing than `silu(gate) * up`: biases, clamps, gates and ups that take turns, GELU, no gates. It is left encoded for
+// down.
 #include "format/activations.cuh"
+#include "prim/nonlinear.cuh"
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
 #include "prim/reduce.cuh"
 #include "prim/tensor.cuh"
 
 struct Activate {
-    // [rows, cols]: gates, and ups; where `up` is null, gates and ups take turns in [rows, 2 cols].
+    // [rows, cols]: gates, and ups; where `up` is null, gates and ups take turns in [rows, 2 cols]. Without gates there are ups alone, where gates would be.
     Tensor gate;
     Tensor up;
     // [experts, cols]: what is added to them; null: nothing.
@@ -16,13 +18,15 @@ struct Activate {
     const u32* experts;
     u32 rows;
     u32 cols;
-    // A clamped SwiGLU with `alpha` and `limit`.
-    u32 clamped;
+    // What is computed; a clamped SwiGLU with `alpha` and `limit`.
+    u32 activation;
     float alpha;
     float limit;
     u32 unused;
     Encoded to;
 };
+
+static const u32 CLAMPED_SWIGLU = 1, GEGLU = 2, SQUARED_RELU = 3;
 
 // NaN wins over the bounds, as in the CPU's minimum and maximum.
 __device__ __forceinline__ float clamped_swiglu(float gate, float up, float alpha, float limit) {
@@ -43,8 +47,10 @@ extern "C" __global__ void __launch_bounds__(256) moe_activate(const __grid_cons
             const bool inside = c < p.cols;
             float v = 0.0f;
             if (inside) {
-                float gate, up;
-                if (p.up.at) {
+                float gate, up = 0.0f;
+                if (p.activation == SQUARED_RELU) {
+                    gate = p.gate.row(r)[c];
+                } else if (p.up.at) {
                     gate = p.gate.row(r)[c], up = p.up.row(r)[c];
                 } else {
                     const float2 both = ((const float2*)p.gate.row(r))[c];
@@ -54,7 +60,12 @@ extern "C" __global__ void __launch_bounds__(256) moe_activate(const __grid_cons
                     gate = add(gate, p.gate_bias.row(expert)[c]);
                     up = add(up, p.up_bias.row(expert)[c]);
                 }
-                v = p.clamped ? clamped_swiglu(gate, up, p.alpha, p.limit) : mul(silu(gate), up);
+                switch (p.activation) {
+                    case CLAMPED_SWIGLU: v = clamped_swiglu(gate, up, p.alpha, p.limit); break;
+                    case GEGLU: v = mul(gelu(gate), up); break;
+                    case SQUARED_RELU: v = squared_relu(gate); break;
+                    default: v = mul(silu(gate), up);
+                }
             }
             const u64 at = (u64)r * p.cols + c;
             if (p.to.f && inside) p.to.f[at] = v;

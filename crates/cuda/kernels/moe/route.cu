@@ -84,6 +84,8 @@ extern "C" __global__ void __launch_bounds__(32) moe_route(const Route p) {
             __syncwarp();
         }
         weigh(p.scoring, p.renormalise, p.scale, weights, p.k);
+        for (u32 n = lane; p.scales && n < p.k; n += WARP) weights[n] = mul(weights[n], p.scales[chosen[n]]);
+        __syncwarp();
         // 5. ascending by number
         for (u32 n = lane; n < p.k; n += WARP) {
             u32 at = 0;

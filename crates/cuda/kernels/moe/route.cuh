@@ -8,6 +8,8 @@ struct Route {
     float* logits;
     // [experts]: added to scores for the choice only, not for the weights; null: none.
     const float* bias;
+    // [experts]: what the weight of each is multiplied by last; null: nothing.
+    const float* scales;
     // [tokens, k] each
     u32* chosen;
     float* weights;

@@ -168,6 +168,7 @@ __device__ __forceinline__ void topk_block(const Route& p, u32 warps, bool weigh
             weight = div(weight, all);
         }
         if (scoring == SIGMOID) weight = mul(weight, p.scale);
+        if (p.scales && there) weight = mul(weight, p.scales[own]);
     }
     if (threadIdx.x < k) {
         taken.experts[at] = own;
@@ -234,6 +235,7 @@ template <int LISTS> __device__ __forceinline__ void topk_warp(const Route& p, u
         weight = div(weight, all);
     }
     if (scoring == SIGMOID) weight = mul(weight, p.scale);
+    if (p.scales && there) weight = mul(weight, p.scales[expert]);
     if (lane < k) {
         p.chosen[(u64)token * k + at] = expert;
         p.weights[(u64)token * k + at] = weight;

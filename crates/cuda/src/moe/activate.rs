@@ -1,4 +1,5 @@
-//! What becomes of gate and up of a mixture's experts where it is more than `silu(gate) * up`: biases, clamps, rows of gate and up that take turns (gpt-oss).
+//! What becomes of gate and up of a mixture's experts where it is another thing than `silu(gate) * up`: biases, clamps, rows of gate and up that take turns (gpt-oss), GELU (Gemma 4),
+//! no gates (Nemotron-H).
 
 use anyhow::Result;
 use sluice_backend::{ExpertKind, Experts};
@@ -15,9 +16,9 @@ const THREADS: u32 = 256;
 
 /// Gates and ups of pairs of a token and an expert.
 pub struct GatesAndUps {
-    /// `[pairs, intermediate]`
+    /// `[pairs, intermediate]`; the ups of experts without gates.
     pub gates: p::Tensor,
-    /// `[pairs, intermediate]`; its address is 0 where gates and ups take turns in `gates`, `[pairs, 2 * intermediate]`.
+    /// `[pairs, intermediate]`; its address is 0 where gates and ups take turns in `gates`, `[pairs, 2 * intermediate]`, or there are no gates.
     pub ups: p::Tensor,
     /// `[pairs]` u32: the expert of each.
     pub experts: Address,
@@ -45,10 +46,12 @@ pub fn activate(
         Some(biases) => (context.place(biases.gate), context.place(biases.up)),
         None => Default::default(),
     };
-    let (clamped, alpha, limit) = match of.kind {
+    // Numbers of `kernels/moe/activate.cu`.
+    let (activation, alpha, limit) = match of.kind {
         ExpertKind::SwiGlu => (0, 0.0, 0.0),
-        ExpertKind::GeGlu | ExpertKind::SquaredRelu => unreachable!("refused when it was registered"),
         ExpertKind::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
+        ExpertKind::GeGlu => (2, 0.0, 0.0),
+        ExpertKind::SquaredRelu => (3, 0.0, 0.0),
     };
     let parameters = p::Activate {
         gate: gates,
@@ -58,7 +61,7 @@ pub fn activate(
         experts,
         rows: number(pairs),
         cols: number(cols),
-        clamped,
+        activation,
         alpha,
         limit,
         unused: 0,

@@ -1,6 +1,6 @@
 //! The matrices of an expert.
 
-use sluice_backend::{ExpertMatrix, ExpertPart, Experts, Moe};
+use sluice_backend::{ExpertKind, ExpertMatrix, ExpertPart, Experts, Moe};
 
 use crate::parameters::PROJECTIONS;
 use crate::weights::Weights;
@@ -27,9 +27,18 @@ fn operand(part: &ExpertPart, expert: usize) -> Operand {
     }
 }
 
-/// Gate, up and down projection of an expert. Where rows of gate and up take turns, the first has both and the second none.
+/// The gate (0), up (1) or down projection (2). Experts without gates have their up projection in both of the first places.
+pub fn part(experts: &Experts, projection: usize) -> &ExpertPart {
+    &experts.parts[if experts.parts.len() < PROJECTIONS { projection / 2 } else { projection }]
+}
+
+/// Gate, up and down projection of an expert. Where rows of gate and up take turns, the first has both and the second none; without gates the first is up, and the second has no rows.
 pub fn operands(experts: &Experts, expert: usize) -> [Operand; PROJECTIONS] {
-    let [gate, up, down] = &experts.parts[..] else { panic!("{:?} has three projections", experts.kind) };
+    let [gate, up, down] = [0, 1, 2].map(|projection| part(experts, projection));
+    if experts.kind == ExpertKind::SquaredRelu {
+        let up = operand(up, expert);
+        return [up, Operand { rows: 0, ..up }, operand(down, expert)];
+    }
     match experts.interleaved().expect("checked when it was registered") {
         Some((matrix, rows)) => {
             let both = Operand { weight: matrix.number(), row: expert * rows, rows };

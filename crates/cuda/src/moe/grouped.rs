@@ -7,6 +7,7 @@ use crate::device::memory::Scratch;
 use crate::device::sys::Address;
 use crate::kernels::Kernel;
 use crate::moe::activate::{GatesAndUps, activate};
+use crate::moe::experts::part;
 use crate::moe::gather::GatheredInputs;
 use crate::moe::layer::MoeLayer;
 use crate::moe::pairs::{sort_pairs, tile_choice};
@@ -66,6 +67,9 @@ impl ExpertScratch {
         let (gates, ups) = if layer.is_interleaved {
             let both = self.both.reserve(gpu, 8 * pairs * intermediate)?;
             (p::Tensor::dense(both, 2 * intermediate), p::Tensor::default())
+        } else if layer.is_ungated {
+            let ups = self.gates.reserve(gpu, 4 * pairs * intermediate)?;
+            (p::Tensor::dense(ups, intermediate), p::Tensor::default())
         } else {
             let [gates, ups] = [&mut self.gates, &mut self.ups].map(|s| s.reserve(gpu, 4 * pairs * intermediate));
             (p::Tensor::dense(gates?, intermediate), p::Tensor::dense(ups?, intermediate))
@@ -78,22 +82,22 @@ impl ExpertScratch {
             }),
             None => None,
         };
-        let matrices = |part: usize| table + (part * count * size_of::<p::Matrix>()) as u64;
+        let matrices = |projection: usize| table + (projection * count * size_of::<p::Matrix>()) as u64;
         let (x, per_input) = match moe.experts.order {
             Some(order) => (self.gathered.gather(context, layer, order, (chosen, k), x)?, 1),
             None => (x, k),
         };
         // Gate and up take the token's row, or the pair's if it was gathered; down takes the pair's.
-        let per_row = |part: usize| if part < 2 { per_input } else { 1 };
-        let product = |part: usize, out| {
-            let ExpertPart { rows, cols, .. } = moe.experts.parts[part];
-            let rows = if part == 0 && layer.is_interleaved { 2 * rows } else { rows };
+        let per_row = |projection: usize| if projection < 2 { per_input } else { 1 };
+        let product = |projection: usize, out| {
+            let ExpertPart { rows, cols, .. } = *part(&moe.experts, projection);
+            let rows = if projection == 0 && layer.is_interleaved { 2 * rows } else { rows };
             let table = ExpertTable {
-                matrices: matrices(part),
+                matrices: matrices(projection),
                 experts: chosen,
-                per_row: per_row(part),
-                kinds: &kinds[part],
-                groups: groups[part],
+                per_row: per_row(projection),
+                kinds: &kinds[projection],
+                groups: groups[projection],
                 tiles,
                 in_runs: false,
             };
@@ -110,20 +114,21 @@ impl ExpertScratch {
         }
         let (both, last) = ([product(0, gates), product(1, ups)], [product(2, p::Tensor::dense(outputs, width))]);
         if !layer.is_plain {
-            matmul(gpu, if layer.is_interleaved { &both[..1] } else { &both }, x)?;
+            let is_one = layer.is_interleaved || layer.is_ungated;
+            matmul(gpu, if is_one { &both[..1] } else { &both }, x)?;
             let from = GatesAndUps { gates, ups, experts: chosen, pairs };
             activate(context, &moe.experts, from, needs_of(&last), &mut self.hidden)?;
             matmul(gpu, &last, &self.hidden)?;
             return Ok(outputs);
         }
         if let (true, Some(tiles)) = (is_complete, tiles.filter(|t| t.few)) {
-            let grouped = |part: usize| GroupedProduct {
-                tables: [part, 1].map(matrices),
-                kinds: &kinds[part],
-                groups: groups[part],
+            let grouped = |projection: usize| GroupedProduct {
+                tables: [projection, 1].map(matrices),
+                kinds: &kinds[projection],
+                groups: groups[projection],
                 tiles,
-                per_row: per_row(part),
-                rows: moe.experts.parts[part].rows,
+                per_row: per_row(projection),
+                rows: part(&moe.experts, projection).rows,
                 pairs,
                 experts: count,
             };

@@ -19,19 +19,22 @@ pub struct MoeLayer {
     pub is_plain: bool,
     /// Rows of gate and up take turns: the first projection has both, and the second none.
     pub is_interleaved: bool,
+    /// Experts have no gates: the first projection is up, and there is no second.
+    pub is_ungated: bool,
     /// The kinds that each projection has over all experts.
     pub kinds: [Vec<KernelFormat>; PROJECTIONS],
     /// Columns of a group and type of its scale, if all experts have the same in a projection.
     pub groups: [Option<(u32, u32)>; PROJECTIONS],
     /// `[PROJECTIONS, experts]` [`p::Matrix`], once all experts are on the device.
     pub table: Option<DeviceBuffer>,
-    /// The router's bias, `[experts]` f32.
-    pub bias: Option<DeviceBuffer>,
+    /// What a router's scoring has for each expert, `[experts]` f32: a bias of its score, or a factor of its weight.
+    pub of_scoring: Option<DeviceBuffer>,
 }
 
 impl MoeLayer {
     pub fn new(gpu: &Gpu, weights: &Weights, mode: Activations, moe: Moe) -> Result<MoeLayer> {
         let is_interleaved = moe.experts.interleaved().map_err(Error::msg)?.is_some();
+        let is_ungated = moe.experts.kind == ExpertKind::SquaredRelu;
         let is_plain = moe.experts.kind == ExpertKind::SwiGlu && moe.experts.biases.is_none() && !is_interleaved;
         let mut kinds: [Vec<KernelFormat>; PROJECTIONS] = Default::default();
         let mut groups = operands(&moe.experts, 0).map(|o| weights.all[o.weight].groups());
@@ -46,16 +49,21 @@ impl MoeLayer {
                 }
             }
         }
-        let bias = match &moe.scoring {
-            Scoring::Sigmoid { bias, .. } if !bias.is_empty() => {
-                let memory = DeviceBuffer::new(gpu, 4 * bias.len(), "a router's bias")?;
+        let numbers_of_experts = match &moe.scoring {
+            Scoring::Sigmoid { bias, .. } => bias,
+            Scoring::SoftmaxTopK { scales, .. } => scales,
+            Scoring::TopKSoftmax { .. } => &Vec::new(),
+        };
+        let of_scoring = match numbers_of_experts.is_empty() {
+            true => None,
+            false => {
+                let memory = DeviceBuffer::new(gpu, 4 * numbers_of_experts.len(), "a router's numbers of experts")?;
                 // SAFETY: it was just allocated with this length.
-                unsafe { gpu.write(memory.at, bytes_of(bias), gpu.wait_permit()?)? };
+                unsafe { gpu.write(memory.at, bytes_of(numbers_of_experts), gpu.wait_permit()?)? };
                 Some(memory)
             }
-            _ => None,
         };
-        Ok(MoeLayer { moe, next: None, is_plain, is_interleaved, kinds, groups, table: None, bias })
+        Ok(MoeLayer { moe, next: None, is_plain, is_interleaved, is_ungated, kinds, groups, table: None, of_scoring })
     }
 
     /// Writes the table of the experts' matrices, unless there is one.
@@ -101,9 +109,9 @@ impl MoeLayer {
     /// The parameters of the choice by `logits`: experts and their weights are written to `chosen` and `weights`.
     pub fn route_parameters(&self, tokens: usize, logits: Address, chosen: Address, weights: Address) -> p::Route {
         let scoring = &self.moe.scoring;
+        let of_scoring = self.of_scoring.as_ref().map_or(0, |memory| memory.at);
         let mut parameters = p::Route {
             logits,
-            bias: self.bias.as_ref().map_or(0, |b| b.at),
             chosen,
             weights,
             tokens: number(tokens),
@@ -117,10 +125,12 @@ impl MoeLayer {
         match scoring {
             Scoring::SoftmaxTopK { renormalise, .. } => {
                 (parameters.scoring, parameters.renormalise) = (0, (*renormalise).into());
+                parameters.scales = of_scoring;
             }
             Scoring::TopKSoftmax { .. } => parameters.scoring = 1,
             Scoring::Sigmoid { groups, top_groups, renormalise, scale, .. } => {
                 (parameters.scoring, parameters.renormalise, parameters.scale) = (2, (*renormalise).into(), *scale);
+                parameters.bias = of_scoring;
                 (parameters.groups, parameters.top_groups) = (number(*groups), number(*top_groups));
             }
         }

@@ -1,7 +1,7 @@
 //! A step's mixtures: routed, computed and combined without the host, unless experts may have to come from the host's memory or from disk.
 
-use anyhow::{Result, bail};
-use sluice_backend::{ExpertKind, Failed, Moe, MoeId, Routed, Routing, Scoring, Tensor};
+use anyhow::Result;
+use sluice_backend::{Failed, Moe, MoeId, Routed, Routing, Tensor};
 
 use crate::device::graph::HoldGuard;
 use crate::device::pinned::PinnedBuffer;
@@ -43,18 +43,6 @@ pub struct Mixtures {
 impl Mixtures {
     /// Registers a mixture; `follows`: the mixture of the layer before.
     pub fn register(&mut self, context: &Context, moe: Moe, follows: Option<MoeId>) -> Result<MoeId> {
-        let more = [
-            (moe.router_norm.is_some(), "routers that norm their input by themselves"),
-            (moe.experts.kind == ExpertKind::GeGlu, "experts with GELU"),
-            (moe.experts.kind == ExpertKind::SquaredRelu, "experts without gates"),
-            (
-                matches!(&moe.scoring, Scoring::SoftmaxTopK { scales, .. } if !scales.is_empty()),
-                "a factor for each expert",
-            ),
-        ];
-        if let Some((_, what)) = more.into_iter().find(|(is_there, _)| *is_there) {
-            bail!("{what} are not on a GPU yet: such a model runs on the CPU");
-        }
         let number = self.layers.len();
         let layer = MoeLayer::new(&context.gpu, &context.weights, context.mode, moe)?;
         if let Some(before) = follows {
@@ -121,7 +109,7 @@ impl Mixtures {
     /// Bytes of scratch and of streamed experts on the device.
     pub fn bytes(&self) -> (usize, usize) {
         let scratch = self.x.bytes() + self.router.bytes() + self.experts.bytes() + self.single.bytes();
-        let tables = self.layers.iter().flat_map(|layer| [&layer.table, &layer.bias]).flatten();
+        let tables = self.layers.iter().flat_map(|layer| [&layer.table, &layer.of_scoring]).flatten();
         let tables: usize = tables.map(|m| m.bytes).sum();
         (scratch + tables, self.streaming.as_ref().map_or(0, ExpertStreaming::device_bytes))
     }
@@ -161,7 +149,7 @@ impl Mixtures {
         let guess = match self.layers[number].next.filter(|_| records) {
             Some(next) => {
                 self.norm(context, x, next, Needs::F32)?;
-                self.route(context, next)?;
+                self.route(context, x, next)?;
                 Some((next, self.read_routing(context, tokens, next)?.experts))
             }
             None => None,
@@ -184,7 +172,7 @@ impl Mixtures {
         let needs = layer.needs(context);
         if !self.router.norm_and_route_few(context, layer, x, needs, to)? {
             self.norm(context, x, number, needs)?;
-            self.route(context, number)?;
+            self.route(context, x, number)?;
         }
         // 4. The choice on the host, if it is needed there
         let mut table = complete.unwrap_or(0);
@@ -267,7 +255,7 @@ impl Mixtures {
         let copy = p::CopyRows { from, to: context.place(normed), rows, cols };
         // SAFETY: the router has its input as f32; the tensor is as large as x.
         unsafe { context.gpu.launch(Kernel::COPY_ROWS, [rows, 1, 1], 256, 0, &copy)? };
-        self.route(context, number)?;
+        self.route(context, x, number)?;
         let routing = self.read_routing(context, x.rows, number)?;
         self.experts.combine(context, &self.layers[number], &self.x, self.router.chosen(0, 0), residual)?;
         Ok(routing)
@@ -277,8 +265,8 @@ impl Mixtures {
         norm(context, &self.layers[number], x, needs, &mut self.x)
     }
 
-    fn route(&mut self, context: &Context, number: usize) -> Result<()> {
-        self.router.route(context, &self.layers[number], &self.x)
+    fn route(&mut self, context: &Context, x: Tensor, number: usize) -> Result<()> {
+        self.router.route(context, &self.layers[number], x, &self.x)
     }
 
     /// The router's choice on the host. The step waits for it. If the host computes experts, its input, of `input_bytes`, is copied too.

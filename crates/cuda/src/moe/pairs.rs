@@ -6,6 +6,7 @@ use crate::device::memory::Scratch;
 use crate::device::stream::Gpu;
 use crate::device::sys::Address;
 use crate::kernels::{Kernel, Variant};
+use crate::moe::experts::part;
 use crate::moe::layer::MoeLayer;
 use crate::ops::activations::GROUP;
 use crate::ops::grouped_gemm::{self, GroupedProduct};
@@ -39,7 +40,9 @@ pub fn tile_choice(gpu: &Gpu, layer: &MoeLayer, pairs: usize) -> Option<TileChoi
     if !integers || !gpu.device.has(Variant::Tiles) || pairs * MIN_EXPERTS_PER_PAIR <= count {
         return None;
     }
-    let fits = |part: usize| GroupedProduct::fits(gpu, &kinds[part], groups[part], moe.experts.parts[part].cols);
+    let fits = |projection: usize| {
+        GroupedProduct::fits(gpu, &kinds[projection], groups[projection], part(&moe.experts, projection).cols)
+    };
     let alike = layer.is_plain && kinds[0] == kinds[1] && groups[0] == groups[1];
     if gpu.device.has(Variant::Few) && pairs <= MAX_FEW_PAIRS * count && alike && (0..PROJECTIONS).all(fits) {
         return Some(TileChoice { tile_pairs: grouped_gemm::TILE_TOKENS, few: true });

@@ -1,7 +1,7 @@
 //! Which experts tokens take: the router, and the choice by its logits.
 
 use anyhow::Result;
-use sluice_backend::{Activations, Routing, Tensor};
+use sluice_backend::{Activations, Norm, Routing, Tensor};
 
 use crate::device::memory::{DeviceBuffer, Scratch, bytes_of_mut};
 use crate::device::stream::Gpu;
@@ -36,6 +36,8 @@ const ROUTER_BLOCKS: usize = 2;
 pub struct RouterScratch {
     /// `[tokens, experts]` f32
     pub logits: Scratch,
+    /// The input of a router that has a norm of its own.
+    pub input: EncodedActivations,
     /// `[tokens, k]` u32, and their weights as f32
     pub chosen: Scratch,
     pub weights: Scratch,
@@ -68,7 +70,9 @@ impl RouterScratch {
     /// Bytes on the device.
     pub fn bytes(&self) -> usize {
         let scratch = [&self.logits, &self.chosen, &self.weights, &self.pairs];
-        scratch.iter().map(|s| s.bytes()).sum::<usize>() + self.counter.as_ref().map_or(0, |m| m.bytes)
+        scratch.iter().map(|s| s.bytes()).sum::<usize>()
+            + self.input.bytes()
+            + self.counter.as_ref().map_or(0, |m| m.bytes)
     }
 
     /// For a few tokens: `to = norm(x)` and the router's logits in one kernel, then the choice. Returns whether there are kernels for it.
@@ -91,6 +95,7 @@ impl RouterScratch {
         let rows = if many { 2 * ROUTER_ROWS } else { ROUTER_ROWS };
         let aligned = [from.at, 4 * from.stride, norm.weight].iter().all(|at| at.is_multiple_of(16));
         let possible = gpu.device.has(Variant::Few)
+            && moe.router_norm.is_none()
             && x.rows <= MAX_FEW_TOKENS
             && (product.bias, product.runs, product.cols) == (0, None, x.cols)
             && product.matrix.kind < 4
@@ -135,14 +140,21 @@ impl RouterScratch {
         Ok(true)
     }
 
-    /// The router's logits of `x`, and the choice.
-    pub fn route(&mut self, context: &Context, layer: &MoeLayer, x: &EncodedActivations) -> Result<()> {
+    /// The router's logits, and the choice. `normed`: `x` by the mixture's norm.
+    pub fn route(&mut self, context: &Context, layer: &MoeLayer, x: Tensor, normed: &EncodedActivations) -> Result<()> {
         let (moe, tokens) = (&layer.moe, x.rows);
         let count = moe.router.rows.len();
         moe.scoring.check(count).unwrap_or_else(|e| panic!("{e}"));
         let logits = self.logits.reserve(&context.gpu, 4 * tokens * count)?;
         let product = context.product(&moe.router, tokens, p::Tensor::dense(logits, count), false, Activations::F32);
-        matmul(&context.gpu, &[product], x)?;
+        let input = match &moe.router_norm {
+            Some(norm) => {
+                encode_normed(context, x, norm, Needs::F32, &mut self.input)?;
+                &self.input
+            }
+            None => normed,
+        };
+        matmul(&context.gpu, &[product], input)?;
         self.topk(context, layer, tokens, logits)
     }
 
@@ -201,7 +213,11 @@ impl RouterScratch {
 
 /// `to = norm(x)` with a mixture's norm.
 pub fn norm(context: &Context, layer: &MoeLayer, x: Tensor, needs: Needs, to: &mut EncodedActivations) -> Result<()> {
-    let norm = context.norm(&layer.moe.norm);
+    encode_normed(context, x, &layer.moe.norm, needs, to)
+}
+
+fn encode_normed(context: &Context, x: Tensor, norm: &Norm, needs: Needs, to: &mut EncodedActivations) -> Result<()> {
+    let norm = context.norm(norm);
     let input = EncodeInput { x: context.place(x), norm, rows: x.rows, cols: x.cols, ..EncodeInput::default() };
     encode(&context.gpu, input, needs, to)
 }

@@ -95,8 +95,8 @@ impl SingleTokenMoe {
             && slots <= MAX_CHOSEN
             && (k..=MAX_EXPERTS).contains(&experts)
             && moe.router.rows.len() == experts;
-        // The router's kernel encodes one input for all experts.
-        let one_input = moe.experts.order.is_none();
+        // The router's kernel encodes one input for itself and for all experts.
+        let one_input = moe.experts.order.is_none() && moe.router_norm.is_none();
         if !device.has(Variant::One) || !layer.is_plain || !one_input || !alike || !fits {
             return Ok(None);
         }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Caches, DeltaLayer, Device, DeviceMemory, DeviceSampling, Elementwise,
-    ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId, MatrixSource,
-    MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection, Resources,
-    RotaryFrequencies, RotaryId, Routing, StepInputs, StepScratch, Streamed, Tensor,
+    AttentionLayer, Backend, BufferId, Caches, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory, DeviceSampling,
+    Elementwise, ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId,
+    MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
+    Resources, RotaryFrequencies, RotaryId, Routing, StateSpaceLayer, StepInputs, StepScratch, Streamed, Tensor,
 };
 use sluice_experts::Error;
 use sluice_store::{Bytes, Loading};
@@ -312,16 +312,23 @@ impl Operations for Pipeline {
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
-        let home = self.home(OperationKey::Delta(layer.layer));
-        let tokens = self.devices[0].context.inputs.tokens().len();
-        let [qkv, z, b, a, out] = [layer.qkv, layer.z, layer.b, layer.a, layer.out].map(|t| t.first_rows(tokens));
-        let reads = [qkv, z, b, a, layer.conv, layer.decay, layer.dt_bias, layer.norm.weight];
-        let len = layer.shape.state_len();
-        let range = layer.layer * len..(layer.layer + 1) * len;
-        if !self.states.iter().any(|(own, _)| *own == range) {
-            self.states.push((range, home));
-        }
-        self.prepare(home, &reads, &[out]).delta_net(layer);
+        let [qkv, z, b, a, out] = [layer.qkv, layer.z, layer.b, layer.a, layer.out];
+        let weights = [layer.conv, layer.decay, layer.dt_bias, layer.norm.weight];
+        self.prepare_recurrent((layer.layer, layer.shape.state_len()), &[qkv, z, b, a], &weights, out).delta_net(layer);
+    }
+
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
+        let [qkv, z, b, f, out] = [layer.qkv, layer.z, layer.b, layer.f, layer.out];
+        let weights = [layer.conv, layer.rates, layer.dt_bias, layer.norm.weight];
+        self.prepare_recurrent((layer.layer, layer.shape.state_len()), &[qkv, z, b, f], &weights, out)
+            .channel_delta(layer);
+    }
+
+    fn state_space(&mut self, layer: &StateSpaceLayer) {
+        let StateSpaceLayer { xbc, z, dt, out, .. } = *layer;
+        let weights = [layer.conv, layer.decay, layer.dt_bias, layer.skip, layer.norm.weight];
+        let weights: Vec<Tensor> = weights.into_iter().chain(layer.conv_bias).collect();
+        self.prepare_recurrent((layer.layer, layer.shape.state_len()), &[xbc, z, dt], &weights, out).state_space(layer);
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {

@@ -15,7 +15,8 @@ pub enum OperationKey {
     Add(usize),
     /// The cache group, and the layer of it.
     Attention(usize, usize),
-    Delta(usize),
+    /// The recurrent layer, of any kind.
+    Recurrent(usize),
     Mlp(usize),
     /// Runs where the operation before it ran.
     AddNormed,

@@ -128,7 +128,7 @@ impl Pipeline {
                 partition.home(key).expect("steps have the operations that they were planned with")
             }
             (None, OperationKey::Attention(group, layer)) => self.groups[group].layers[layer].0,
-            (None, OperationKey::Delta(layer)) => layer % self.count(),
+            (None, OperationKey::Recurrent(layer)) => layer % self.count(),
             (None, OperationKey::Mixture(_)) => self.count() - 1,
             (None, _) => {
                 self.turn += 1;
@@ -161,6 +161,24 @@ impl Pipeline {
                 Ok(())
             });
         }
+    }
+
+    /// Prepares a recurrent layer where its states are. `layer`: its number, and the elements of its state; `reads`: activations, which may have more rows than the step.
+    pub(super) fn prepare_recurrent(
+        &mut self,
+        (layer, len): (usize, usize),
+        reads: &[Tensor],
+        weights: &[Tensor],
+        out: Tensor,
+    ) -> &mut Cuda {
+        let home = self.home(OperationKey::Recurrent(layer));
+        let tokens = self.devices[0].context.inputs.tokens().len();
+        let range = layer * len..(layer + 1) * len;
+        if !self.states.iter().any(|(own, _)| *own == range) {
+            self.states.push((range, home));
+        }
+        let reads: Vec<Tensor> = reads.iter().map(|t| t.first_rows(tokens)).chain(weights.iter().copied()).collect();
+        self.prepare(home, &reads, &[out.first_rows(tokens)])
     }
 
     /// Prepares an operation on `device`: copies there what it reads and notes what it writes. Returns the device.

@@ -65,7 +65,10 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
             check(&[gate, up]);
             (Kernel::BETWEEN_SWIGLU, parts(gate), THREADS, p::Between { other: context.place(up), ..of(gate) })
         }
-        Elementwise::SquaredRelu { .. } => unreachable!("models that have it are refused"),
+        Elementwise::SquaredRelu { x } => {
+            check(&[x]);
+            (Kernel::BETWEEN_SQUARED_RELU, parts(x), THREADS, of(x))
+        }
         Elementwise::Zero { out } => {
             check(&[out]);
             (Kernel::BETWEEN_ZERO, parts(out), THREADS, of(out))

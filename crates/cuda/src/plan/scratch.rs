@@ -2,8 +2,9 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, DeltaLayer, Elementwise, ExpertKind, IndexLayer, KvLayout, LatentLayer, Linear,
-    MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StepInputs, StepScratch, Tensor,
+    Activations, AttentionLayer, ChannelDeltaLayer, DeltaLayer, DeltaShape, Elementwise, ExpertKind, IndexLayer,
+    KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer,
+    StepInputs, StepScratch, Tensor,
 };
 
 use crate::kernels::INT11_FLOAT_FORMATS;
@@ -11,9 +12,9 @@ use crate::moe::activate::needs_with_floats;
 use crate::moe::experts::operands;
 use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
 use crate::ops::activations::{GROUP, int11_bytes};
-use crate::ops::attention::{MIN_PREFILL_TOKENS, latent_part_bytes, part_bytes};
+use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
 use crate::ops::int11_floats::{WIDE, scratch_bytes};
-use crate::ops::{index, latent, sampling};
+use crate::ops::{index, latent, latent_rows, sampling};
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
@@ -59,6 +60,7 @@ pub struct ScratchPlanner<'a> {
     encoded: EncodedSize,
     hidden: EncodedSize,
     moe_x: EncodedSize,
+    moe_router_x: EncodedSize,
     moe_hidden: EncodedSize,
     moe_gathered: EncodedSize,
     shared_hidden: EncodedSize,
@@ -85,6 +87,7 @@ pub struct ScratchPlanner<'a> {
     index_scores: usize,
     /// The last operation that selected positions.
     index_at: usize,
+    state_space: usize,
     logits: usize,
     /// Bytes of integers that are made of weights.
     slices: usize,
@@ -111,6 +114,7 @@ impl<'a> ScratchPlanner<'a> {
             encoded: EncodedSize::default(),
             hidden: EncodedSize::default(),
             moe_x: EncodedSize::default(),
+            moe_router_x: EncodedSize::default(),
             moe_hidden: EncodedSize::default(),
             moe_gathered: EncodedSize::default(),
             shared_hidden: EncodedSize::default(),
@@ -129,6 +133,7 @@ impl<'a> ScratchPlanner<'a> {
             index_slots: 0,
             index_scores: 0,
             index_at: 0,
+            state_space: 0,
             logits: 0,
             slices: 0,
             per_128_positions: 0,
@@ -143,13 +148,13 @@ impl<'a> ScratchPlanner<'a> {
 
     /// The scratch of the step; `angles`: bytes of a position in each table of rotary angles.
     pub fn scratch(&self, angles: &[usize]) -> StepScratch {
-        let of_mixtures = [&self.moe_x, &self.moe_hidden, &self.moe_gathered, &self.shared_hidden];
+        let of_mixtures = [&self.moe_x, &self.moe_router_x, &self.moe_hidden, &self.moe_gathered, &self.shared_hidden];
         let encoded = [&self.encoded, &self.hidden, &self.latent_encoded].into_iter().chain(of_mixtures);
         let encoded: usize = encoded.map(EncodedSize::bytes).sum();
         let rest =
             self.moe_both + self.moe_ordered + self.choice + self.outputs + self.pairs + self.shared + self.delta;
         // Each of up to three inputs has room of its own for integers of weights.
-        let rest = rest + self.logits + 3 * self.slices;
+        let rest = rest + self.state_space + self.logits + 3 * self.slices;
         // Scores have room for up to eight times 128 positions more.
         let rest = rest + self.latent + self.latent_parts + self.index_slots + 8 * self.index_scores;
         // The arrays of tokens and sequences for each group. Block tables grow with the context.
@@ -213,7 +218,7 @@ impl Operations for ScratchPlanner<'_> {
             );
         }
         grow(&mut self.latent, latent::scratch_bytes(layer, rows));
-        let (fixed, part) = latent_part_bytes(layer.rank);
+        let (fixed, part) = latent_rows::part_bytes(layer.rank);
         grow(&mut self.latent_parts, fixed);
         grow(&mut self.per_128_positions, part);
         if layer.selected {
@@ -234,7 +239,18 @@ impl Operations for ScratchPlanner<'_> {
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
         grow(&mut self.delta, 4 * self.tokens * (layer.shape.channels() + 2 * layer.shape.value_heads));
-        self.note(OperationKey::Delta(layer.layer), &[], None);
+        self.note(OperationKey::Recurrent(layer.layer), &[], None);
+    }
+
+    fn channel_delta(&mut self, layer: &ChannelDeltaLayer) {
+        let DeltaShape { value_heads, key_dim, .. } = layer.shape;
+        grow(&mut self.delta, 4 * self.tokens * (layer.shape.channels() + value_heads * (key_dim + 1)));
+        self.note(OperationKey::Recurrent(layer.layer), &[], None);
+    }
+
+    fn state_space(&mut self, layer: &StateSpaceLayer) {
+        grow(&mut self.state_space, 4 * self.tokens * layer.shape.channels());
+        self.note(OperationKey::Recurrent(layer.layer), &[], None);
     }
 
     fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, residual: Tensor) {
@@ -272,6 +288,9 @@ impl Operations for ScratchPlanner<'_> {
         }
         if is_interleaved || moe.experts.biases.is_some() || moe.experts.kind != ExpertKind::SwiGlu {
             last = needs_with_floats(last);
+        }
+        if moe.router_norm.is_some() {
+            self.moe_router_x.grow(x.rows, x.cols, Needs::F32);
         }
         let mut of_x = Needs::F32;
         match moe.experts.order {

@@ -74,7 +74,9 @@ fn always(drafter: DrafterChoice, tokens: usize) -> DraftOptions {
 #[test]
 fn looked_up_drafts_change_nothing() {
     let Some((device, _turn)) = device() else { return };
-    for name in ["qwen3", "qwen3_moe", "gpt_oss_mxfp4", "gemma4", "qwen3_next", "mlx_qwen3_5", "qwen3_5_moe"] {
+    for name in
+        ["qwen3", "qwen3_moe", "gpt_oss_mxfp4", "gemma4", "nemotron_h", "qwen3_next", "mlx_qwen3_5", "qwen3_5_moe"]
+    {
         for (mode, tokens) in [(Activations::Int8, 1), (Activations::F32, 4), (Activations::Bf16, 8)] {
             let drafts = always(DrafterChoice::Ngram, tokens);
             for devices in device_lists(device) {

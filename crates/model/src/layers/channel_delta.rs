@@ -52,7 +52,6 @@ impl ChannelDelta {
         at: usize,
         layer: usize,
     ) -> Result<ChannelDelta> {
-        w.backend().check_state_spaces()?;
         let (keys, values, rank) = (d.keys(), d.values(), d.rank());
         let mut projection =
             |part: &str, out: Tensor| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };

@@ -45,7 +45,6 @@ impl StateSpace {
         at: usize,
         layer: usize,
     ) -> Result<StateSpace> {
-        w.backend().check_state_spaces()?;
         let all = w.linear(at, "mamba.in_proj")?;
         let mut from = 0;
         let inputs = [s.z, s.xbc, s.dt].map(|out| {

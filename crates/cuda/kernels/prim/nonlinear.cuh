@@ -1,0 +1,15 @@
+// What feed-forward layers do between their products, beside silu.
+#pragma once
+#include "prim/numerics.cuh"
+
+// The tanh form.
+__device__ __forceinline__ float gelu(float x) {
+    float inner = mul(fma(mul(mul(x, x), 0.044715f), x, x), 0.7978846f);
+    return mul(mul(0.5f, x), add(1.0f, tanh_(inner)));
+}
+
+// NaN stays NaN.
+__device__ __forceinline__ float squared_relu(float x) {
+    x = greater(0.0f, x);
+    return mul(x, x);
+}
