@@ -28,7 +28,8 @@ extern "C" __global__ void delta_recur(const Delta p) {
             if (!inside) continue;
             const u64 of_head = (u64)t * p.value_heads + h;
             const float *decays = p.decays + of_head * (p.by_channel ? p.key_dim : 1), beta = p.beta[of_head];
-            auto decay = [&](u32 i) { return decays[p.by_channel ? i : 0]; };
+            const float of_all = decays[0];
+            auto decay = [&](u32 i) { return p.by_channel ? decays[i] : of_all; };
             float v = mixed[2 * keys + h * p.value_dim + j];
             float held[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             for (u32 i = 0; i < p.key_dim; i += 4) {
