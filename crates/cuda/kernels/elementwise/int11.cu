@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(1024) encode_int11(const Quantize p
                 x_own[0] = low.x, x_own[1] = low.y, x_own[2] = low.z, x_own[3] = low.w, x_own[4] = high.x, x_own[5] = high.y, x_own[6] = high.z, x_own[7] = high.w;
             } else {
 #pragma unroll
-                for (u32 k = 0; k < 8; k++) x_own[k] = 8 * i + k < p.cols ? value(8 * i + k) : 0.0f;
+                for (u32 k = 0; k < 8; k++) x_own[k] = 8 * i + k >= p.cols ? 0.0f : keeps ? smem[8 * i + k] : value(8 * i + k);
             }
             round_eight(x_own, scale.before, v, sum);
             const u32 g = i / 8, j = i % 8 / 2, a = i % 2;
