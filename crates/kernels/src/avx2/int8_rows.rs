@@ -6,6 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::Avx2x16;
+use super::int8_dot::FEW;
 use crate::format::packing::PackingName;
 use crate::input::{GROUP, ORDER};
 use crate::instructions::int8_dot::{Groups, TokenScales, add_group};
@@ -13,18 +14,14 @@ use crate::instructions::unpack::{unpack_columns, unpack_lanes, widen};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
-/// Tokens that meet a turn's registers.
-const TOKENS: usize = 4;
-/// Tokens that all rows of a range meet before the next ones, so that their activations stay in a near cache.
-const BLOCK: usize = 16;
 /// Registers of a turn at most: four groups of 128 columns.
 const REGISTERS: usize = 16;
 /// Bytes ahead of a row's integers that are fetched.
 const AHEAD: usize = 2048;
 
-/// One unpacked row, its scales and its biases, and the scales of a block of tokens: two for each group of 16 columns at most.
+/// One unpacked row, its scales and its biases, and the scales of all tokens: two for each group of 16 columns at most.
 fn sizes(cols: usize, tokens: usize) -> [usize; 4] {
-    [cols, cols / 4, cols / 4, tokens.min(BLOCK) * cols / 2]
+    [cols, cols / 4, cols / 4, tokens.min(FEW) * cols / 2]
 }
 
 pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
@@ -309,7 +306,7 @@ unsafe fn sum_of<S: Source>(row: *const u8, x: *const i8, column: usize, n: usiz
     sum
 }
 
-/// The product of all rows with all tokens, one block of tokens after the other.
+/// The product of all rows with all tokens, at most [`FEW`].
 ///
 /// # Safety
 /// As for [`product`].
@@ -323,47 +320,43 @@ unsafe fn rows<S: Source, M: Products, const PARTS: usize>(
 ) {
     let format = w.grouped();
     let groups = w.cols / format.group;
+    debug_assert!(tokens.len() <= FEW, "{} tokens", tokens.len());
     let [q, s, b, scales] = scratch.cut(sizes(w.cols, tokens.len()));
-    // SAFETY: the scratch holds a row of integers with its scales and biases, and two numbers for each 16 columns of a block of tokens; the caller vouches for the rest.
+    // SAFETY: the scratch holds a row of integers with its scales and biases, and two numbers for each 16 columns of each token; the caller vouches for the rest.
     unsafe {
         let (s, b) = (s.cast::<f32>(), b.cast::<f32>());
-        for first in (0..tokens.len()).step_by(BLOCK) {
-            let block = &tokens[first..tokens.len().min(first + BLOCK)];
-            let each = (format.parts() + 1) * groups;
-            let scales = std::slice::from_raw_parts_mut(scales.cast::<f32>(), block.len() * each);
-            for (out, &token) in scales.chunks_exact_mut(each).zip(block) {
-                x.write_scales(token as usize, w.cols, format, out);
+        let each = (format.parts() + 1) * groups;
+        let scales = std::slice::from_raw_parts_mut(scales.cast::<f32>(), tokens.len() * each);
+        for (out, &token) in scales.chunks_exact_mut(each).zip(tokens) {
+            x.write_scales(token as usize, w.cols, format, out);
+        }
+        let token = |i: usize| Token {
+            q: x.q.as_ptr().add(tokens[i] as usize * w.cols),
+            scales: TokenScales::of(&scales[i * each..][..each], groups),
+        };
+        for r in 0..w.rows {
+            if w.format.is_unpacked() {
+                unpack_columns::<Avx2x16>(w, r, (0, w.cols), q, s, b);
+            } else {
+                let (row_s, row_b) = w.row_scales(r);
+                widen::<Avx2x16>(format.scale, row_s, s);
+                widen::<Avx2x16>(format.scale, row_b, b);
+                if !S::IS_PACKED {
+                    unpack_lanes::<Avx2x16>(format.packing, w.row(r).as_ptr(), q, w.cols);
+                }
             }
-            let token = |i: usize| Token {
-                q: x.q.as_ptr().add(block[i] as usize * w.cols),
-                scales: TokenScales::of(&scales[i * each..][..each], groups),
-            };
-            for r in 0..w.rows {
-                if w.format.is_unpacked() {
-                    unpack_columns::<Avx2x16>(w, r, (0, w.cols), q, s, b);
-                } else {
-                    let (row_s, row_b) = w.row_scales(r);
-                    widen::<Avx2x16>(format.scale, row_s, s);
-                    widen::<Avx2x16>(format.scale, row_b, b);
-                    if !S::IS_PACKED {
-                        unpack_lanes::<Avx2x16>(format.packing, w.row(r).as_ptr(), q, w.cols);
-                    }
+            let q = if S::IS_PACKED { w.row(r).as_ptr() } else { q.cast_const() };
+            let floats = |p: *mut f32| std::slice::from_raw_parts(p.cast_const(), groups);
+            let row = Row { q, s: floats(s), b: floats(b) };
+            if tokens.len() == FEW {
+                let four = [token(0), token(1), token(2), token(3)];
+                for (t, y) in dots::<S, M, PARTS, FEW>(row, &four).into_iter().enumerate() {
+                    tile[t * w.rows + r] = y;
                 }
-                let q = if S::IS_PACKED { w.row(r).as_ptr() } else { q.cast_const() };
-                let floats = |p: *mut f32| std::slice::from_raw_parts(p.cast_const(), groups);
-                let row = Row { q, s: floats(s), b: floats(b) };
-                let mut i = 0;
-                while block.len() - i >= TOKENS {
-                    let four = [token(i), token(i + 1), token(i + 2), token(i + 3)];
-                    for (t, y) in dots::<S, M, PARTS, TOKENS>(row, &four).into_iter().enumerate() {
-                        tile[(first + i + t) * w.rows + r] = y;
-                    }
-                    i += TOKENS;
-                }
-                while i < block.len() {
-                    [tile[(first + i) * w.rows + r]] = dots::<S, M, PARTS, 1>(row, &[token(i)]);
-                    i += 1;
-                }
+                continue;
+            }
+            for i in 0..tokens.len() {
+                [tile[i * w.rows + r]] = dots::<S, M, PARTS, 1>(row, &[token(i)]);
             }
         }
     }
