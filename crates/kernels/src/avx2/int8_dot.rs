@@ -6,8 +6,7 @@ use crate::instructions::int8_dot::{Groups, Int8Dot};
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 
-/// Tokens that stream rows. With more, a level that has VNNI does not come here.
-pub const FEW: usize = 4;
+pub use super::int8_rows::FEW;
 
 impl Int8Dot for Avx2x16 {
     fn scratch_bytes(cols: usize, tokens: usize, format: Grouped) -> usize {

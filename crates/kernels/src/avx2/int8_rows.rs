@@ -6,7 +6,6 @@
 use std::arch::x86_64::*;
 
 use super::Avx2x16;
-use super::int8_dot::FEW;
 use crate::format::packing::PackingName;
 use crate::input::{GROUP, ORDER};
 use crate::instructions::int8_dot::{Groups, TokenScales, add_group};
@@ -14,6 +13,8 @@ use crate::instructions::unpack::{unpack_columns, unpack_lanes, widen};
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
 
+/// Tokens that stream rows, at most: those that meet a turn's registers. With more, a level that has VNNI does not come here.
+pub const FEW: usize = 4;
 /// Registers of a turn at most: four groups of 128 columns.
 const REGISTERS: usize = 16;
 /// Bytes ahead of a row's integers that are fetched.
