@@ -19,7 +19,7 @@ TITLE = "A prompt cache that replicas share"
 SUITE = "shared-cache"
 THREADS = len(os.sched_getaffinity(0))
 LENGTHS, QUICK_LENGTHS = (4096, 16_384), (4096,)
-#: The server, as `cargo install s3s-fs --features binary` makes it.
+#: The server, as `cargo install s3s-fs@0.14.1 --features binary` makes it.
 PROGRAM = os.environ.get("SLUICE_S3_SERVER") or shutil.which("s3s-fs")
 KEY, SECRET = "AKIDBENCH", "a-secret-of-the-bench"
 # Objects at once, as the program asks for them.
@@ -50,7 +50,7 @@ def found(rows):
 
 
 def absent():
-    return None if PROGRAM else "there is no S3-compatible server: cargo install s3s-fs --features binary"
+    return None if PROGRAM else "there is no S3-compatible server: cargo install s3s-fs@0.14.1 --features binary"
 
 
 def cases(quick):

@@ -1,4 +1,4 @@
-//! The prompt cache that replicas share, in a real S3-compatible server: `s3s-fs` (`cargo install s3s-fs --features binary`), or the program that SLUICE_S3_SERVER names.
+//! The prompt cache that replicas share, in a real S3-compatible server: `s3s-fs` (`cargo install s3s-fs@0.14.1 --features binary`, the last that Rust 1.95 compiles), or the program that SLUICE_S3_SERVER names.
 //! A proxy in between breaks, stalls, cuts and changes what goes over the wire, and the server is killed and started again.
 #![cfg(feature = "cloud")]
 

@@ -23,7 +23,7 @@ impl Server {
         let named = env::var_os("SLUICE_S3_SERVER").map(PathBuf::from);
         let on_path = || env::split_paths(&env::var_os("PATH")?).map(|p| p.join("s3s-fs")).find(|p| p.is_file());
         let Some(program) = named.or_else(on_path) else {
-            eprintln!("SKIPPED: there is no S3-compatible server: cargo install s3s-fs --features binary");
+            eprintln!("SKIPPED: there is no S3-compatible server: cargo install s3s-fs@0.14.1 --features binary");
             return None;
         };
         let root = tempfile::tempdir().unwrap();
