@@ -23,7 +23,14 @@ const LOCK: &str = "lock";
 pub struct Folder {
     path: PathBuf,
     /// `None`: it is only looked at.
-    _lock: Option<File>,
+    lock: Option<File>,
+}
+
+impl Drop for Folder {
+    /// Closing the file is not enough: a child process that is just being started has a copy of its descriptor, and so the lock, until it runs its program.
+    fn drop(&mut self) {
+        let _ = self.lock.as_ref().map(File::unlock);
+    }
 }
 
 impl Folder {
@@ -44,7 +51,7 @@ impl Folder {
         }
         let lock = open(&path.join(LOCK), true, OFlags::empty()).map_err(failed("lock"))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Folder { path: path.to_owned(), _lock: Some(lock) }),
+            Ok(()) => Ok(Folder { path: path.to_owned(), lock: Some(lock) }),
             Err(TryLockError::WouldBlock) => Err(Error::InUse { path: path.to_owned() }),
             Err(TryLockError::Error(cause)) => Err(failed("lock")(cause)),
         }
@@ -54,7 +61,7 @@ impl Folder {
 impl Folder {
     /// A folder that may be another process', to read.
     pub(super) fn look_at(path: &Path) -> Folder {
-        Folder { path: path.to_owned(), _lock: None }
+        Folder { path: path.to_owned(), lock: None }
     }
 }
 
