@@ -10,8 +10,6 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::{Engine, Options, Placement};
 
 const MODES: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
-/// Families that run on the CPU alone.
-const ON_THE_CPU: &str = "deepseek_v3";
 
 /// The device under test.
 fn device() -> Option<u32> {
@@ -90,11 +88,6 @@ fn every_form_has_the_cpus_bits() {
     let Some(device) = device() else { return };
     for (number, (name, folder)) in folders().into_iter().enumerate() {
         for mode in modes(number, &name) {
-            if name.ends_with(ON_THE_CPU) {
-                let refused = format!("{:#}", on(&[device], &folder, options(mode, 64), false).err().expect("refused"));
-                assert!(refused.contains("GPU"), "{name}: {refused}");
-                continue;
-            }
             let wanted = logits(&mut on_cpu(&folder, mode));
             for (devices, chunk) in [(&[device][..], 64), (&[device, device], 1)] {
                 let mut gpu = on(devices, &folder, options(mode, chunk), false).unwrap();
@@ -119,8 +112,8 @@ const TIERS: [(Placement, usize, u64, bool); 3] =
 fn experts_of_every_form_in_all_tiers_have_the_cpus_bits() {
     let Some(device) = device() else { return };
     let mut tested = Vec::new();
-    let known = folders().into_iter().filter(|(name, _)| !name.ends_with(ON_THE_CPU));
-    let with_experts = known.filter(|(_, folder)| on_cpu(folder, Activations::F32).model().experts().is_some());
+    let with_experts =
+        folders().into_iter().filter(|(_, folder)| on_cpu(folder, Activations::F32).model().experts().is_some());
     for (number, (name, folder)) in with_experts.enumerate() {
         for mode in modes(number, &name) {
             let wanted = logits(&mut on_cpu(&folder, mode));
