@@ -324,15 +324,12 @@ def write_gguf(shape, form, out, text):
         w.add_value_length(c["head_dim"])
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     w.add_rope_freq_base(rope_theta)
-    if "num_experts" in c:
-        w.add_expert_count(c["num_experts"])
+    if experts_of(c):
+        w.add_expert_count(experts_of(c))
         w.add_expert_used_count(c["num_experts_per_tok"])
-        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
     if "n_routed_experts" in c:
-        w.add_expert_count(c["n_routed_experts"])
-        w.add_expert_used_count(c["num_experts_per_tok"])
         w.add_expert_shared_count(c["n_shared_experts"])
-        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
         w.add_expert_weights_scale(c["routed_scaling_factor"])
         w.add_expert_weights_norm(c["norm_topk_prob"])
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -341,9 +338,6 @@ def write_gguf(shape, form, out, text):
             w.add_rope_dimension_count(int(c["head_dim"] * c["partial_rotary_factor"]))
     if is_gpt_oss(c):
         yarn = c["rope_scaling"]
-        w.add_expert_count(c["num_local_experts"])
-        w.add_expert_used_count(c["num_experts_per_tok"])
-        w.add_expert_feed_forward_length(c["intermediate_size"])
         w.add_sliding_window(c["sliding_window"])
         w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         w.add_rope_scaling_factor(yarn["factor"])
@@ -393,6 +387,11 @@ def write_gguf(shape, form, out, text):
             file.write(np.ascontiguousarray(block).data)
         w.write_padding(file, file.tell() - begin)
     w.close()
+
+
+def experts_of(c):
+    """How many experts a mixture has, whatever its family calls them."""
+    return c.get("num_experts") or c.get("n_routed_experts") or c.get("num_local_experts")
 
 
 def add_latent(w, c):
