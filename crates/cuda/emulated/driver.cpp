@@ -185,6 +185,8 @@ static void block() {
 static std::atomic<long> refuses_in{-1};
 static std::atomic<unsigned> queue{1024};
 static std::atomic<uint64_t> order{0};
+// Microseconds that a copy from the host to a device begins behind its turn: what does not wait for it finds what was there before.
+static const unsigned delay = getenv("EMULATED_DELAY") ? atoi(getenv("EMULATED_DELAY")) : 0;
 extern "C" {
 // Refuses the n-th allocation from now on, counted from 0, of a device, of locked memory or of a graph. Returns how many were left of what was asked before: less than 0 where it was refused.
 long emulated_fail(long n) { return refuses_in.exchange(n); }
@@ -352,7 +354,13 @@ int cuMemHostAlloc(P* p, size_t n, unsigned) { if (is_refused()) return 2; *p = 
 int cuMemFreeHost(P p) { wait_for_all(); free(p); return 0; }
 int cuMemHostRegister_v2(P, size_t, unsigned) { return 0; }
 int cuMemHostUnregister(P) { return 0; }
-int cuMemcpyHtoDAsync_v2(D d, P s, size_t n, P q) { ((Stream*)q)->add([=] { memcpy((void*)d, s, n); }); return 0; }
+int cuMemcpyHtoDAsync_v2(D d, P s, size_t n, P q) {
+    ((Stream*)q)->add([=] {
+        if (delay) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+        memcpy((void*)d, s, n);
+    });
+    return 0;
+}
 int cuMemcpyDtoHAsync_v2(P d, D s, size_t n, P q) { ((Stream*)q)->add([=] { memcpy(d, (void*)s, n); }); return 0; }
 int cuMemcpyDtoH_v2(P d, D s, size_t n) { memcpy(d, (void*)s, n); return 0; }
 int cuMemcpyDtoDAsync_v2(D d, D s, size_t n, P q) { ((Stream*)q)->add([=] { memmove((void*)d, (void*)s, n); }); return 0; }

@@ -23,10 +23,9 @@ fn where_the_device_is_emulated() {
         return;
     }
     let Some(mut tests) = emulated::this_program() else { return };
-    // On a busy machine one token of `gptq_experts` now and then met an entry of an expert that was not written (`gemv/batched.cu`), and the cause is not known yet.
-    eprintln!("SKIPPED: experts of every form in tiers on an emulated device: an open fault");
-    let left_out = ["--skip", "where_the_device_is_emulated", "--skip", "experts_of_every_form"];
-    tests.args(left_out).args(["--test-threads", "1"]).env("SLUICE_GPU", "0");
+    tests.args(["--skip", "where_the_device_is_emulated", "--test-threads", "1"]).env("SLUICE_GPU", "0");
+    // Copies to the device come a millisecond late: a kernel that does not wait for one would find nothing.
+    tests.env("EMULATED_DELAY", "1000");
     let output = tests.output().expect("this program runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }

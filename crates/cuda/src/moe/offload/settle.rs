@@ -21,7 +21,16 @@ impl ExpertStreaming {
         self.settle_layer(gpu, weights, false)?;
         self.finish_demotions();
         self.pool.cache_retiring();
-        Ok(self.tables.publish(&self.up).map(drop)?)
+        self.publish_tables(gpu)
+    }
+
+    /// Publishes changes of the tables; later work of the device waits for that.
+    fn publish_tables(&mut self, gpu: &Gpu) -> Result<()> {
+        if self.tables.publish(&self.up)? {
+            self.up.record(&self.uploaded)?;
+            gpu.wait_for(&self.uploaded)?;
+        }
+        Ok(())
     }
 
     /// Settles the active layer, whose copies to the device are done. If the device `goes_on`, it may still use what is published; what changes now is published later.
