@@ -55,9 +55,7 @@ pub trait Backend: Operations + Resources + Caches + Send {
     /// What streamed experts took since the last call, and how they are read. `None` where none are streamed.
     fn take_streamed(&mut self) -> Option<Streamed>;
     /// What was read of tables on disk since the start. `None` if no table is on disk.
-    fn table_stats(&self) -> Option<RowStats> {
-        None
-    }
+    fn table_stats(&self) -> Option<RowStats>;
     /// The fallbacks that it uses, a clause each.
     fn notes(&self) -> Vec<String>;
     /// Bytes by class and device.

@@ -1,6 +1,6 @@
 //! What a device keeps for a model: tensors, weights, mixtures of experts, and caches.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use sluice_store::{Bytes, Loading, Memory};
 
 use crate::{
@@ -56,17 +56,12 @@ pub trait Resources {
     /// # Errors
     /// When the budget holds fewer experts than one token wants, or without memory.
     fn stream_experts(&mut self, options: &ExpertOptions, lookahead: Lookahead) -> Result<()>;
-    /// Bytes of host memory that [`Resources::stream_table`] would take.
-    fn table_bytes(&self, _table: MatrixId, _options: &RowOptions) -> usize {
-        0
-    }
-    /// From here on reads the rows of this table, which only [`Operations::embed`] takes, when tokens want them. Its bytes are not loaded.
+    /// From here on reads the rows of this table, which only [`Operations::embed`] takes and once in a step, when tokens want them. Its bytes are not loaded. No
+    /// step was planned yet.
     ///
     /// # Errors
-    /// On a device that cannot, or without memory for rows.
-    fn stream_table(&mut self, _table: MatrixId, _options: &RowOptions) -> Result<()> {
-        bail!("tables cannot stay on disk on a GPU: keep them in memory (--tables memory)")
-    }
+    /// Without memory for rows, or when the table is in no file.
+    fn stream_table(&mut self, table: MatrixId, options: &RowOptions) -> Result<()>;
     /// Reads some streamed experts into free slots. Returns whether there may be more to read.
     fn fill_experts(&mut self) -> bool {
         false

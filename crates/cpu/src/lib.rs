@@ -25,4 +25,5 @@ mod threads;
 pub use cpu::Cpu;
 pub use moe::{HostExperts, OffloadedExpert};
 pub use numa::{Numa, Processors, default_threads};
+pub use tables::Tables;
 pub use threads::Pool;

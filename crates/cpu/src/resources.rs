@@ -11,7 +11,6 @@ use crate::cpu::Cpu;
 use crate::memory::{Buffer, RotaryTable, Weight};
 use crate::numa::affinity::CoreBinding;
 use crate::scratch::ScratchPlanner;
-use crate::tables::Tables;
 
 /// Floats of a state that a thread copies at once.
 const PIECE: usize = 1 << 17;
@@ -64,12 +63,10 @@ impl Resources for Cpu {
         Ok(())
     }
 
-    fn table_bytes(&self, table: MatrixId, options: &RowOptions) -> usize {
-        Tables::bytes_of(&self.weights[table.number()], options)
-    }
-
     fn stream_table(&mut self, table: MatrixId, options: &RowOptions) -> Result<()> {
-        self.tables.stream(table.number(), &mut self.weights[table.number()], options)
+        let weight = &mut self.weights[table.number()];
+        weight.streamed = true;
+        self.tables.stream(table, weight.source(), options)
     }
 
     fn weight_copies(&self) -> usize {

@@ -46,8 +46,9 @@ impl Operations for Cpu {
         let place = self.place(out);
         let weight = &self.weights[table.number()];
         let tokens = self.inputs.tokens();
-        if self.tables.embed(table, weight, (self.isa, &mut self.pool), place) {
+        if self.tables.has(table) {
             let tokens = tokens.len();
+            self.tables.embed(table, self.isa, &mut self.pool, place);
             self.record(Phase::Embed, t0, std::iter::once((table.number(), tokens)), 0);
             return;
         }
@@ -408,7 +409,7 @@ impl Backend for Cpu {
             let counts = |w: &Weight, plane: &Bytes| {
                 plane.is_mapped() == mapped && !(mapped && w.is_copied()) && !(w.streamed && plane.is_of_file())
             };
-            let of = |w: &Weight| w.source().iter().filter(|plane| counts(w, plane)).map(Bytes::len).sum::<usize>();
+            let of = |w: &Weight| w.planes().iter().filter(|plane| counts(w, plane)).map(Bytes::len).sum::<usize>();
             self.weights.iter().map(of).sum()
         };
         let copies = self.replicas.as_ref().map_or(0, Replicas::bytes);

@@ -8,8 +8,8 @@ use sluice_backend::{
     AttentionLayer, Backend, Best, BufferId, Caches, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory,
     DeviceSampling, Elementwise, ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
     Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome,
-    Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, Scaled, StateSpaceLayer,
-    StepInputs, StepScratch, Streamed, Tensor, Top,
+    Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, Scaled,
+    StateSpaceLayer, StepInputs, StepScratch, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
@@ -84,6 +84,15 @@ impl Resources for Cuda {
         let streaming = ExpertStreaming::open(gpu, weights, mixtures, options, how, &mut self.computes)?;
         self.mixtures.stream(streaming);
         Ok(())
+    }
+
+    fn stream_table(&mut self, table: MatrixId, options: &RowOptions) -> Result<()> {
+        if self.threads.is_none() {
+            self.threads = Some(Threads::new(1)?);
+        }
+        let weight = &mut self.context.weights.all[table.number()];
+        weight.by_rows = true;
+        self.tables.stream(table, weight.source(), options)
     }
 
     fn step_scratch(
@@ -230,7 +239,10 @@ impl Operations for Cuda {
         assert!(out.rows >= tokens.len() && out.cols == cols, "rows of {cols} into {out:?}");
         assert!(tokens.iter().all(|t| (*t as usize) < rows), "a token beyond {rows}");
         let linear = Linear { matrix: table, rows: 0..tokens.len().min(rows), bias: None };
-        self.enqueue_phase(Phase::Embed, &[&linear], 0, |own| embed(&own.context, table, out));
+        self.enqueue_phase(Phase::Embed, &[&linear], 0, |own| match own.tables.has(table) {
+            true => own.embed_from_disk(table, out),
+            false => embed(&own.context, table, out),
+        });
     }
 
     fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]) {
@@ -353,6 +365,8 @@ impl Backend for Cuda {
         BEGAN.set(Some(Instant::now()));
         // Reuses what earlier steps allocated.
         self.context.inputs.clone_from(inputs);
+        // Reads begin now, and are waited for where a row is used.
+        self.tables.begin(inputs);
         self.logits.reset();
         self.encoded.encoded_from = None;
         self.sampling.reset();
@@ -387,6 +401,7 @@ impl Backend for Cuda {
         let settled = self.wait().and_then(|()| self.mixtures.settle(&self.context));
         self.enqueue(|_| settled);
         let (mut failed, routed, synchronisations) = self.mixtures.end();
+        failed.extend(self.tables.take_failed());
         if let Some(why) = self.error.take() {
             let rows = (0..number(self.context.inputs.tokens().len())).collect();
             failed = vec![Failed { rows, why }];
@@ -426,8 +441,13 @@ impl Backend for Cuda {
         self.mixtures.streaming_mut().map(ExpertStreaming::take_stats)
     }
 
+    fn table_stats(&self) -> Option<RowStats> {
+        self.tables.stats()
+    }
+
     fn notes(&self) -> Vec<String> {
         let mut notes = self.mixtures.streaming().map_or(Vec::new(), ExpertStreaming::notes);
+        notes.extend(self.tables.notes().cloned());
         if !self.context.gpu.device.reserves && !self.context.kv.is_empty() {
             notes.push(format!(
                 "{} cannot reserve addresses: keys and values take all their memory at once",
@@ -462,10 +482,11 @@ impl Backend for Cuda {
             MemoryClass::Experts => experts,
             MemoryClass::Scratch => of(class) + scratch + step + rotary,
         };
+        let [rows, widened] = self.tables.bytes();
         let on_host = |class| match class {
-            MemoryClass::WeightsCopied => self.context.weights.made_bytes(),
+            MemoryClass::WeightsCopied => self.context.weights.made_bytes() + rows,
             MemoryClass::Experts => self.mixtures.streaming().map_or(0, ExpertStreaming::host_bytes),
-            MemoryClass::Scratch => pinned + self.logits.host_bytes() + self.sampling.host_bytes(),
+            MemoryClass::Scratch => pinned + widened + self.logits.host_bytes() + self.sampling.host_bytes(),
             _ => 0,
         };
         let uses = |class| {

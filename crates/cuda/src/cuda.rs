@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use sluice_backend::{Activations, Linear, Phase};
+use sluice_backend::{Activations, Isa, Linear, MatrixId, Phase, Tensor};
 use sluice_cpu::Pool as Threads;
 
 use crate::device::stream::Gpu;
@@ -23,6 +23,7 @@ use crate::ops::logits::LogitsBuffer;
 use crate::ops::mlp::MlpScratch;
 use crate::ops::sampling::SamplingScratch;
 use crate::ops::state_space::StateSpaceScratch;
+use crate::ops::tables::DiskTables;
 use crate::plan::profile::{Profiler, work_of_linears};
 
 /// An NVIDIA GPU.
@@ -38,10 +39,11 @@ pub struct Cuda {
     pub(crate) encoded: EncodedActivations,
     pub(crate) logits: LogitsBuffer,
     pub(crate) sampling: SamplingScratch,
+    pub(crate) tables: DiskTables,
     /// How the host computes experts that the device does not have, if it does.
     pub(crate) host: Option<HostOffload>,
     pub(crate) computes: Option<SharedHostExperts>,
-    /// The host's threads that read logits.
+    /// The host's threads that read logits and widen rows of tables.
     pub(crate) threads: Option<Threads>,
     /// Bytes of the device that were free when it was opened.
     pub(crate) free: u64,
@@ -92,6 +94,7 @@ impl Cuda {
             encoded: EncodedActivations::default(),
             logits: LogitsBuffer::default(),
             sampling: SamplingScratch::default(),
+            tables: DiskTables::default(),
             host: None,
             computes: None,
             threads: None,
@@ -115,7 +118,7 @@ impl Cuda {
         self
     }
 
-    /// Lets this many threads of the host read logits. If the system refuses them, only the caller's does.
+    /// Lets this many threads of the host read logits and widen rows of tables. If the system refuses them, only the caller's does.
     pub(crate) fn set_sampling_threads(&mut self, threads: usize) {
         self.threads = Threads::new(threads).ok();
     }
@@ -139,6 +142,16 @@ impl Cuda {
     /// Answers the device's requests.
     pub(crate) fn answer(&mut self) -> Result<()> {
         self.mixtures.answer(&self.context)
+    }
+
+    /// `out = table[tokens]` of a table on disk. What was recorded so far runs while the host waits for the rows.
+    pub(crate) fn embed_from_disk(&mut self, table: MatrixId, out: Tensor) -> Result<()> {
+        self.end_launches()?;
+        let isa = self.host.map_or_else(Isa::from_env, |host| Ok(host.isa))?;
+        let threads = self.threads.as_mut().expect("made with the table");
+        self.tables.embed(&self.context, table, (isa, threads), out)?;
+        self.context.gpu.restart_recording();
+        Ok(())
     }
 
     /// Enqueues an operation, unless the step has failed.

@@ -33,6 +33,8 @@ pub struct Weight {
     at: Option<[Address; ARRAYS]>,
     /// It does not come here: it stays on disk, or another device has it.
     pub elsewhere: bool,
+    /// Its rows are read from disk when a step wants them, so that it takes no memory on any device.
+    pub by_rows: bool,
 }
 
 /// Elements of scales of sixteen bits, as kernels know them: `F16` and `BF16` of `kernels/prim/numerics.cuh`.
@@ -70,7 +72,7 @@ impl Weight {
         }
         ensure!(u32::try_from(cols).is_ok() && cols <= u32::MAX as usize / 8, "{cols} columns are too many");
         let layout = RowLayout::of(source.format);
-        Ok(Weight { source, row_bytes, layout, at: None, elsewhere: false })
+        Ok(Weight { source, row_bytes, layout, at: None, elsewhere: false, by_rows: false })
     }
 
     pub fn source(&self) -> &MatrixSource {
@@ -216,7 +218,7 @@ impl Weights {
     /// # Errors
     /// Where there is no memory for it.
     pub fn place(&mut self, gpu: &Gpu) -> Result<Option<Arrivals>> {
-        let absent = |w: &&mut Weight| w.at.is_none() && !w.elsewhere;
+        let absent = |w: &&mut Weight| w.at.is_none() && !w.elsewhere && !w.by_rows;
         let new = &mut self.all[self.looked_at..];
         let total: usize = new.iter_mut().filter(absent).map(|w| Weights::padded(w)).sum();
         let mut placed = None;
@@ -280,6 +282,7 @@ impl Weights {
     /// Bytes that it takes on the device.
     pub fn padded(weight: &Weight) -> usize {
         match weight.layout {
+            _ if weight.by_rows => 0,
             Some(_) => weight.bytes().next_multiple_of(ALIGNMENT),
             None => weight.source.planes.iter().map(|bytes| bytes.len().next_multiple_of(ALIGNMENT)).sum(),
         }
@@ -293,6 +296,6 @@ impl Weights {
 
     /// Bytes on the device, or that will be there.
     pub fn bytes(&self) -> usize {
-        self.all.iter().filter(|w| !w.elsewhere).map(Weight::bytes).sum()
+        self.all.iter().filter(|w| !w.elsewhere && !w.by_rows).map(Weight::bytes).sum()
     }
 }

@@ -1,8 +1,9 @@
-//! Whole models on the GPU have the CPU's logits, bit for bit. Without a GPU the tests pass and print that they were skipped. `SLUICE_GPU=N` requires a device, and
+//! Whole models on the GPU have the CPU's logits, bit for bit. Without a GPU most tests pass and print that they were skipped. `SLUICE_GPU=N` requires a device, and
 //! `SLUICE_MODELS=FOLDER:FOLDER` takes other models than the golden ones.
 
 #[path = "models/drafts.rs"]
 mod drafts;
+mod emulated;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
@@ -10,7 +11,7 @@ use std::sync::{Mutex, MutexGuard};
 use sluice_backend::{Activations, KvType};
 use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
-use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
+use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling, TablePlacement};
 
 const MODELS: [&str; 47] = [
     "deepseek_v2",
@@ -78,6 +79,18 @@ fn device() -> Option<(u32, MutexGuard<'static, ()>)> {
         }
         Err(why) => panic!("SLUICE_GPU: {why:#}"),
     }
+}
+
+/// What no test of single operations shows is tried where there is no GPU, too.
+#[test]
+fn where_the_device_is_emulated() {
+    if std::env::var_os("SLUICE_GPU").is_some() {
+        return;
+    }
+    let Some(mut tests) = emulated::this_program() else { return };
+    let output = tests.args(["tables_on_disk", "--test-threads", "1"]).env("SLUICE_GPU", "0").output();
+    let output = output.expect("this program runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// The golden models, or those of `SLUICE_MODELS`.
@@ -315,6 +328,28 @@ fn experts_on_disk_change_no_logit() {
                 let options = Options { experts, ..options(Activations::Int8, None, 37) };
                 let mut gpu = on_all(&devices, &folder, options);
                 assert!(logits(&mut gpu, &tokens) == wanted, "{}, {experts:?}, {devices:?}", folder.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn tables_on_disk_change_no_logit() {
+    let Some((device, _turn)) = device() else { return };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/gemma4_per_layer");
+    for mode in [Activations::F32, Activations::Int8] {
+        let mut cpu = on(None, &folder, options(mode, None, 64));
+        let tokens = prompt(&cpu, 100, 9);
+        let wanted = logits(&mut cpu, &tokens);
+        for devices in device_lists(device) {
+            // More rows than the cache has room for, and single ones.
+            for (chunk, n) in [(100, 100), (1, 10)] {
+                let (tables, table_budget) = (TablePlacement::Disk, Some(1));
+                let options = Options { tables, table_budget, ..options(mode, None, chunk) };
+                let mut gpu = on_all(&devices, &folder, options);
+                assert!(wanted.starts_with(&logits(&mut gpu, &tokens[..n])), "{mode:?}, {devices:?}, {chunk} at once");
+                let stats = gpu.table_stats().expect("a table is on disk");
+                assert!(stats.wanted == n as u64 && stats.read > 0, "{stats:?}");
             }
         }
     }

@@ -42,6 +42,19 @@ pub struct RowStats {
     pub waited: Duration,
 }
 
+impl std::ops::Add for RowStats {
+    type Output = RowStats;
+
+    fn add(self, other: RowStats) -> RowStats {
+        RowStats {
+            wanted: self.wanted + other.wanted,
+            read: self.read + other.read,
+            bytes: self.bytes + other.bytes,
+            waited: self.waited + other.waited,
+        }
+    }
+}
+
 /// The rows of one plane in their file, and the place of one of them in a slot.
 #[derive(Clone, Debug)]
 struct PlaneRows {

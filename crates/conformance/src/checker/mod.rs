@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use sluice_backend::{
     AttentionLayer, Backend, Capacity, ChannelDeltaLayer, DeltaLayer, DeviceSampling, Elementwise, Failed, IndexLayer,
     KvPool, LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile,
-    Projection, Routing, StateSpaceLayer, StepInputs, Streamed, Tensor,
+    Projection, Routing, RowStats, StateSpaceLayer, StepInputs, Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
@@ -198,6 +198,10 @@ impl Backend for Checker {
     fn take_streamed(&mut self) -> Option<Streamed> {
         self.outside("take_streamed");
         self.inner.take_streamed()
+    }
+
+    fn table_stats(&self) -> Option<RowStats> {
+        self.inner.table_stats()
     }
 
     fn notes(&self) -> Vec<String> {

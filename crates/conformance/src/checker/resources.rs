@@ -76,10 +76,6 @@ impl Resources for Checker {
         self.inner.stream_experts(options, lookahead)
     }
 
-    fn table_bytes(&self, table: MatrixId, options: &RowOptions) -> usize {
-        self.inner.table_bytes(self.names.matrix(table).inner, options)
-    }
-
     fn stream_table(&mut self, table: MatrixId, options: &RowOptions) -> Result<()> {
         self.outside("stream_table");
         let table = self.names.matrix(table).inner;

@@ -47,15 +47,19 @@ impl Weight {
         self.copies.get(node).unwrap_or(&self.source.planes)
     }
 
+    pub fn source(&self) -> &MatrixSource {
+        &self.source
+    }
+
     /// Its planes where they were loaded.
-    pub fn source(&self) -> &[Bytes] {
+    pub fn planes(&self) -> &[Bytes] {
         &self.source.planes
     }
 
     /// From here on threads read the copy of their node. `copies`: `[nodes, planes]`, of the same lengths as the source.
     pub fn set_copies(&mut self, copies: Vec<Vec<Bytes>>) {
         let lengths = |arrays: &[Bytes]| arrays.iter().map(Bytes::len).collect::<Vec<_>>();
-        assert!(copies.iter().all(|copy| lengths(copy) == lengths(self.source())), "a copy has the source's arrays");
+        assert!(copies.iter().all(|copy| lengths(copy) == lengths(self.planes())), "a copy has the source's arrays");
         self.copies = copies;
     }
 

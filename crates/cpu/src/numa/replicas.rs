@@ -120,11 +120,11 @@ impl Replicas {
         for (number, arrays) in &portion.weights {
             let weight = &mut weights[*number];
             let copy = |copy: &Bytes| arrays.iter().map(|array| copy.slice(array.clone())).collect();
-            let source = std::iter::repeat_n(weight.source().to_vec(), there);
+            let source = std::iter::repeat_n(weight.planes().to_vec(), there);
             let all = source.chain(copies.iter().map(copy)).collect();
             weight.set_copies(all);
             // Where the kernel refuses, it counts until somebody needs its pages.
-            weight.source().iter().for_each(|bytes| _ = bytes.leave());
+            weight.planes().iter().for_each(|bytes| _ = bytes.leave());
         }
         Ok(())
     }
@@ -157,7 +157,7 @@ impl Portion {
                 portion.len = at + bytes.len();
                 at..portion.len
             };
-            let arrays = weight.source().iter().map(&mut place).collect();
+            let arrays = weight.planes().iter().map(&mut place).collect();
             portion.weights.push((number, arrays));
             portion.end = number + 1;
         }
@@ -166,7 +166,7 @@ impl Portion {
 
     /// Sources, and their offsets in the copy.
     fn pieces<'a>(&self, weights: &'a [Weight]) -> Vec<(usize, &'a [u8])> {
-        let arrays = self.weights.iter().flat_map(|(number, arrays)| arrays.iter().zip(weights[*number].source()));
+        let arrays = self.weights.iter().flat_map(|(number, arrays)| arrays.iter().zip(weights[*number].planes()));
         arrays.flat_map(|(to, from)| (to.start..).step_by(PIECE).zip(from.chunks(PIECE))).collect()
     }
 }
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(case.copied(), 4 * size);
         for weight in &case.cpu.weights {
             let [first, second] = [0, 1].map(|node| &weight.planes_on(node)[0]);
-            assert_eq!(first.as_ptr(), weight.source()[0].as_ptr());
+            assert_eq!(first.as_ptr(), weight.planes()[0].as_ptr());
             assert!(first.as_ptr() != second.as_ptr() && first[..] == second[..]);
         }
         assert!(!case.cpu.copy_weights() && case.cpu.notes().iter().all(|note| !note.contains("copied")));
@@ -277,7 +277,7 @@ mod tests {
         case.cpu.replicate_weights(None).unwrap();
         assert!(case.cpu.copy_weights());
         assert_eq!(case.step(), plain);
-        let first = case.cpu.weights[0].source().to_vec();
+        let first = case.cpu.weights[0].planes().to_vec();
         let zeros = || vec![Bytes::from(vec![0; 4 * ROWS * COLS])];
         case.cpu.weights[0].set_copies(vec![zeros(), zeros()]);
         assert!(case.step().iter().all(|y| *y == 0.0), "the source is read by nobody");

@@ -7,7 +7,8 @@ use sluice_backend::{
     AttentionLayer, Backend, BufferId, Caches, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory, DeviceSampling,
     Elementwise, ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId,
     MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
-    Resources, RotaryFrequencies, RotaryId, Routing, StateSpaceLayer, StepInputs, StepScratch, Streamed, Tensor,
+    Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, StateSpaceLayer, StepInputs, StepScratch,
+    Streamed, Tensor,
 };
 use sluice_experts::Error;
 use sluice_store::{Bytes, Loading};
@@ -101,6 +102,12 @@ impl Resources for Pipeline {
             computes = cuda.computes.clone();
         }
         Ok(())
+    }
+
+    /// The first device has it until it is known which one looks it up.
+    fn stream_table(&mut self, table: MatrixId, options: &RowOptions) -> Result<()> {
+        self.devices.iter_mut().for_each(|device| device.context.weights.all[table.number()].by_rows = true);
+        self.devices[0].stream_table(table, options)
     }
 
     fn fill_experts(&mut self) -> bool {
@@ -465,6 +472,10 @@ impl Backend for Pipeline {
         }))
     }
 
+    fn table_stats(&self) -> Option<RowStats> {
+        self.devices.iter().filter_map(Backend::table_stats).reduce(|a, b| a + b)
+    }
+
     fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = self.devices.iter().flat_map(Backend::notes).collect();
         notes.dedup();
@@ -472,11 +483,13 @@ impl Backend for Pipeline {
     }
 
     fn memory(&mut self) -> Vec<MemoryUse> {
-        // All know the same matrices, of which the host has one copy.
-        let is_again =
-            |first: bool, m: &MemoryUse| !first && m.class == MemoryClass::WeightsCopied && m.device == Device::Host;
         let of = |(number, device): (usize, &mut Cuda)| {
-            device.memory().into_iter().filter(move |m| !is_again(number == 0, m))
+            let [rows, _] = device.tables.bytes();
+            device.memory().into_iter().map(move |m| match (m.class, m.device) {
+                // All know the same matrices, of which the host has one copy. Rows of a table are kept for one device.
+                (MemoryClass::WeightsCopied, Device::Host) if number > 0 => MemoryUse { bytes: rows, ..m },
+                _ => m,
+            })
         };
         self.devices.iter_mut().enumerate().flat_map(of).collect()
     }

@@ -130,6 +130,8 @@ impl Pipeline {
             (None, OperationKey::Attention(group, layer)) => self.groups[group].layers[layer].0,
             (None, OperationKey::Recurrent(layer)) => layer % self.count(),
             (None, OperationKey::Mixture(_)) => self.count() - 1,
+            // It has the tables that are on disk.
+            (None, OperationKey::Embed(_)) => 0,
             (None, _) => {
                 self.turn += 1;
                 self.turn % self.count()
@@ -220,6 +222,12 @@ impl Pipeline {
             for (matrix, on) in partition.weights.iter().enumerate() {
                 for (number, device) in self.devices.iter_mut().enumerate() {
                     device.context.weights.all[matrix].elsewhere = !on.contains(&number);
+                }
+            }
+            let (first, others) = self.devices.split_first_mut().expect("at least one device");
+            for table in first.tables.ids() {
+                if let Some(home) = partition.home(OperationKey::Embed(table.number())).filter(|home| *home > 0) {
+                    others[home - 1].tables.take(table, &mut first.tables);
                 }
             }
         }

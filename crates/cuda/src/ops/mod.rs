@@ -23,3 +23,4 @@ pub mod rotary;
 pub mod sampling;
 pub mod state_space;
 pub mod step;
+pub mod tables;

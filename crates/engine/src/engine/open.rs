@@ -119,7 +119,7 @@ impl Engine {
             options.device_memory = Some(options.device_memory.unwrap_or(own.free).min(own.free) / follower::PART);
         }
         let placed = placement::decide(&**source, &model, &options, device)?;
-        let tables = tables::stay_on_disk(&model, &options, device)?;
+        let tables = tables::stay_on_disk(&model, &options);
         let mut load = options.load.clone();
         if device {
             // Nothing of it stays in the host's memory. Reads from the page cache copy, too, so more threads are faster.
@@ -213,6 +213,10 @@ impl Engine {
             // A device takes experts from memory, too.
             ensure!(!made.whole || backend.device_memory().is_some(), made.cannot_stay_on_disk());
         }
+        if tables_on_disk {
+            let row_options = tables::row_options(&options);
+            loaded.tables.iter().try_for_each(|table| backend.stream_table(*table, &row_options))?;
+        }
         let (model, decoder) = (loaded.description, loaded.decoder);
         let max_context = options.max_context.unwrap_or(model.max_context);
         let max_context_asked = max_context;
@@ -280,15 +284,14 @@ impl Engine {
             UsedBy::Rows => tables_on_disk,
         };
         let wanted = || loaded.order.iter().filter(|used| !stays(used)).map(|used| &used.bytes);
-        let row_options = tables::row_options(&options);
-        let tables = if tables_on_disk { &loaded.tables[..] } else { &[] };
-        let rows: usize = tables.iter().map(|table| backend.table_bytes(*table, &row_options)).sum();
+        let is_table = |used: &Used| used.by == UsedBy::Rows && tables_on_disk;
+        let registered = || loaded.order.iter().filter(|used| !is_table(used)).map(|used| &used.bytes);
         let [mapped, copied] = match (&loading, own) {
             // On their way to a device weights pass through a few buffers; what was made of them stays.
             (Some(loading), Some(_)) => {
                 [0, loading.bytes_to_deliver() + held(&mut *backend, MemoryClass::WeightsCopied) as u64]
             }
-            _ => weights_in_memory(&mut *backend, loaded.order.iter().map(|u| &u.bytes), wanted(), loading.as_ref()),
+            _ => weights_in_memory(&mut *backend, registered(), wanted(), loading.as_ref()),
         };
         let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
         let in_cache = block + per_block;
@@ -297,7 +300,7 @@ impl Engine {
         let own = backend.device_memory();
         let mut need = Need {
             mapped,
-            copied: copied + rows as u64,
+            copied,
             state: held(&mut *backend, MemoryClass::State) as u64,
             scratch,
             block: (if own.is_some() { 0 } else { in_cache } + block_tokens * per_token) as u64,
@@ -348,7 +351,6 @@ impl Engine {
             let expert_options = ExpertOptions { keep, budget, device_budget, ..options.expert_options.clone() };
             backend.stream_experts(&expert_options, options.lookahead)?;
         }
-        tables.iter().try_for_each(|table| backend.stream_table(*table, &row_options))?;
         let experts = held(&mut *backend, MemoryClass::Experts) as u64;
         // All sequences share one pool of positions.
         let mut pool = max_context.saturating_mul(options.max_sequences);

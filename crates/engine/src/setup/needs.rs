@@ -36,7 +36,7 @@ pub(crate) fn held_on(backend: &mut dyn Backend, class: MemoryClass, device: Dev
     backend.memory().iter().filter(|m| m.class == class && m.device == device).map(|m| m.bytes).sum()
 }
 
-/// Memory of weights, mapped and copied: vectors, and of `all` matrices those that are `wanted`.
+/// Memory of weights, mapped and copied: what the backend holds, and of `all` matrices that count there those that are `wanted`.
 pub(crate) fn weights_in_memory<'a>(
     backend: &mut dyn Backend,
     all: impl Iterator<Item = &'a Bytes>,

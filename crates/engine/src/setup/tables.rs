@@ -1,6 +1,5 @@
 //! Whether tables of which a token uses one row stay on disk, and how large the cache of their rows is.
 
-use anyhow::{Result, ensure};
 use sluice_backend::RowOptions;
 use sluice_model::{Description, WeightClass};
 
@@ -13,19 +12,13 @@ const LARGE: u64 = 1 << 26;
 const CACHE: u64 = 128 << 20;
 const PART: u64 = 32;
 
-/// Whether the model's tables stay on disk. `device`: they would be looked up there.
-///
-/// # Errors
-/// When that was asked for, and cannot be.
-pub(crate) fn stay_on_disk(model: &Description, options: &Options, device: bool) -> Result<bool> {
-    let tables = || model.weights().filter(|w| w.class == WeightClass::PerLayerEmbedding);
+/// Whether the model's tables stay on disk.
+pub(crate) fn stay_on_disk(model: &Description, options: &Options) -> bool {
+    let mut tables = model.weights().filter(|w| w.class == WeightClass::PerLayerEmbedding);
     match options.tables {
-        TablePlacement::Memory => Ok(false),
-        TablePlacement::Auto => Ok(!device && tables().any(|w| w.elements() >= LARGE)),
-        TablePlacement::Disk => {
-            ensure!(!device, "--tables disk: not on a GPU yet, where tables are in its memory");
-            Ok(tables().next().is_some())
-        }
+        TablePlacement::Memory => false,
+        TablePlacement::Auto => tables.any(|w| w.elements() >= LARGE),
+        TablePlacement::Disk => tables.next().is_some(),
     }
 }
 
