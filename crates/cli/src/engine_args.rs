@@ -79,7 +79,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     expert_budget: Option<u64>,
     /// Where tables of which a token uses one row are, such as Gemma 4's embeddings for each layer: in memory, or on disk, where rows are read while the first layer is
-    /// computed. auto leaves large ones on disk, on the CPU. Changes speed and memory, never the result
+    /// computed. auto leaves large ones on disk, and on a GPU those that would take more than a quarter of its memory. Changes speed and memory, never the result
     #[arg(long, value_enum, default_value = "auto", value_name = "WHERE")]
     tables: TablesArg,
     /// Memory for rows of tables that are on disk [default: 128 MB, or less if memory is limited]

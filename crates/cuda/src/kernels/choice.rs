@@ -15,6 +15,8 @@ pub const SQUARE_THREADS: u32 = 256;
 
 /// From so many rows on a warp of a product for one token takes four.
 const WIDE_ROWS: usize = 8192;
+/// From so many rows on a warp takes several of weights in blocks.
+const BLOCK_ROWS: usize = 4096;
 /// `SLOTS` of `kernels/gemv/int8.cu`.
 const SLOTS: usize = 33;
 
@@ -150,6 +152,12 @@ impl KernelFormat {
     pub fn gemv_or_gemm(self, many: bool, rows: usize, cols: usize) -> LaunchShape {
         let kernel = |family, tile| Kernel::of(family, self, tile).expect("these families have all formats");
         let needs = self.needs();
+        if self.is_blocks() && !many && rows >= BLOCK_ROWS {
+            // `ROWS_OF` and `SPAN_OF` of `kernels/gemv/blocks.cu`.
+            let halves = 32 / self.block_group();
+            let (rows, span) = (8 * 8 / halves, 32 * halves + 4);
+            return LaunchShape { kernel: kernel(Family::Gemv, 1), rows, threads: 256, shared: 16 * rows * span };
+        }
         if self.is_blocks() {
             let family = if many { Family::Gemm8 } else { Family::Gemv };
             return LaunchShape { kernel: kernel(family, 0), rows: 8, threads: 256, shared: 0 };

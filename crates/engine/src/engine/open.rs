@@ -119,7 +119,7 @@ impl Engine {
             options.device_memory = Some(options.device_memory.unwrap_or(own.free).min(own.free) / follower::PART);
         }
         let placed = placement::decide(&**source, &model, &options, device)?;
-        let tables = tables::stay_on_disk(&model, &options);
+        let tables = tables::stay_on_disk(&model, &options, own.as_ref().map(|own| own.free));
         let mut load = options.load.clone();
         if device {
             // Nothing of it stays in the host's memory. Reads from the page cache copy, too, so more threads are faster.

@@ -8,17 +8,21 @@ use crate::setup::limits::hard_limits;
 
 /// Elements from which on `Auto` leaves a table on disk. Smaller ones are read with the rest, in less time than anybody notices.
 const LARGE: u64 = 1 << 26;
+/// The part of a device's memory that tables may take under `Auto`.
+const DEVICE_PART: u64 = 4;
 /// Bytes of the cache of rows, unless the options say otherwise, and the part of a memory limit that it takes at most.
 const CACHE: u64 = 128 << 20;
 const PART: u64 = 32;
 
-/// Whether the model's tables stay on disk.
-pub(crate) fn stay_on_disk(model: &Description, options: &Options) -> bool {
-    let mut tables = model.weights().filter(|w| w.class == WeightClass::PerLayerEmbedding);
-    match options.tables {
-        TablePlacement::Memory => false,
-        TablePlacement::Auto => tables.any(|w| w.elements() >= LARGE),
-        TablePlacement::Disk => tables.next().is_some(),
+/// Whether the model's tables stay on disk. `device`: bytes that are free on the device that would have them, if it is one with memory of its own.
+pub(crate) fn stay_on_disk(model: &Description, options: &Options, device: Option<u64>) -> bool {
+    let tables = || model.weights().filter(|w| w.class == WeightClass::PerLayerEmbedding).map(|w| w.elements());
+    match (options.tables, device) {
+        (TablePlacement::Memory, _) => false,
+        (TablePlacement::Disk, _) => tables().next().is_some(),
+        (TablePlacement::Auto, None) => tables().any(|elements| elements >= LARGE),
+        // Counted as bf16, whatever the file has.
+        (TablePlacement::Auto, Some(free)) => 2 * tables().sum::<u64>() > free / DEVICE_PART,
     }
 }
 
