@@ -8,41 +8,43 @@
 
 BLOCK_FORMATS(GEMV)
 
-// Rows that a warp of `gemv_rows` takes, as src/kernels/choice.rs has it.
+// Rows that a block of `gemv_rows` takes, as src/kernels/choice.rs has it.
 template <class F> constexpr int ROWS_OF = F::HALVES == 1 ? 8 : 4;
-// From one row's groups in shared memory to the next's: rows that are read together begin half of all banks apart.
-template <class F> constexpr int SPAN_OF = WARP * F::HALVES + 4;
 
-// The same where there are many rows: a warp takes several, whose loads are under way together, and each lane carries one of their chains, to which groups come by way of
-// shared memory.
+// The same where there are many rows: a block takes several, and each of its warps 32 lanes' columns of all of them, whose loads are under way together. Groups come to
+// shared memory, where each lane of the first warp carries one of the rows' chains.
 template <class F> __device__ __forceinline__ void gemv_rows(const Matmul& p) {
+    const int HALVES = F::HALVES, ROWS = ROWS_OF<F>;
+    const u32 lane = threadIdx.x % WARP, first = blockIdx.x * ROWS, parts = p.cols / 32;
+    typename F::Wide packed[ROWS];
+    u32 codes[ROWS], units[ROWS];
+    auto load = [&](const Matrix& m, u32 part) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const u64 at = p.in_matrix(min(first + r, p.rows - 1)) * m.row_bytes;
+            packed[r].load(m.data + at + part * (4 * F::BITS), true);
+            codes[r] = F::codes(m.scales + at, m.type, part);
+            units[r] = unit_of_column(m.biases + at, m.type, part * 32);
+        }
+    };
+    // Weights, where they do not depend on what runs before.
+    bool loaded = !p.table && first < p.rows && threadIdx.x < parts;
+    if (loaded) load(p.matrix, threadIdx.x);
     begin();
-    const int HALVES = F::HALVES, ROWS = ROWS_OF<F>, SPAN = SPAN_OF<F>;
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first = (blockIdx.x * (THREADS / WARP) + warp) * ROWS, parts = p.cols / 32;
     if (first >= p.rows) return;
+    // From one row's groups to the next's: rows that are read together begin half of all banks apart.
+    const u32 span = (parts * HALVES + 7) / 8 * 8 + 4;
     // Of each group of a row its sum, its scale and bias, and the mean that the bias meets.
-    float4* groups = (float4*)smem + warp * ROWS * SPAN;
+    float4* groups = (float4*)smem;
     for (u32 output = blockIdx.y; output < p.outputs; output += gridDim.y) {
         Work w;
         if (!work<1>(p, KIND_OF<F>, output, w)) continue;
         const typename F::Values values(w.m.type);
-        u64 at[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) at[r] = p.in_matrix(min(first + r, p.rows - 1)) * w.m.row_bytes;
-        float acc = 0.0f;
 #pragma unroll 1
-        for (u32 from = 0; from < parts; from += WARP) {
-            const u32 part = from + lane;
-            const bool there = part < parts;
-            typename F::Wide packed[ROWS];
-            u32 codes[ROWS], units[ROWS];
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                packed[r].load(w.m.data + at[r] + part * (4 * F::BITS), there);
-                codes[r] = there ? F::codes(w.m.scales + at[r], w.m.type, part) : 0;
-                units[r] = there ? unit_of_column(w.m.biases + at[r], w.m.type, part * 32) : 0;
-            }
-            const u64 column = w.x * p.cols + (there ? part : 0) * 32;
+        for (u32 part = threadIdx.x; part < parts; part += blockDim.x) {
+            if (!loaded) load(w.m, part);
+            loaded = false;
+            const u64 column = w.x * p.cols + part * 32;
             const uint4 low = ((const uint4*)(p.x.q + column))[0], high = ((const uint4*)(p.x.q + column))[1];
             const float sx = p.x.sx[column / 32];
             float m[HALVES];
@@ -60,28 +62,31 @@ template <class F> __device__ __forceinline__ void gemv_rows(const Matmul& p) {
 #pragma unroll
                 for (int h = 0; h < HALVES; h++) {
                     const float2 scale = scale_and_bias<F>(F::code(codes[r], h), units[r], w.m.type);
-                    groups[r * SPAN + lane * HALVES + h] = make_float4(sums[h], scale.x, scale.y, m[h]);
+                    groups[r * span + part * HALVES + h] = make_float4(sums[h], scale.x, scale.y, m[h]);
                 }
             }
-            __syncwarp();
-            if (lane < 4 * ROWS) {
-                const float4* own = groups + lane / 4 * SPAN;
-                const u32 links = min((u32)WARP, parts - from) * HALVES;
-                for (u32 g = lane % 4; g < links; g += 4) {
-                    const float4 group = own[g];
-                    acc = fma(group.z, group.w, fma(group.y, group.x, acc));
-                }
-            }
-            __syncwarp();
         }
-        float y = add(acc, __shfl_xor_sync(ALL, acc, 2));
-        y = add(y, __shfl_xor_sync(ALL, y, 1));
-        const u32 row = first + lane / 4;
-        if (lane % 4 == 0 && lane < 4 * ROWS && row < p.rows) put(p, output, row, y);
+        __syncthreads();
+        if (threadIdx.x < WARP) {
+            const float4* own = groups + min(lane / 4, (u32)ROWS - 1) * span;
+            float acc = 0.0f;
+#pragma unroll 8
+            for (u32 g = lane % 4; g < parts * HALVES; g += 4) {
+                const float4 group = own[g];
+                acc = fma(group.z, group.w, fma(group.y, group.x, acc));
+            }
+            // Lanes may have had a group more than others.
+            __syncwarp();
+            float y = add(acc, __shfl_xor_sync(ALL, acc, 2));
+            y = add(y, __shfl_xor_sync(ALL, y, 1));
+            const u32 row = first + lane / 4;
+            if (lane % 4 == 0 && lane < 4 * ROWS && row < p.rows) put(p, output, row, y);
+        }
+        __syncthreads();
     }
 }
 
 #define GEMV_ROWS(name, F) \
-    extern "C" __global__ void __launch_bounds__(256, F::BITS > 5 ? 1 : 2) gemv_##name##_rows(const __grid_constant__ Products p) { gemv_rows<F>(p.parts[blockIdx.z]); }
+    extern "C" __global__ void __launch_bounds__(256, F::BITS > 5 ? 1 : 2) gemv_rows_##name(const __grid_constant__ Products p) { gemv_rows<F>(p.parts[blockIdx.z]); }
 
 BLOCK_FORMATS(GEMV_ROWS)

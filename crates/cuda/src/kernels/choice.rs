@@ -16,7 +16,7 @@ pub const SQUARE_THREADS: u32 = 256;
 /// From so many rows on a warp of a product for one token takes four.
 const WIDE_ROWS: usize = 8192;
 /// From so many rows on a warp takes several of weights in blocks.
-const BLOCK_ROWS: usize = 4096;
+const BLOCK_ROWS: usize = 1024;
 /// `SLOTS` of `kernels/gemv/int8.cu`.
 const SLOTS: usize = 33;
 
@@ -148,16 +148,21 @@ impl KernelFormat {
         Kernel::of(Family::Gemm32, self, 0)
     }
 
+    /// The kernel for one token, or each by itself, where weights lie in blocks and there are so many rows in all that blocks take several, if its sums fit into `most`
+    /// bytes of shared memory.
+    pub fn gemv_rows(self, rows: usize, cols: usize, most: usize) -> Option<LaunchShape> {
+        let kernel = Kernel::of(Family::GemvRows, self, 0).filter(|_| rows >= BLOCK_ROWS)?;
+        let halves = 32 / self.block_group();
+        let (rows, parts) = (8 / halves, cols / 32);
+        let shared = 16 * rows * ((parts * halves).next_multiple_of(8) + 4);
+        let threads = number(parts.next_multiple_of(32).min(256));
+        (shared + STATIC_SHARED <= most).then_some(LaunchShape { kernel, rows, threads, shared })
+    }
+
     /// The kernel for one token (or each by itself) or for tiles of several, and how it is launched for so many rows in all.
     pub fn gemv_or_gemm(self, many: bool, rows: usize, cols: usize) -> LaunchShape {
         let kernel = |family, tile| Kernel::of(family, self, tile).expect("these families have all formats");
         let needs = self.needs();
-        if self.is_blocks() && !many && rows >= BLOCK_ROWS {
-            // `ROWS_OF` and `SPAN_OF` of `kernels/gemv/blocks.cu`.
-            let halves = 32 / self.block_group();
-            let (rows, span) = (8 * 8 / halves, 32 * halves + 4);
-            return LaunchShape { kernel: kernel(Family::Gemv, 1), rows, threads: 256, shared: 16 * rows * span };
-        }
         if self.is_blocks() {
             let family = if many { Family::Gemm8 } else { Family::Gemv };
             return LaunchShape { kernel: kernel(family, 0), rows: 8, threads: 256, shared: 0 };

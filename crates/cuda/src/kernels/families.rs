@@ -176,7 +176,11 @@ kernels! {
             in "gemv/int8" of INT8_FORMATS by ["", "_wide"] takes Products;
             in "gemv/int11" of INT11_FORMATS by [""] takes Products;
             in "gemv/int11_floats" of INT11_FLOAT_FORMATS by [""] takes Products;
-            in "gemv/blocks" of BLOCK_FORMATS by ["", "_rows"] takes Products;
+            in "gemv/blocks" of BLOCK_FORMATS by [""] takes Products;
+        }
+        /// The same with several rows a block.
+        GemvRows "gemv_rows" {
+            in "gemv/blocks" of BLOCK_FORMATS by [""] takes Products;
         }
         /// Tiles of eight tokens, without tensor cores.
         Gemm8 "gemm_8" {

@@ -72,7 +72,9 @@ fn matmul_alike(gpu: &Gpu, products: &[Product], x: &EncodedActivations) -> Resu
             continue;
         }
         let tiles = if many { first.outputs.div_ceil(TILE) } else { first.outputs };
-        let LaunchShape { kernel, rows: block, threads, shared } = kind.gemv_or_gemm(many, rows * tiles, first.cols);
+        let several = kind.gemv_rows(rows * tiles, first.cols, gpu.device.shared).filter(|_| !many);
+        let LaunchShape { kernel, rows: block, threads, shared } =
+            several.unwrap_or_else(|| kind.gemv_or_gemm(many, rows * tiles, first.cols));
         let grid = [number(rows.div_ceil(block)), number(tiles.min(MAX_GRID_Y)), number(products.len())];
         // SAFETY: rows of the matrix and of x, and the tensor written, were checked against their buffers.
         unsafe { gpu.launch(kernel, grid, threads, number(shared), &parameters)? };
