@@ -176,24 +176,15 @@ impl Case {
         drawn: &[Drawn],
         make_known: impl FnOnce(&mut Case) -> Vec<Vec<MatrixId>>,
     ) -> Vec<MoeId> {
-        self.mixtures_if_taken(drawn, make_known).expect("mixtures that every backend computes")
-    }
-
-    /// The same; what the backend says where it does not compute them.
-    pub fn mixtures_if_taken(
-        &mut self,
-        drawn: &[Drawn],
-        make_known: impl FnOnce(&mut Case) -> Vec<Vec<MatrixId>>,
-    ) -> Result<Vec<MoeId>, String> {
         let ids = make_known(self);
         let mut before = None;
         let mut all = Vec::new();
         for (drawn, ids) in drawn.iter().zip(&ids) {
             let moe = self.mixture(drawn.known(ids));
-            before = Some(self.backend.moe(moe, before).map_err(|e| format!("{e:#}"))?);
+            before = Some(self.backend.moe(moe, before).expect("a mixture"));
             all.extend(before);
         }
-        Ok(all)
+        all
     }
 
     /// Observes the choices of routers.
@@ -232,15 +223,11 @@ pub fn mixtures(c: &mut Case) {
     }
 }
 
-/// Computes steps through these mixtures, each of which adds to its own input, where the backend takes them. `then` goes on with the result of a step.
+/// Computes steps through these mixtures, each of which adds to its own input. `then` goes on with the result of a step.
 fn compute(c: &mut Case, drawn: &[Drawn], hidden: usize, mut then: impl FnMut(&mut Case, usize, &Placed)) {
-    let made = c.mixtures_if_taken(drawn, |c| {
+    let moes = c.mixtures(drawn, |c| {
         drawn.iter().map(|d| d.matrices.iter().map(|parts| c.register(parts)).collect()).collect()
     });
-    let moes = match made {
-        Ok(moes) => moes,
-        Err(why) => return c.refuse(why),
-    };
     for _ in 0..2 {
         let tokens = c.tokens();
         let x = c.tensor(tokens, hidden);
