@@ -7,7 +7,7 @@ Shared memory and new memory are full of ones. This shows that bits are equal an
 memory, nor how fast it is. `emulated_fail`, `emulated_queue` and `emulated_overlap` (`driver.cpp`) make things go wrong.
 
 Programs find it with LD_LIBRARY_PATH=OUT, and its kernels with SLUICE_CUDA_KERNELS=OUT/kernels: objects that name a unit and have no code. EMULATED_SHARED=BYTES is
-the shared memory that a block can have. A unit whose sources have not changed is not built again.
+the shared memory that a block can have; with EMULATED_DELAY=MICROSECONDS copies from the host come late. A unit whose sources have not changed is not built again.
 """
 
 import fcntl
