@@ -13,12 +13,13 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling, TablePlacement};
 
-const MODELS: [&str; 47] = [
+const MODELS: [&str; 48] = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
     "glm4_moe_lite",
     "glm_moe_dsa",
+    "glm5_next",
     "mistral4",
     "gemma4",
     "gemma4_moe",

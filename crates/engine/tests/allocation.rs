@@ -19,6 +19,7 @@ fn a_step_allocates_nothing() {
         "qwen3_moe",
         "qwen3_next",
         "kimi_linear",
+        "glm5_next",
         "deepseek_v32",
         "nemotron_h",
         "mlx_qwen3_widths",

@@ -10,7 +10,7 @@ use sluice_engine::{
 use support::*;
 
 /// Checkpoints of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 20] = [
+const FOLDERS: [&str; 21] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "olmo3",
@@ -20,6 +20,7 @@ const FOLDERS: [&str; 20] = [
     "deepseek_v32",
     "nemotron_h_moe",
     "kimi_linear",
+    "glm5_next",
     "granitemoehybrid_mamba",
     "qwen3",
     "qwen3_window",
