@@ -20,13 +20,12 @@ impl Case {
         let [q, k, weights] = [heads * dim, dim, heads].map(|cols| self.tensor(tokens, cols).tensor);
         let bias = self.small(dim, 0.5);
         let norm = LayerNorm { scale: self.norm(dim), bias: self.vector(&bias) };
+        let size = pool.unwrap_or(1);
         let pool = pool.map(|size| {
             let bias = self.small(size * dim, 1.0);
             IndexPool { size, logits: self.tensor(tokens, dim).tensor, bias: self.vector(&bias) }
         });
-        self.shape(format!(
-            "indexer {layer}: {heads} heads of {dim}, {pairs} pairs turned, the best {top} by {pool:?}"
-        ));
+        self.shape(format!("indexer {layer}: {heads} heads of {dim}, {pairs} pairs turned, the best {top} by {size}"));
         IndexLayer {
             q,
             k,
