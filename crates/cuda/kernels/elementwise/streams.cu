@@ -21,8 +21,8 @@ struct Streams {
 
 static const u32 MOST_STREAMS = 8;
 
-// Weights of their logits, a thread each, and the block's input. A block takes a row.
-extern "C" __global__ void __launch_bounds__(256) stream_collapse(const Streams p) {
+// Weights of their logits, a thread each. A block takes a row.
+extern "C" __global__ void __launch_bounds__(96) stream_weights(const Streams p) {
     __shared__ float own[(2 + MOST_STREAMS) * MOST_STREAMS];
     begin();
     const u32 n = p.count, all = (2 + n) * n, i = threadIdx.x;
@@ -64,15 +64,20 @@ extern "C" __global__ void __launch_bounds__(256) stream_collapse(const Streams 
             __syncthreads();
         }
         if (i < all) weights[i] = w;
-        // 3. The block's input
-        const float* streams = p.streams.row(r);
+    }
+}
+
+// A block's input. Grid (rows, parts).
+extern "C" __global__ void stream_collapse(const Streams p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float *weights = p.weights.row(r), *streams = p.streams.row(r);
         float* x = p.x.row(r);
-        for (u32 c = threadIdx.x; c < p.hidden; c += blockDim.x) {
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.hidden; c += gridDim.y * blockDim.x) {
             float sum = 0.0f;
-            for (u32 s = 0; s < n; s++) sum = fma(own[s], streams[(u64)s * p.hidden + c], sum);
+            for (u32 s = 0; s < p.count; s++) sum = fma(weights[s], streams[(u64)s * p.hidden + c], sum);
             x[c] = sum;
         }
-        __syncthreads();
     }
 }
 

@@ -129,6 +129,7 @@ kernels! {
         LATENT_ATTEND_PART_BF16 "latent_attend_part_bf16" in "attention/latent_rows" takes Attention;
         LATENT_HEADS "latent_heads" in "attention/latent" takes LatentHeads;
         LATENT_GATHER "latent_gather" in "attention/latent" takes LatentGather;
+        STREAM_WEIGHTS "stream_weights" in "elementwise/streams" takes Streams;
         STREAM_COLLAPSE "stream_collapse" in "elementwise/streams" takes Streams;
         STREAM_EXPAND "stream_expand" in "elementwise/streams" takes Streams;
         STREAM_MEAN "stream_mean" in "elementwise/streams" takes Streams;

@@ -10,7 +10,7 @@ use crate::ops::matmul::matmul;
 use crate::parameters::{self as p, number};
 use crate::weights::Needs;
 
-/// Threads of a block: at least one for each weight of a row.
+/// Threads of a block of elements.
 const THREADS: u32 = 256;
 
 /// The streams of the step's tokens, and what a block takes or has put out.
@@ -49,9 +49,10 @@ pub fn collapse(context: &Context, layer: &StreamLayer, encoded: &mut EncodedAct
         rounds: number(layer.rounds),
         ..of
     };
+    let threads = number(all.next_multiple_of(32));
     // SAFETY: the tensors were checked.
-    unsafe { gpu.launch(Kernel::STREAM_COLLAPSE, [number(rows), 1, 1], THREADS, 0, &parameters)? };
-    Ok(())
+    unsafe { gpu.launch(Kernel::STREAM_WEIGHTS, [number(rows), 1, 1], threads, 0, &parameters)? };
+    launch(context, Kernel::STREAM_COLLAPSE, parameters)
 }
 
 /// Enqueues what becomes of the streams behind a block.
