@@ -53,6 +53,8 @@ def fill(name, shape, family, generator):
         return normal(0.0 if family in ZERO_CENTRED else 1.0, 0.3)
     if name.endswith((".bias", "_bias")):
         return normal(0.0, 0.3)
+    if leaf == "index_kpool_compress_ape":
+        return normal(0.0, 1.0)
     if leaf == "sinks":
         return normal(0.5, 1.0)
     if leaf in ("embed_tokens", "embed_tokens_per_layer", "embeddings"):

@@ -12,6 +12,8 @@ from make import NearTie, changed, main, old_style
 MARGIN = 2e-5  # of the greatest score of an indexer, between the last selected and the first other
 MLA = dict(vocab_size=256, hidden_size=48, intermediate_size=60, moe_intermediate_size=20, num_attention_heads=6, num_key_value_heads=6, q_lora_rank=24, kv_lora_rank=32,
            qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=12, n_shared_experts=1, num_experts_per_tok=3, max_position_embeddings=128)
+GLM_IMAGES = dict(image_token_id=250, video_token_id=251, image_start_token_id=252, image_end_token_id=253, video_start_token_id=254, video_end_token_id=255,
+                  vision_config=dict(depth=1, hidden_size=16, intermediate_size=24, num_heads=2, patch_size=4, image_size=16, out_hidden_size=40, projection_intermediate_size=24))
 
 CHECKPOINTS = {
     "deepseek_v32": dict(
@@ -25,6 +27,16 @@ CHECKPOINTS = {
         config=dict(model_type="glm_moe_dsa", num_hidden_layers=4, n_group=1, topk_group=1, routed_scaling_factor=1.5, first_k_dense_replace=2, index_topk=19, index_n_heads=14,
                     index_head_dim=16, attention_bias=True, indexer_types=["full", "shared", "full", "shared"],
                     rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, **MLA)),
+    "glm5_next": dict(
+        seed=193, dtype="bfloat16", architectures="Glm5NextForConditionalGeneration",
+        note="GLM-5.3-Flash: four residual streams, delta rules with bounded decays, an indexer of pools of 4 and a layer that sees what the one before it has selected, a limit of SwiGLU that is reached, with a part for "
+        "images, bf16",
+        config=dict(model_type="glm5_next", tie_word_embeddings=False, **GLM_IMAGES,
+                    text_config=dict(model_type="glm5_next_text", num_hidden_layers=6, n_group=1, topk_group=1, routed_scaling_factor=1.5, pad_token_id=0, index_topk=20, index_kpool=4,
+                                     index_n_heads=14, index_head_dim=16, swiglu_limit=1.2, linear_num_heads=3, linear_head_dim=20,
+                                     layer_types=["linear_attention", "indexed_attention", "linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+                                     indexer_types=["full", "full", "full", "full", "shared", "full"], mlp_layer_types=["dense", "sparse", "dense", "sparse", "dense", "dense"],
+                                     **(MLA | dict(hidden_size=40, qk_rope_head_dim=0, n_routed_experts=8))))),
 }
 
 
@@ -32,11 +44,12 @@ def without_ties(logits_by_steps):
     """`make.logits_by_steps` of a model whose indexers come nowhere near a tie."""
     def run(model, tokens):
         gaps, topk = [], torch.Tensor.topk
+        pool = getattr(model.config.get_text_config(), "index_kpool", 1)
 
         def watched(scores, k, **arguments):
-            if scores.dim() == 3 and scores.shape[-1] == len(tokens) > k:  # of an indexer: [batch, tokens, positions]
+            if scores.dim() == 3 and scores.shape[1] == len(tokens) and scores.shape[-1] == len(tokens) // pool > k:  # of an indexer: [batch, tokens, positions or pools]
                 best = scores.sort(dim=-1, descending=True).values
-                gap = (best[..., k - 1] - best[..., k])[..., k:]
+                gap = (best[..., k - 1] - best[..., k])[..., (k + 1) * pool - 1:]
                 gaps.append(float(gap.min() / best[best.abs() < 1e30].abs().max()))
             return topk(scores, k, **arguments)
         torch.Tensor.topk = watched

@@ -20,10 +20,12 @@ pub struct ChannelDeltaLayer {
     pub out: Tensor,
     /// `[taps, channels]`: the oldest tap first.
     pub conv: Tensor,
-    /// `[1, heads]`: what the decays' softplus is multiplied by, `-exp(A_log)`.
+    /// `[1, heads]`: what the decays' softplus is multiplied by, `-exp(A_log)`; see `bound`, too.
     pub rates: Tensor,
     /// `[1, heads * key_dim]`: added to `f`.
     pub dt_bias: Tensor,
+    /// The lowest logarithm of a decay: decays are `exp(bound * sigmoid((0 - rate) * (f + dt_bias)))` then, and otherwise `exp(rate * softplus(f + dt_bias))`.
+    pub bound: Option<f32>,
     /// The norm of the output, over each head.
     pub norm: Norm,
     /// The recurrent layer, counted from 0.

@@ -12,8 +12,20 @@ pub struct LayerNorm {
     pub bias: Tensor,
 }
 
+/// An indexer that selects whole pools of positions (GLM-5.3): each so many positions from position 0 on have one key, an average of theirs. Element by element it is weighed by a softmax of logits. The positions behind
+/// the last whole pool are always seen.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexPool {
+    /// Positions of a pool, which divide those that are selected.
+    pub size: usize,
+    /// `[tokens, dim]`: logits of each token; may be changed.
+    pub logits: Tensor,
+    /// `[1, size * dim]`: added to the logits of a pool's positions, one after the other.
+    pub bias: Tensor,
+}
+
 /// The indexer of a layer of latent attention (DeepSeek-V3.2): which positions the attention behind it sees. The cache holds one key for each token, in a group of its own with
-/// one KV head and no values.
+/// one KV head and no values. With pools it has a second KV head, for the logits of each token; and where a token is the last of its pool, the pool's key takes the place of its own.
 #[derive(Clone, Debug)]
 pub struct IndexLayer {
     /// `[tokens, heads * dim]`; may be changed.
@@ -26,8 +38,10 @@ pub struct IndexLayer {
     pub norm: LayerNorm,
     /// Heads.
     pub heads: usize,
-    /// The most positions that a token sees.
+    /// The most positions that are selected for a token: all that it sees, unless there are pools.
     pub top: usize,
+    /// What is selected are whole pools of positions.
+    pub pool: Option<IndexPool>,
     /// The rotary embedding of the first elements of queries and keys.
     pub rotary: RotaryId,
     /// Elements 2i and 2i + 1 of what is rotated are turned together, instead of i and half of it later.
@@ -48,5 +62,20 @@ impl IndexLayer {
     /// Elements of a key, and of each head's query.
     pub fn dim(&self) -> usize {
         self.k.cols
+    }
+
+    /// Positions of a pool; 1 without pools.
+    pub fn pool_size(&self) -> usize {
+        self.pool.map_or(1, |pool| pool.size)
+    }
+
+    /// The most positions that a token sees.
+    pub fn most_seen(&self) -> usize {
+        self.top + self.pool_size() - 1
+    }
+
+    /// KV heads of its cache group.
+    pub fn kv_heads(&self) -> usize {
+        1 + usize::from(self.pool.is_some())
     }
 }

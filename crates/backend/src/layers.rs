@@ -105,6 +105,31 @@ pub enum Elementwise {
         /// `[tokens, cols]`
         up: Tensor,
     },
+    /// `gate = silu(g) * u` with `g = min(gate, limit)` and `u = clamp(up, -limit, limit)` (GLM-5.3).
+    ClampedSwiGlu {
+        /// `[tokens, cols]`
+        gate: Tensor,
+        /// `[tokens, cols]`
+        up: Tensor,
+        /// The bound of gate and up.
+        limit: f32,
+    },
+    /// The end of a block between residual streams: each becomes a share of `x` and shares of all of them, by what [`Operations::collapse`](crate::Operations::collapse) has made of them before.
+    Expand {
+        /// `[tokens, hidden]`
+        x: Tensor,
+        /// `[tokens, (2 + n) * n]` for n streams.
+        weights: Tensor,
+        /// `[tokens, n * hidden]`
+        streams: Tensor,
+    },
+    /// `out` = the plain mean of residual streams.
+    Mean {
+        /// `[tokens, n * hidden]`
+        streams: Tensor,
+        /// `[tokens, hidden]`
+        out: Tensor,
+    },
     /// `x = max(x, 0)^2` (So et al. 2021).
     SquaredRelu {
         /// `[tokens, cols]`
@@ -275,12 +300,14 @@ pub enum ExpertKind {
     SwiGlu,
     /// The same parts: `down(gelu(gate(x)) * up(x))`, GELU in its tanh form (Gemma 4).
     GeGlu,
-    /// The same parts. With `g = min(gate(x), limit)` and `u = clamp(up(x), -limit, limit)`: `down((u + 1) * (g * sigmoid(g * alpha)))` (gpt-oss).
+    /// The same parts. With `g = min(gate(x), limit)` and `u = clamp(up(x), -limit, limit)`: `down((u + added) * (g * sigmoid(g * alpha)))` (gpt-oss; GLM-5.3 with alpha 1 and nothing added).
     ClampedSwiGlu {
         /// What the gate is multiplied by within the sigmoid.
         alpha: f32,
         /// The bound of gate and up.
         limit: f32,
+        /// What is added to up.
+        added: f32,
     },
     /// Parts are up and down, without a gate: `down(max(up(x), 0)^2)` (Nemotron-H).
     SquaredRelu,

@@ -19,10 +19,11 @@ mod sampling;
 mod state_space;
 mod step;
 mod streamed;
+mod streams;
 
 pub use backend::Backend;
 pub use channel_delta::ChannelDeltaLayer;
-pub use index::{IndexLayer, LayerNorm};
+pub use index::{IndexLayer, IndexPool, LayerNorm};
 pub use latent::{HeadRows, LatentKeys, LatentLayer};
 pub use layers::*;
 pub use memory::*;
@@ -31,15 +32,17 @@ pub use profile::{Phase, PhaseRow, Profile};
 pub use resources::{Caches, Resources};
 pub use sampling::{Best, DRAWN_TOGETHER, DeviceSampling, MAX_RANKS, Ranked, Scaled, Top};
 pub use sluice_experts::{ExpertOptions, ExpertStats, RowOptions, RowStats};
-pub use sluice_kernels::attention::{AttentionMode, KvType};
+pub use sluice_kernels::attention::{AttentionMode, KvType, MOST_POOLED};
 pub use sluice_kernels::format::{Activations, BlockFormat, E2m1, Element, Float, Fp8, Fp8Scale, WeightFormat};
 pub use sluice_kernels::isa::Isa;
 pub use sluice_kernels::route::Scoring;
 pub use sluice_kernels::sample;
+pub use sluice_kernels::streams::MOST_STREAMS;
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use state_space::{StateSpaceLayer, StateSpaceShape};
 pub use step::{Capacity, Failed, Logits, NOT_KEPT, Outcome, SequenceInput, StepInputs, Wanted};
 pub use streamed::{Lookahead, Streamed};
+pub use streams::StreamLayer;
 
 /// What a recurrent layer's decay is multiplied by, of the logarithms that checkpoints store: `0 - exp(A_log)`.
 pub fn decay_rates(a_log: &[f32]) -> Vec<f32> {

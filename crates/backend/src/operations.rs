@@ -2,7 +2,7 @@
 
 use crate::{
     AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, LatentLayer, Linear, MatrixId, Mlp, MoeId,
-    Norm, Projection, Routing, StateSpaceLayer, Tensor,
+    Norm, Projection, Routing, StateSpaceLayer, StreamLayer, Tensor,
 };
 
 /// What a step computes, one method per fused operation. Shapes stand at the arguments; `tokens` is the number of rows of the step.
@@ -32,6 +32,8 @@ pub trait Operations {
     fn channel_delta(&mut self, layer: &ChannelDeltaLayer);
     /// Mamba-2: short convolution, time steps, recurrence and gated norm.
     fn state_space(&mut self, layer: &StateSpaceLayer);
+    /// The weights by which a block takes its input from several residual streams, and that input.
+    fn collapse(&mut self, layer: &StreamLayer);
     /// `residual += mlp(norm(x))`, both `[tokens, hidden]`.
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor);
     /// `residual += mixture(norm(x))`, both `[tokens, hidden]`: routes tokens, fetches experts, looks ahead, computes and combines.

@@ -46,6 +46,7 @@ macro_rules! tests {
             streamed_clamped_mixtures_agree_with_the_generic_cpu STREAMED_CLAMPED_MIXTURES;
             streamed_ungated_mixtures_agree_with_the_generic_cpu STREAMED_UNGATED_MIXTURES;
             experts_that_cannot_be_read_fail_their_own_rows_only FAILED_ROWS;
+            residual_streams_agree_with_the_generic_cpu STREAMS;
             logits_agree_with_the_generic_cpu LOGITS;
             whole_steps_agree_with_the_generic_cpu WHOLE_STEPS;
         }

@@ -13,13 +13,14 @@ use sluice_conformance::{Candidate, Checker, FAMILIES, Family, check};
 use sluice_engine::{Cpu, Engine, Isa, MemoryClass as Class, Options, Placement};
 use support::*;
 
-const FOLDERS: [&str; 10] = [
+const FOLDERS: [&str; 11] = [
     "qwen3",
     "qwen3_window",
     "qwen3_moe",
     "qwen3_next",
     "nemotron_h_moe",
     "kimi_linear",
+    "glm5_next",
     "deepseek_v32",
     "mlx_qwen3_widths",
     "mlx_qwen3_next",

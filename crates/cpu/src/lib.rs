@@ -19,6 +19,7 @@ mod resources;
 mod scratch;
 mod state_space;
 mod step;
+mod streams;
 mod tables;
 mod threads;
 

@@ -17,7 +17,7 @@ use crate::{Cpu, attention as tasks};
 use sluice_backend::{
     AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, IndexLayer, KvLayout,
     LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer,
-    StepInputs, StepScratch, Tensor,
+    StepInputs, StepScratch, StreamLayer, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -374,7 +374,7 @@ impl Operations for ScratchPlanner<'_> {
         grow(&mut self.sizes.row, layer.dim());
         let (scores, keys) = tasks::index_sizes(self.tokens, self.threads, 128);
         grow(&mut self.sizes.index_per_128_positions, 4 * scores + 8 * keys);
-        grow(&mut self.sizes.index, 4 * self.tokens * layer.top);
+        grow(&mut self.sizes.index, 4 * self.tokens * layer.most_seen());
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
@@ -391,6 +391,12 @@ impl Operations for ScratchPlanner<'_> {
     fn state_space(&mut self, layer: &StateSpaceLayer) {
         let shape = layer.shape;
         grow(&mut self.sizes.state_spaces, 4 * self.tokens * (shape.channels() + 2 * shape.heads));
+    }
+
+    fn collapse(&mut self, layer: &StreamLayer) {
+        let cols = layer.streams.cols;
+        self.encode(self.tokens, cols, Needs::of([ActivationFormat::F32]));
+        self.products(Activations::F32, std::iter::once(used(&layer.mix)), cols, self.tokens);
     }
 
     fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, _: Tensor) {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use sluice_backend::{
     AttentionLayer, Backend, ChannelDeltaLayer, DeltaLayer, Device, Elementwise, IndexLayer, LatentLayer, Linear,
     Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
-    Routing, RowStats, StateSpaceLayer, StepInputs, Streamed, Tensor,
+    Routing, RowStats, StateSpaceLayer, StepInputs, StreamLayer, Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
@@ -30,7 +30,7 @@ const ROWS: usize = 8;
 
 impl Cpu {
     /// Calls `each` for every token of the step, in parallel, with a row of its thread's scratch.
-    fn each_row(&mut self, tokens: usize, each: &(dyn Fn(usize, &mut Vec<f32>) + Sync)) {
+    pub(crate) fn each_row(&mut self, tokens: usize, each: &(dyn Fn(usize, &mut Vec<f32>) + Sync)) {
         let workers = &self.workers;
         self.pool.run(tokens.div_ceil(ROWS), &|task, thread| {
             // SAFETY: one borrow, by the task that runs as this thread.
@@ -132,6 +132,7 @@ impl Operations for Cpu {
             q: self.place(layer.q),
             k: self.place(layer.k),
             weights: self.place(layer.weights),
+            pool: layer.pool.map(|pool| [self.place(pool.logits), self.place(pool.bias)]),
             norm: [self.place(layer.norm.scale.weight), self.place(layer.norm.bias)],
             angles: self.rotary[layer.rotary.number()].place(),
         };
@@ -161,6 +162,10 @@ impl Operations for Cpu {
         let states = self.states.expect("a model with recurrent layers has a pool of states");
         self.state_spaces.run(context!(self), &self.inputs, states, layer);
         self.record(Phase::StateSpace, t0, std::iter::empty(), 0);
+    }
+
+    fn collapse(&mut self, layer: &StreamLayer) {
+        self.collapse_streams(layer);
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
@@ -213,6 +218,23 @@ impl Operations for Cpu {
                     unsafe { elementwise::swiglu_in_place(isa, gate.get_mut(t, 0..gate.cols), up.get(t, 0..up.cols)) }
                 });
                 self.record(Phase::Mlp, t0, std::iter::empty(), 0);
+            }
+            Elementwise::ClampedSwiGlu { gate, up, limit } => {
+                let (gate, up) = (self.place(gate), self.place(up));
+                self.each_row(tokens, &|t, _| {
+                    // SAFETY: a task alone uses its rows.
+                    let (gate, up) = unsafe { (gate.get_mut(t, 0..gate.cols), up.get(t, 0..up.cols)) };
+                    elementwise::clamped_swiglu_in_place(isa, (1.0, limit, 0.0), gate, up);
+                });
+                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
+            }
+            Elementwise::Expand { x, weights, streams } => {
+                self.expand_streams(x, weights, streams);
+                self.record(Phase::Project, t0, std::iter::empty(), 0);
+            }
+            Elementwise::Mean { streams, out } => {
+                self.mean_of_streams(streams, out);
+                self.record(Phase::Project, t0, std::iter::empty(), 0);
             }
             Elementwise::SquaredRelu { x } => {
                 let x = self.place(x);

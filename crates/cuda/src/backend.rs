@@ -9,7 +9,7 @@ use sluice_backend::{
     DeviceSampling, Elementwise, ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
     Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome,
     Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, Scaled,
-    StateSpaceLayer, StepInputs, StepScratch, Streamed, Tensor, Top,
+    StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
@@ -24,6 +24,7 @@ use crate::ops::elementwise::{elementwise, soft_cap};
 use crate::ops::logits::embed;
 use crate::ops::matmul::{project, project_add};
 use crate::ops::rotary::RotaryTable;
+use crate::ops::streams::collapse;
 use crate::parameters::number;
 use crate::plan::profile::{Profiler, work_of_mixture};
 use crate::plan::scratch::ScratchPlanner;
@@ -292,6 +293,13 @@ impl Operations for Cuda {
         self.enqueue_phase(Phase::StateSpace, &[], 0, |own| own.state_space.run(&own.context, layer));
     }
 
+    fn collapse(&mut self, layer: &StreamLayer) {
+        let tokens = self.context.inputs.tokens().len();
+        self.enqueue_phase(Phase::Project, &[&layer.mix], tokens, |own| {
+            collapse(&own.context, layer, &mut own.encoded)
+        });
+    }
+
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         let Mlp { gate, up, down } = mlp;
         assert!(residual.rows >= x.rows && residual.cols == down.rows.len(), "{:?} into {residual:?}", down.rows);
@@ -323,9 +331,13 @@ impl Operations for Cuda {
             Elementwise::Scale { .. } => Phase::Embed,
             Elementwise::GeGlu { .. }
             | Elementwise::SwiGlu { .. }
+            | Elementwise::ClampedSwiGlu { .. }
             | Elementwise::SquaredRelu { .. }
             | Elementwise::Zero { .. } => Phase::Mlp,
-            Elementwise::AddNormed { .. } | Elementwise::Gather { .. } => Phase::Project,
+            Elementwise::AddNormed { .. }
+            | Elementwise::Gather { .. }
+            | Elementwise::Expand { .. }
+            | Elementwise::Mean { .. } => Phase::Project,
             Elementwise::SplitPairs { .. } | Elementwise::Norm { .. } | Elementwise::ScaleRows { .. } => {
                 Phase::Attention
             }

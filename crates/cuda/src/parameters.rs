@@ -132,6 +132,19 @@ parameters! {
         steps: u32,
         unused: u32,
     }
+    /// Several residual streams.
+    Streams {
+        streams: Tensor,
+        x: Tensor,
+        weights: Tensor,
+        bias: Address,
+        scales: [f32; 3],
+        eps: f32,
+        rounds: u32,
+        count: u32,
+        rows: u32,
+        hidden: u32,
+    }
     Matmul {
         matrix: Matrix,
         table: Address,
@@ -294,6 +307,9 @@ parameters! {
         selected: Address,
         top: u32,
         flat: u32,
+        /// Positions of a pool, where some were selected.
+        pool: u32,
+        unused: u32,
     }
     Route {
         logits: Address,
@@ -423,7 +439,7 @@ parameters! {
         activation: u32,
         alpha: f32,
         limit: f32,
-        unused: u32,
+        added: f32,
         to: Encoded,
     }
 }

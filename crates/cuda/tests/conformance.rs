@@ -70,6 +70,7 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &DELTA_RULES,
         &CHANNEL_DELTAS,
         &STATE_SPACES,
+        &STREAMS,
         &MIXTURES,
         &UNGATED_MIXTURES,
         &MIXTURES_WITH_ROUTERS_OF_THEIR_OWN,

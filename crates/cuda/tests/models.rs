@@ -13,12 +13,13 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling, TablePlacement};
 
-const MODELS: [&str; 47] = [
+const MODELS: [&str; 48] = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
     "glm4_moe_lite",
     "glm_moe_dsa",
+    "glm5_next",
     "mistral4",
     "gemma4",
     "gemma4_moe",
@@ -160,8 +161,7 @@ fn prompt(engine: &Engine, n: usize, seed: u64) -> Vec<u32> {
 /// Tokens with their log-probabilities, if these were requested.
 type Answer = Vec<(u32, Option<Logprobs>)>;
 
-/// Answers to prompts of different lengths in the same steps, each at its temperature. Sampling is from all tokens, from a few, with penalties, and from so many that all
-/// logits are copied to the host.
+/// Answers to prompts of different lengths in the same steps, each at its temperature: from all tokens, from a few, with penalties, and from so many that all logits come to the host.
 fn answers(engine: &mut Engine) -> Vec<Answer> {
     let with = SamplingParams::default;
     let ways = [

@@ -59,6 +59,7 @@ impl Update for SquaredRelu {
 struct ClampedSwiGlu {
     alpha: f32,
     limit: f32,
+    added: f32,
 }
 impl Update for ClampedSwiGlu {
     #[inline(always)]
@@ -70,7 +71,7 @@ impl Update for ClampedSwiGlu {
             let gate = limit.min(gate);
             let up = limit.min(V::splat(-self.limit).max(up));
             let glu = gate.mul(sigmoid(gate.mul(V::splat(self.alpha))));
-            up.add(V::splat(1.0)).mul(glu)
+            up.add(V::splat(self.added)).mul(glu)
         }
     }
 }
@@ -135,9 +136,13 @@ unsafe fn swiglu_in_place_lanes<V: Lanes>(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
-unsafe fn clamped_swiglu_in_place_lanes<V: Lanes>(alpha: f32, limit: f32, gate: &mut [f32], up: &[f32]) {
+unsafe fn clamped_swiglu_in_place_lanes<V: Lanes>(
+    (alpha, limit, added): (f32, f32, f32),
+    gate: &mut [f32],
+    up: &[f32],
+) {
     assert_eq!(gate.len(), up.len(), "both have the same length");
-    let f = ClampedSwiGlu { alpha, limit };
+    let f = ClampedSwiGlu { alpha, limit, added };
     // SAFETY: equal lengths; the shell has the instruction set.
     unsafe { update::<V>(f, gate.as_ptr(), up.as_ptr(), gate.as_mut_ptr(), gate.len()) }
 }
@@ -199,8 +204,8 @@ simd! {
 }
 
 simd! {
-    /// `g = min(gate, limit)`, `u = clamp(up, -limit, limit)`, `gate = (u + 1) * (g * sigmoid(g * alpha))`: gpt-oss. Both `[n]`.
-    pub fn clamped_swiglu_in_place(alpha: f32, limit: f32, gate: &mut [f32], up: &[f32]) = clamped_swiglu_in_place_lanes
+    /// `g = min(gate, limit)`, `u = clamp(up, -limit, limit)`, `gate = (u + added) * (g * sigmoid(g * alpha))`, with (alpha, limit, added) given first: gpt-oss, GLM-5.3. Both `[n]`.
+    pub fn clamped_swiglu_in_place(clamp: (f32, f32, f32), gate: &mut [f32], up: &[f32]) = clamped_swiglu_in_place_lanes
 }
 
 simd! {
@@ -313,7 +318,7 @@ mod tests {
                 swiglu_in_place(isa, &mut out, &y);
                 prop_assert_eq!(bits(&out), expect(&|x, y| silu1(x) * y));
                 let mut out = x.clone();
-                clamped_swiglu_in_place(isa, 1.702, 0.4, &mut out, &y);
+                clamped_swiglu_in_place(isa, (1.702, 0.4, 1.0), &mut out, &y);
                 prop_assert_eq!(bits(&out), expect(&|x, y| {
                     let (gate, up) = (x.min(0.4), y.clamp(-0.4, 0.4));
                     (up + 1.0) * (gate * sigmoid1(gate * 1.702))

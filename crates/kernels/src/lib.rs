@@ -65,6 +65,7 @@ pub mod rows;
 pub mod sample;
 pub mod scratch;
 pub mod state_space;
+pub mod streams;
 #[cfg(test)]
 mod test_random;
 

@@ -161,7 +161,7 @@ impl Config {
     pub fn norm_eps(&self) -> Result<f64> {
         let default = match self.text_type() {
             "mixtral" | "ministral3" | "phi3" | "olmo2" | "olmo3" | "glm4_moe" | "glm4_moe_lite" | "glm_moe_dsa"
-            | "kimi_linear" => 1e-5,
+            | "glm5_next" | "glm5_next_text" | "kimi_linear" => 1e-5,
             "glm4" => 1.5625e-7,
             _ => 1e-6,
         };
@@ -181,7 +181,7 @@ impl Config {
             "minimax_m2" => 196_608,
             "glm4_moe_lite" | "glm_moe_dsa" => 202_752,
             "deepseek_v32" => 163_840,
-            "mistral4" => 1_048_576,
+            "mistral4" | "glm5_next" | "glm5_next_text" => 1_048_576,
             "ministral3" => 262_144,
             _ => 32768,
         };

@@ -10,11 +10,12 @@ use sluice_backend::{
 };
 
 use crate::description::{
-    AttentionVariant, Description, EmbeddingScale, JOIN, MixerDescription, MtpDescription, NORMS,
+    AttentionDescription, AttentionVariant, Description, EmbeddingScale, JOIN, MixerDescription, MtpDescription, NORMS,
 };
 use crate::layers::{
     Attention, AttentionScratch, ChannelDelta, ChannelDeltaScratch, DeltaNet, DeltaScratch, FeedForward,
     FeedForwardScratch, LatentAttention, LatentScratch, PerLayer, PerLayerBlock, StateSpace, StateSpaceScratch,
+    StreamBlock, Streams,
 };
 use crate::weights::Weights;
 
@@ -30,13 +31,14 @@ enum Mixer {
 }
 
 impl Mixer {
-    fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+    /// `out += mixer(norm(x))`
+    fn forward(&self, backend: &mut dyn Operations, x: Tensor, out: Tensor) {
         match self {
-            Mixer::Attention(attention) => attention.forward(backend, x),
-            Mixer::Latent(latent) => latent.forward(backend, x),
-            Mixer::DeltaNet(delta_net) => delta_net.forward(backend, x),
-            Mixer::ChannelDelta(delta) => delta.forward(backend, x),
-            Mixer::StateSpace(state_space) => state_space.forward(backend, x),
+            Mixer::Attention(attention) => attention.forward(backend, x, out),
+            Mixer::Latent(latent) => latent.forward(backend, x, out),
+            Mixer::DeltaNet(delta_net) => delta_net.forward(backend, x, out),
+            Mixer::ChannelDelta(delta) => delta.forward(backend, x, out),
+            Mixer::StateSpace(state_space) => state_space.forward(backend, x, out),
             Mixer::None => {}
         }
     }
@@ -46,6 +48,8 @@ pub(crate) struct Layer {
     mixer: Mixer,
     feed_forward: FeedForward,
     per_layer: Option<PerLayerBlock>,
+    /// What is around both halves, where there are several residual streams. The residual stream `x` of the methods is not used then.
+    streams: Option<[StreamBlock; 2]>,
     /// What all of it is multiplied by at the end.
     scale: Option<f32>,
 }
@@ -53,13 +57,26 @@ pub(crate) struct Layer {
 impl Layer {
     /// `x += mixer(norm(x))`, then `x += feed_forward(norm(x))` and what comes behind it.
     fn forward(&self, backend: &mut dyn Operations, per_layer: Option<&PerLayer>, x: Tensor) {
-        self.mixer.forward(backend, x);
+        self.mix(backend, x);
         self.finish(backend, per_layer, x);
+    }
+
+    /// Its token mixer.
+    fn mix(&self, backend: &mut dyn Operations, x: Tensor) {
+        match &self.streams {
+            Some([block, _]) => block.forward(backend, x.rows, |backend, x, out| self.mixer.forward(backend, x, out)),
+            None => self.mixer.forward(backend, x, x),
+        }
     }
 
     /// What comes after the token mixer.
     fn finish(&self, backend: &mut dyn Operations, per_layer: Option<&PerLayer>, x: Tensor) {
-        self.feed_forward.forward(backend, x);
+        match &self.streams {
+            Some([_, block]) => {
+                block.forward(backend, x.rows, |backend, x, out| self.feed_forward.forward(backend, x, out));
+            }
+            None => self.feed_forward.forward(backend, x, x),
+        }
         if let Some(per_layer) = per_layer {
             per_layer.embed(backend, x.rows);
         }
@@ -124,8 +141,9 @@ struct Head {
 
 /// A loaded model.
 pub struct Decoder {
-    /// The residual stream: `[max_tokens, hidden]`.
+    /// The residual stream: `[max_tokens, hidden]`. Where there are several, their mean at the end of a step.
     x: Tensor,
+    streams: Option<Streams>,
     /// `None`: other layers come first, whose residual stream is this one's input.
     embedding: Option<MatrixId>,
     /// What its rows are multiplied by.
@@ -150,7 +168,8 @@ impl Decoder {
             Some(frequencies) => w.backend().rotary(frequencies, positions)?,
             None => rotary,
         };
-        let unrotated = match d.attention_layers().all(|a| a.rotated) {
+        let needs_none = |a: &AttentionDescription| !a.rotated || d.rotary_dim(a) == 0;
+        let unrotated = match !d.attention_layers().any(needs_none) {
             true => rotary,
             false => w.backend().rotary(&RotaryFrequencies { inv_freq: vec![0.0], scaling: 1.0 }, positions)?,
         };
@@ -158,6 +177,7 @@ impl Decoder {
         let scratch = if needs_branch { Some(w.scratch(d.hidden)?) } else { None };
         let branch = scratch.filter(|_| d.output_norms);
         let per_layer = d.per_layer.map(|own| PerLayer::load(w, d, own)).transpose()?;
+        let streams = Streams::alloc(w, d)?;
         let inner = FeedForwardScratch::alloc(w, d)?;
         let has_attention = d.attention_layers().any(|a| a.variant == AttentionVariant::Grouped);
         let latent = LatentScratch::alloc(w, d)?;
@@ -195,7 +215,8 @@ impl Decoder {
                             of_group[group] += 1;
                             (group, of_group[group] - 1)
                         });
-                        let latent = LatentAttention::load(w, (a, sizes), scratch, rotary, i, slot, index)?;
+                        let latent =
+                            LatentAttention::load(w, (a, sizes), scratch, (rotary, unrotated), i, slot, index)?;
                         Mixer::Latent(Box::new(latent))
                     } else {
                         let (scratch, rotary) = (attention.as_ref().expect("of this layer"), (rotary, d.rotary_dim(a)));
@@ -227,7 +248,9 @@ impl Decoder {
             let of_layer = per_layer.as_ref().zip(scratch);
             let of_layer = of_layer.map(|(per_layer, scratch)| per_layer.layer(w, i, scratch)).transpose()?;
             let scale = if d.layer_scales { Some(w.host_vector(i, "layer_scalar")?[0]) } else { None };
-            layers.push(Layer { mixer, feed_forward, per_layer: of_layer, scale: scale.filter(|by| *by != 1.0) });
+            let blocks = streams.map(|streams| streams.blocks(w, i)).transpose()?;
+            let scale = scale.filter(|by| *by != 1.0);
+            layers.push(Layer { mixer, feed_forward, per_layer: of_layer, streams: blocks, scale });
         }
         // A head of its own is needed whole, and of the embedding a few rows: the head is read first.
         let own_head = if d.ends() && !d.tied { Some(w.matrix(None, "lm_head")?) } else { None };
@@ -255,7 +278,7 @@ impl Decoder {
             None => None,
         };
         let softcap = d.logit_softcap;
-        Ok(Decoder { x, embedding, scale, per_layer, layers, head, softcap, mtp })
+        Ok(Decoder { x, streams, embedding, scale, per_layer, layers, head, softcap, mtp })
     }
 
     /// Enqueues a step with the tokens of `inputs`, which the backend has begun with. Their keys, values and states go to the backend's caches; it
@@ -266,6 +289,9 @@ impl Decoder {
         self.embed(backend, inputs);
         for (number, layer) in self.layers.iter().enumerate() {
             layer.forward(backend, self.before(number), x);
+        }
+        if let Some(streams) = &self.streams {
+            streams.end(backend, x);
         }
         if let Some(head) = self.head.filter(|_| !inputs.wanted().is_empty()) {
             backend.logits(x, head.scaled_norm, head.matrix, self.softcap);
@@ -352,6 +378,9 @@ impl Decoder {
     pub fn embed(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
         let Some(embedding) = self.embedding else { return };
         let x = self.x.first_rows(inputs.tokens().len());
+        if let Some(streams) = &self.streams {
+            return streams.embed(backend, (embedding, self.scale), x.rows);
+        }
         backend.embed(embedding, x);
         if let Some(by) = self.scale {
             backend.elementwise(&Elementwise::Scale { x, by });
@@ -368,7 +397,7 @@ impl Decoder {
 
     /// Adds the output of layer `layer`'s token mixer to the residual stream's first `tokens` rows.
     pub fn mix(&self, layer: usize, backend: &mut dyn Operations, tokens: usize) {
-        self.layers[layer].mixer.forward(backend, self.x.first_rows(tokens));
+        self.layers[layer].mix(backend, self.x.first_rows(tokens));
     }
 
     /// Adds the output of layer `layer`'s feed-forward part to them, and what comes behind it.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use sluice_backend::{
     AttentionLayer, Backend, Capacity, ChannelDeltaLayer, DeltaLayer, DeviceSampling, Elementwise, Failed, IndexLayer,
     KvPool, LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile,
-    Projection, Routing, RowStats, StateSpaceLayer, StepInputs, Streamed, Tensor,
+    Projection, Routing, RowStats, StateSpaceLayer, StepInputs, StreamLayer, Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
@@ -258,6 +258,10 @@ impl Operations for Checker {
 
     fn state_space(&mut self, layer: &StateSpaceLayer) {
         self.checked("state_space").state_space(layer);
+    }
+
+    fn collapse(&mut self, layer: &StreamLayer) {
+        self.checked("collapse").collapse(layer);
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {

@@ -2,8 +2,8 @@
 
 use sluice_backend::{
     AttentionLayer, BufferId, ChannelDeltaLayer, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts,
-    HeadRows, IndexLayer, KvPool, LatentKeys, LatentLayer, LayerNorm, Linear, MatrixId, Mlp, Moe, MoeId, Norm,
-    Projection, RotaryId, RowFactors, SharedExpert, StateSpaceLayer, Tensor,
+    HeadRows, IndexLayer, IndexPool, KvPool, LatentKeys, LatentLayer, LayerNorm, Linear, MatrixId, Mlp, Moe, MoeId,
+    Norm, Projection, RotaryId, RowFactors, SharedExpert, StateSpaceLayer, StreamLayer, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -213,6 +213,16 @@ impl Names {
                 Elementwise::AddNormed { x: self.tensor(x), norm: self.norm(norm), residual: self.tensor(residual) }
             }
             Elementwise::SwiGlu { gate, up } => Elementwise::SwiGlu { gate: self.tensor(gate), up: self.tensor(up) },
+            Elementwise::ClampedSwiGlu { gate, up, limit } => {
+                Elementwise::ClampedSwiGlu { gate: self.tensor(gate), up: self.tensor(up), limit }
+            }
+            Elementwise::Expand { x, weights, streams } => {
+                let [x, weights, streams] = [x, weights, streams].map(|t| self.tensor(t));
+                Elementwise::Expand { x, weights, streams }
+            }
+            Elementwise::Mean { streams, out } => {
+                Elementwise::Mean { streams: self.tensor(streams), out: self.tensor(out) }
+            }
             Elementwise::SquaredRelu { x } => Elementwise::SquaredRelu { x: self.tensor(x) },
             Elementwise::Zero { out } => Elementwise::Zero { out: self.tensor(out) },
             Elementwise::Norm { x, norm, out } => {
@@ -233,7 +243,8 @@ impl Names {
         let [q, k, weights] = [l.q, l.k, l.weights].map(|t| self.tensor(t));
         let norm = LayerNorm { scale: self.norm(l.norm.scale), bias: self.tensor(l.norm.bias) };
         let rotary = self.rotaries.get(l.rotary.number(), "rotary embedding").0;
-        IndexLayer { q, k, weights, norm, rotary, ..l.clone() }
+        let of = |p: IndexPool| IndexPool { logits: self.tensor(p.logits), bias: self.tensor(p.bias), ..p };
+        IndexLayer { q, k, weights, norm, rotary, pool: l.pool.map(of), ..l.clone() }
     }
 
     pub fn delta(&self, d: &DeltaLayer) -> DeltaLayer {
@@ -253,6 +264,12 @@ impl Names {
         let [conv, decay, dt_bias, skip] = [l.conv, l.decay, l.dt_bias, l.skip].map(|t| self.tensor(t));
         let (conv_bias, norm) = (l.conv_bias.map(|t| self.tensor(t)), self.norm(l.norm));
         StateSpaceLayer { xbc, z, dt, out, conv, conv_bias, decay, dt_bias, skip, norm, ..l.clone() }
+    }
+
+    pub fn streams(&self, l: &StreamLayer) -> StreamLayer {
+        let [streams, bias, weights, out] = [l.streams, l.bias, l.weights, l.out].map(|t| self.tensor(t));
+        let mix = self.linear_of(&l.mix, weights.cols, streams.cols);
+        StreamLayer { streams, norm: self.norm(l.norm), mix, bias, weights, out, ..l.clone() }
     }
 
     pub fn pool(&self, pool: &KvPool) -> &PoolName {

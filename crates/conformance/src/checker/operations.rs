@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use sluice_backend::{
     AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, LatentKeys, LatentLayer, Linear,
-    MatrixId, Mlp, MoeId, Norm, Operations, Projection, RotaryId, Routing, StateSpaceLayer, StepInputs, Tensor,
+    MatrixId, Mlp, MoeId, Norm, Operations, Projection, RotaryId, Routing, StateSpaceLayer, StepInputs, StreamLayer,
+    Tensor,
 };
 
 use super::names::Names;
@@ -93,6 +94,7 @@ impl CheckedStep<'_> {
             Operation::DeltaNet(layer) => b.delta_net(&n.delta(layer)),
             Operation::ChannelDelta(layer) => b.channel_delta(&n.channel_delta(layer)),
             Operation::StateSpace(layer) => b.state_space(&n.state_space(layer)),
+            Operation::Collapse(layer) => b.collapse(&n.streams(layer)),
             Operation::Mlp { x, norm, mlp, residual } => {
                 b.mlp(n.tensor(*x), n.norm(*norm), &n.mlp(mlp, x.cols), n.tensor(*residual));
             }
@@ -155,7 +157,7 @@ impl Operations for CheckedStep<'_> {
         let tokens = self.tokens();
         let LatentLayer { q, kv, out, heads, rank, group, .. } = *layer;
         assert!([q, kv, out].iter().all(|t| t.rows >= tokens), "a row for each token");
-        assert!(kv.cols > rank && layer.rotated().is_multiple_of(2), "an even number of rotated elements");
+        assert!(kv.cols >= rank && layer.rotated().is_multiple_of(2), "an even number of rotated elements");
         let width = layer.plain() + layer.rotated();
         assert_eq!((q.cols, out.cols), (heads * width, heads * layer.v_dim()), "columns of q and the output");
         assert_eq!(layer.norm.weight.cols, rank, "a norm over the vector");
@@ -179,11 +181,16 @@ impl Operations for CheckedStep<'_> {
         assert!([q, k, weights].iter().all(|t| t.rows >= tokens), "a row for each token");
         assert!((q.cols, weights.cols) == (heads * layer.dim(), heads) && top > 0, "columns of an indexer");
         assert!(layer.norm.scale.weight.cols == layer.dim(), "a norm over the key");
+        if let Some(pool) = layer.pool {
+            assert!(pool.size > 0 && top.is_multiple_of(pool.size), "{top} positions in pools of {}", pool.size);
+            assert!(pool.logits.rows >= tokens && pool.logits.cols == layer.dim(), "logits of each token");
+            assert_eq!((pool.bias.rows, pool.bias.cols), (1, pool.size * layer.dim()), "a bias for each position");
+        }
         if !self.step.is_sizing {
             let pools = self.names.pools.all();
             let KvLayout { kv_heads, k_dim, v_dim, block_tokens, layers, .. } =
                 pools.get(group).expect("a cache group").outer.layout;
-            assert_eq!((kv_heads, k_dim, v_dim), (1, layer.dim(), 0), "keys of an indexer's group");
+            assert_eq!((kv_heads, k_dim, v_dim), (layer.kv_heads(), layer.dim(), 0), "keys of an indexer's group");
             assert!(layer.layer < layers && rows_group < pools.len(), "layers of a group");
             self.check_slots(group, block_tokens, None, layer.rotary);
         }
@@ -226,6 +233,15 @@ impl Operations for CheckedStep<'_> {
         self.run(Operation::StateSpace(layer.clone()));
     }
 
+    fn collapse(&mut self, layer: &StreamLayer) {
+        let (tokens, n) = (self.tokens(), layer.count());
+        let StreamLayer { streams, weights, out, bias, .. } = *layer;
+        assert!([streams, weights, out].iter().all(|t| t.rows >= tokens), "a row for each token");
+        assert!(n > 0 && streams.cols == n * out.cols && layer.norm.weight.cols == streams.cols, "columns of streams");
+        assert!(weights.cols == (2 + n) * n && (bias.rows, bias.cols) == (1, weights.cols), "columns of weights");
+        self.run(Operation::Collapse(layer.clone()));
+    }
+
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         assert_eq!(x.rows, self.tokens(), "a row for each token");
         assert!(norm.weight.cols == x.cols && residual.cols == x.cols && residual.rows >= x.rows, "shapes alike");
@@ -237,8 +253,19 @@ impl Operations for CheckedStep<'_> {
         let fits = |a: Tensor, b: Tensor| a.rows >= tokens && b.rows >= tokens && a.cols == b.cols;
         match *operation {
             Elementwise::Scale { x, .. } => assert!(x.rows >= tokens, "a row for each token"),
-            Elementwise::GeGlu { gate, up } | Elementwise::SwiGlu { gate, up } => {
+            Elementwise::GeGlu { gate, up }
+            | Elementwise::SwiGlu { gate, up }
+            | Elementwise::ClampedSwiGlu { gate, up, .. } => {
                 assert!(fits(gate, up), "shapes alike");
+            }
+            Elementwise::Expand { x, weights, streams } => {
+                let n = streams.cols / x.cols;
+                assert!([x, weights, streams].iter().all(|t| t.rows >= tokens), "a row for each token");
+                assert!(streams.cols == n * x.cols && weights.cols == (2 + n) * n, "columns of streams and weights");
+            }
+            Elementwise::Mean { streams, out } => {
+                assert!(streams.rows >= tokens && out.rows >= tokens, "a row for each token");
+                assert!(streams.cols.is_multiple_of(out.cols), "columns of streams");
             }
             Elementwise::SquaredRelu { x } => assert!(x.rows >= tokens, "a row for each token"),
             Elementwise::Zero { out } => assert!(out.rows >= tokens, "a row for each token"),

@@ -3,7 +3,7 @@
 use sluice_backend::{
     AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
     MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StateSpaceLayer,
-    StepInputs, Tensor,
+    StepInputs, StreamLayer, Tensor,
 };
 
 /// A call before the steps. Handles are the checker's.
@@ -31,6 +31,7 @@ pub enum Operation {
     DeltaNet(DeltaLayer),
     ChannelDelta(ChannelDeltaLayer),
     StateSpace(StateSpaceLayer),
+    Collapse(StreamLayer),
     Mlp { x: Tensor, norm: Norm, mlp: Mlp, residual: Tensor },
     Elementwise(Elementwise),
     Mixture { x: Tensor, moe: MoeId, residual: Tensor },
@@ -49,6 +50,7 @@ impl Operation {
             Operation::DeltaNet(_) => "delta_net",
             Operation::ChannelDelta(_) => "channel_delta",
             Operation::StateSpace(_) => "state_space",
+            Operation::Collapse(_) => "collapse",
             Operation::Mlp { .. } => "mlp",
             Operation::Elementwise(_) => "elementwise",
             Operation::Mixture { .. } => "mixture",

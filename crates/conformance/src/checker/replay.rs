@@ -65,6 +65,7 @@ fn replay_operation(to: &mut dyn Operations, operation: &Operation) {
         Operation::DeltaNet(layer) => to.delta_net(layer),
         Operation::ChannelDelta(layer) => to.channel_delta(layer),
         Operation::StateSpace(layer) => to.state_space(layer),
+        Operation::Collapse(layer) => to.collapse(layer),
         Operation::Mlp { x, norm, mlp, residual } => to.mlp(*x, *norm, mlp, *residual),
         Operation::Elementwise(operation) => to.elementwise(operation),
         Operation::Mixture { x, moe, residual } => to.mixture(*x, *moe, *residual),

@@ -22,9 +22,11 @@ impl Case {
         let rates: Vec<f32> = self.small(heads, 2.0).into_iter().map(|x| 0.0 - x.abs()).collect();
         let (rates, dt_bias) = (self.vector(&rates), self.small(keys, 1.0));
         let dt_bias = self.vector(&dt_bias);
+        let bound = self.coin().then_some(-5.0);
         let norm = self.norm(shape.value_dim);
         let [qkv, z, b, f] = [qkv, z, b, f].map(|p| p.tensor);
-        let inner = ChannelDeltaLayer { shape, qkv, z, b, f, out: out.tensor, conv, rates, dt_bias, norm, layer };
+        let inner =
+            ChannelDeltaLayer { shape, qkv, z, b, f, out: out.tensor, conv, rates, dt_bias, bound, norm, layer };
         ChannelDeltaCase { inner, out }
     }
 }

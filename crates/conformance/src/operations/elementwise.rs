@@ -36,6 +36,7 @@ pub fn elementwise(c: &mut Case) {
     let table = c.tensor(1, steps).tensor;
     c.step(tokens, |backend| {
         backend.elementwise(&Elementwise::SwiGlu { gate: a, up: b });
+        backend.elementwise(&Elementwise::ClampedSwiGlu { gate: a, up: b, limit: 0.7 });
         backend.elementwise(&Elementwise::Norm { x: a, norm, out: a });
         backend.elementwise(&Elementwise::ScaleRows { x: a, factors: RowFactors { table, period } });
     });

@@ -1,6 +1,6 @@
 //! Sparse indexers in front of latent attention: any number of positions that a token sees, contexts above and below it.
 
-use sluice_backend::{AttentionMode, IndexLayer, KvLayout, KvType, LayerNorm};
+use sluice_backend::{AttentionMode, IndexLayer, IndexPool, KvLayout, KvType, LayerNorm};
 
 use super::attention::POSITIONS;
 use super::latent::KV_TYPES;
@@ -8,13 +8,24 @@ use crate::case::Case;
 
 impl Case {
     /// An indexer of layer `layer` of group 1, which selects rows of group 0, for steps of at most `tokens` tokens.
-    fn index_layer(&mut self, layout: &KvLayout, layer: usize, top: usize, tokens: usize) -> IndexLayer {
+    fn index_layer(
+        &mut self,
+        layout: &KvLayout,
+        layer: usize,
+        (top, pool): (usize, Option<usize>),
+        tokens: usize,
+    ) -> IndexLayer {
         let (dim, heads) = (layout.k_dim, self.one_of(&[1, 2, 3, 7, 16, 64]));
         let pairs = self.random.usize(1..=dim / 2);
         let [q, k, weights] = [heads * dim, dim, heads].map(|cols| self.tensor(tokens, cols).tensor);
         let bias = self.small(dim, 0.5);
         let norm = LayerNorm { scale: self.norm(dim), bias: self.vector(&bias) };
-        self.shape(format!("indexer {layer}: {heads} heads of {dim}, {pairs} pairs turned, the best {top}"));
+        let size = pool.unwrap_or(1);
+        let pool = pool.map(|size| {
+            let bias = self.small(size * dim, 1.0);
+            IndexPool { size, logits: self.tensor(tokens, dim).tensor, bias: self.vector(&bias) }
+        });
+        self.shape(format!("indexer {layer}: {heads} heads of {dim}, {pairs} pairs turned, the best {top} by {size}"));
         IndexLayer {
             q,
             k,
@@ -22,6 +33,7 @@ impl Case {
             norm,
             heads,
             top,
+            pool,
             rotary: self.rotary(pairs, POSITIONS),
             adjacent_pairs: self.coin(),
             group: 1,
@@ -36,18 +48,21 @@ impl Case {
 pub fn sparse_indexers(c: &mut Case) {
     const SEQUENCES: usize = 3;
     let tokens = c.one_of(&[1, 12, 70]);
-    let (rank, rotated) = c.one_of(&[(32, 8), (64, 16), (40, 6)]);
+    let (rank, rotated) = c.one_of(&[(32, 8), (64, 16), (40, 6), (48, 0)]);
     let (kv_type, mode) = c.one_of(&KV_TYPES);
     let of_index = if kv_type == KvType::Int16 { KvType::F16 } else { kv_type };
     let (layers, blocks) = (c.random.usize(1..=2), [c.one_of(&[16, 48, 128]), c.one_of(&[16, 48, 128])]);
     let rows =
         KvLayout { layers, kv_heads: 1, k_dim: rank + rotated, v_dim: 0, kv_type, mode, block_tokens: blocks[0] };
     let k_dim = c.one_of(&[8, 12, 32, 128]);
-    let keys = KvLayout { k_dim, kv_type: of_index, mode: AttentionMode::F32, block_tokens: blocks[1], ..rows };
+    let pool = c.one_of(&[None, None, Some(1), Some(4), Some(16)]);
+    let kv_heads = 1 + usize::from(pool.is_some());
+    let keys =
+        KvLayout { kv_heads, k_dim, kv_type: of_index, mode: AttentionMode::F32, block_tokens: blocks[1], ..rows };
     let positions = (SEQUENCES + 1) * 700;
     let mut groups = [(rows, 0), (keys, 1)].map(|(layout, n)| c.group_with(layout, n, positions, None, |_| Vec::new()));
-    let top = c.one_of(&[1, 5, 16, 100, 130, 256, 500]);
-    let indexers: Vec<IndexLayer> = (0..layers).map(|layer| c.index_layer(&keys, layer, top, tokens)).collect();
+    let top = c.one_of(&[1usize, 5, 16, 100, 130, 256, 500]).next_multiple_of(pool.unwrap_or(1));
+    let indexers: Vec<IndexLayer> = (0..layers).map(|layer| c.index_layer(&keys, layer, (top, pool), tokens)).collect();
     let mut cases: Vec<_> = (0..layers).map(|layer| c.latent_layer(&rows, rank, (0, layer), tokens)).collect();
     cases.iter_mut().for_each(|case| case.inner.selected = true);
     let mut sequences = c.relatives(&mut groups, SEQUENCES);
@@ -57,7 +72,8 @@ pub fn sparse_indexers(c: &mut Case) {
             continue;
         }
         for (index, case) in indexers.iter().zip(&cases) {
-            [case.inner.q, case.inner.kv, index.q, index.k].into_iter().for_each(|t| c.fill(t));
+            let filled = [case.inner.q, case.inner.kv, index.q, index.k].into_iter();
+            filled.chain(index.pool.map(|pool| pool.logits)).for_each(|t| c.fill(t));
             // A few values, so that scores are equal now and then.
             let weights = index.weights;
             let drawn =

@@ -70,7 +70,7 @@ impl Case {
 pub fn latent_attention(c: &mut Case) {
     const SEQUENCES: usize = 3;
     let tokens = c.one_of(&[1, 12, 90]);
-    let (rank, rotated) = c.one_of(&[(32, 8), (64, 16), (96, 32), (512, 64), (40, 6)]);
+    let (rank, rotated) = c.one_of(&[(32, 8), (64, 16), (96, 32), (512, 64), (40, 6), (48, 0)]);
     let (kv_type, mode) = c.one_of(&KV_TYPES);
     // The longest rows have no sums of sixteen bits.
     let (rank, rotated) = if mode == AttentionMode::Int16 { (rank.min(448), rotated) } else { (rank, rotated) };

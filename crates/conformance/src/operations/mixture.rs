@@ -16,7 +16,10 @@ pub struct Drawn {
 }
 
 /// Of gpt-oss, with a limit that random gates and ups reach.
-const CLAMPED: ExpertKind = ExpertKind::ClampedSwiGlu { alpha: 1.702, limit: 0.5 };
+const CLAMPED: [ExpertKind; 2] = [
+    ExpertKind::ClampedSwiGlu { alpha: 1.702, limit: 0.5, added: 1.0 },
+    ExpertKind::ClampedSwiGlu { alpha: 1.0, limit: 0.5, added: 0.0 },
+];
 
 /// Columns of experts like gpt-oss's, whose 2,880 are 64 more than a multiple of 256.
 pub const CLAMPED_COLS: [usize; 4] = [32, 96, 64, 320];
@@ -104,7 +107,7 @@ impl Case {
     /// Makes experts as gpt-oss has them: a clamped SwiGLU, biases, rows of gate and up that take turns, or some of these.
     pub fn make_clamped(&mut self, drawn: &mut Drawn) {
         let (count, hidden, width) = (drawn.experts.count, drawn.experts.hidden(), drawn.experts.intermediate());
-        drawn.experts.kind = if self.once_in(4) { ExpertKind::SwiGlu } else { CLAMPED };
+        drawn.experts.kind = if self.once_in(4) { ExpertKind::SwiGlu } else { self.one_of(&CLAMPED) };
         if let [gate, up, _] = &mut drawn.experts.parts[..]
             && let ExpertMatrix::Stacked { step, .. } = &mut gate.matrix
             && let ExpertMatrix::Stacked { offset, step: other, .. } = &mut up.matrix

@@ -11,6 +11,7 @@ mod latent;
 mod mixture;
 mod state_space;
 mod streamed;
+mod streams;
 mod whole_step;
 
 use crate::family::Family;
@@ -58,5 +59,6 @@ pub const STREAMED_UNGATED_MIXTURES: Family =
     Family { name: "streamed ungated mixtures", cases: 20, run: streamed::ungated };
 pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases: 30, run: streamed::streamed };
 pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: streamed::failed_rows };
+pub const STREAMS: Family = Family { name: "residual streams", cases: 60, run: streams::streams };
 pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };

@@ -2,7 +2,7 @@
 //! are kept for the attention behind.
 
 use sluice_backend::{IndexLayer, StepInputs};
-use sluice_kernels::attention::{KvShape, KvView, PARTITION, best_positions, index_scores, store_row};
+use sluice_kernels::attention::{KvShape, KvView, PARTITION, best_positions, index_scores, pool_key, store_row};
 use sluice_kernels::{elementwise, norm};
 
 use super::turn::Turn;
@@ -22,10 +22,32 @@ pub struct IndexWork {
     scores: Vec<f32>,
     /// Room for the choice of each thread: `[threads, positions]`.
     keys: Vec<u64>,
-    /// Slots of what each token of the step sees, in ascending position: `[tokens, top]`.
+    /// Slots of what each token of the step sees, in ascending position: `[tokens, most]`.
     slots: Vec<u32>,
-    /// The most of them; `None`: each token sees all that is before it.
-    top: Option<usize>,
+    /// How many there are; `None`: each token sees all that is before it.
+    choice: Option<Choice>,
+}
+
+/// How many positions tokens see of those before them.
+#[derive(Clone, Copy)]
+struct Choice {
+    /// Those that are selected.
+    top: usize,
+    /// Positions of a pool.
+    pool: usize,
+    /// All that a token may see.
+    most: usize,
+}
+
+impl Choice {
+    fn of(layer: &IndexLayer) -> Choice {
+        Choice { top: layer.top, pool: layer.pool_size(), most: layer.most_seen() }
+    }
+
+    /// Of the first `n`: all, or what is selected and those behind the last whole pool.
+    fn seen(self, n: usize) -> usize {
+        if n <= self.most { n } else { self.top + n % self.pool }
+    }
 }
 
 /// The tensors of a layer, and its angles.
@@ -33,6 +55,8 @@ pub struct IndexOperands {
     pub q: Place,
     pub k: Place,
     pub weights: Place,
+    /// Where there are pools: their logits, and what is added to them.
+    pub pool: Option<[Place; 2]>,
     /// Weight and bias.
     pub norm: [Place; 2],
     pub angles: Place,
@@ -51,12 +75,12 @@ impl IndexWork {
 
     /// Whether tokens of this step see only what was selected for them.
     pub fn selects(&self) -> bool {
-        self.top.is_some()
+        self.choice.is_some()
     }
 
     /// The slots that token `t` of a step sees, which is at `position`; `None`: those of all positions up to its own.
     pub fn seen(&self, t: usize, position: usize) -> Option<&[u32]> {
-        self.top.map(|top| &self.slots[t * top..t * top + top.min(position + 1)])
+        self.choice.map(|of| &self.slots[t * of.most..t * of.most + of.seen(position + 1)])
     }
 
     /// Runs a layer for the tokens of `inputs`.
@@ -79,9 +103,19 @@ impl IndexWork {
             adjacent_pairs: layer.adjacent_pairs,
         };
         self.store(context.reborrow(), inputs.slots(layer.group), &shape, &mut *blocks.bytes, (operands, layer), turn);
+        if let (Some(pool), Some(places)) = (layer.pool, operands.pool) {
+            store_pools(
+                context.reborrow(),
+                inputs,
+                (&shape, layer.group),
+                &mut *blocks.bytes,
+                (operands.k, pool.size),
+                places,
+            );
+        }
         let (tokens, threads) = (inputs.tokens().len(), context.pool.threads());
-        self.top = (inputs.reach() > layer.top).then_some(layer.top);
-        if self.top.is_none() {
+        self.choice = (inputs.reach() > layer.most_seen()).then(|| Choice::of(layer));
+        if self.choice.is_none() {
             return;
         }
         // Room for the longest context that there may be; memory is committed when it is used.
@@ -91,7 +125,7 @@ impl IndexWork {
         let (scores, keys) = sizes(tokens, threads, inputs.reach());
         grow(&mut self.scores, scores);
         grow(&mut self.keys, keys);
-        grow(&mut self.slots, tokens * layer.top);
+        grow(&mut self.slots, tokens * layer.most_seen());
         let at_once = tokens.min(threads);
         for first in (0..tokens).step_by(at_once) {
             self.select(
@@ -137,6 +171,10 @@ impl IndexWork {
                     turned(key);
                     let (to, scale) = (shape.k_at(slot as usize, 0), shape.k_scale_at(slot as usize, 0));
                     store_row(isa, shape.kv_type, key, kv_bytes.get(to), kv_bytes.get(scale));
+                    if let Some([logits, _]) = operands.pool {
+                        let (to, scale) = (shape.k_at(slot as usize, 1), shape.k_scale_at(slot as usize, 1));
+                        store_row(isa, shape.kv_type, logits.get(t, 0..dim), kv_bytes.get(to), kv_bytes.get(scale));
+                    }
                     operands.q.get_mut(t, 0..heads * dim).chunks_exact_mut(dim).for_each(&mut turned);
                     elementwise::scale(isa, layer.weight_scale, operands.weights.get_mut(t, 0..heads));
                 }
@@ -144,7 +182,7 @@ impl IndexWork {
         });
     }
 
-    /// Scores all positions that some tokens see, and selects the best.
+    /// Scores all positions, or pools of them, that some tokens see, and selects the best.
     #[allow(clippy::too_many_arguments)]
     fn select(
         &mut self,
@@ -156,12 +194,13 @@ impl IndexWork {
         (first, at_once): (usize, usize),
         row_block: usize,
     ) {
-        let (tokens, dim, heads, top) = (inputs.tokens().len(), layer.dim(), layer.heads, layer.top);
+        let (tokens, dim, heads, choice) = (inputs.tokens().len(), layer.dim(), layer.heads, Choice::of(layer));
         let some = first..(first + at_once).min(tokens);
         let positions = inputs.reach().next_multiple_of(PARTITION);
         let ExecContext { isa, pool, .. } = context;
-        let seen = |t: usize| inputs.positions()[t] as usize + 1;
-        let kv = KvView { bytes: kv_bytes, shape };
+        // What is scored of each token: whole pools.
+        let seen = |t: usize| (inputs.positions()[t] as usize + 1) / choice.pool;
+        let kv = KvView { bytes: kv_bytes, shape: KvShape { every: choice.pool, ..shape } };
         let scores = Place::of_slice(&mut self.scores[..at_once * positions], positions);
         // 1. scores
         let runs = positions.div_ceil(POSITIONS);
@@ -187,8 +226,19 @@ impl IndexWork {
             let (n, table) = (seen(t), inputs.table(layer.rows_group, inputs.sequence_of(t)));
             // SAFETY: a thread alone uses its room, and a task its token's list; scores are only read now.
             unsafe {
-                let list = lists.get(t * top..t * top + top.min(n));
-                best_positions(scores.get(i, 0..n), rooms.get(thread * positions..(thread + 1) * positions), list);
+                let (all, wanted) = (inputs.positions()[t] as usize + 1, choice.top / choice.pool);
+                let list = lists.get(t * choice.most..t * choice.most + choice.seen(all));
+                if n <= wanted {
+                    list.iter_mut().zip(0..).for_each(|(position, p)| *position = p);
+                } else {
+                    let room = rooms.get(thread * positions..(thread + 1) * positions);
+                    best_positions(scores.get(i, 0..n), room, &mut list[..wanted]);
+                    // Pools become their positions, the last first, and then come those behind all pools.
+                    for i in (0..wanted * choice.pool).rev() {
+                        list[i] = list[i / choice.pool] * choice.pool as u32 + (i % choice.pool) as u32;
+                    }
+                    list[wanted * choice.pool..].iter_mut().zip(n * choice.pool..).for_each(|(to, p)| *to = p as u32);
+                }
                 for slot in list {
                     let position = *slot as usize;
                     *slot = table[position / row_block] * row_block as u32 + (position % row_block) as u32;
@@ -196,4 +246,37 @@ impl IndexWork {
             }
         });
     }
+}
+
+/// Where a token is the last of its pool, the pool's key takes the place of the token's own. `k`: the tokens' keys, which are stored by now and make room for those of pools.
+fn store_pools(
+    context: ExecContext,
+    inputs: &StepInputs,
+    (shape, group): (&KvShape, usize),
+    kv_bytes: &mut [u8],
+    (k, size): (Place, usize),
+    [_, bias]: [Place; 2],
+) {
+    let ExecContext { isa, pool, .. } = context;
+    let (dim, slots) = (shape.k_dim, inputs.slots(group));
+    let is_last = |t: usize| (inputs.positions()[t] as usize + 1).is_multiple_of(size);
+    // SAFETY: weights are written once, at load.
+    let bias = unsafe { bias.get(0, 0..size * dim) };
+    let kv = KvView { bytes: &*kv_bytes, shape: *shape };
+    pool.run(slots.len(), &|t, _| {
+        if is_last(t) {
+            let (table, first) =
+                (inputs.table(group, inputs.sequence_of(t)), inputs.positions()[t] as usize + 1 - size);
+            // SAFETY: this task alone uses this token's row.
+            pool_key(isa, &kv, table, (first, size), bias, unsafe { k.get_mut(t, 0..dim) });
+        }
+    });
+    let kv_bytes = Parts::new(kv_bytes);
+    pool.run(slots.len().div_ceil(TOKENS), &|task, _| {
+        for t in (task * TOKENS..((task + 1) * TOKENS).min(slots.len())).filter(|t| is_last(*t)) {
+            let (to, scale) = (shape.k_at(slots[t] as usize, 0), shape.k_scale_at(slots[t] as usize, 0));
+            // SAFETY: this task alone has this token's row and slot.
+            unsafe { store_row(isa, shape.kv_type, k.get(t, 0..dim), kv_bytes.get(to), kv_bytes.get(scale)) };
+        }
+    });
 }

@@ -60,6 +60,7 @@ pub fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
         v_dim,
         values_in_keys: false,
         by_slot: false,
+        every: 1,
         kv_type,
         mode,
     }

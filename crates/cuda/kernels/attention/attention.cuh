@@ -45,11 +45,14 @@ struct Attention {
     u32 run;
     // [tokens, heads * v_dim]: the combined output, quantized; null: not wanted.
     Encoded encoded;
-    // [tokens, top]: slots of what a token sees, at most `top`; null: all positions up to its own.
+    // [tokens, top + pool - 1]: slots of what a token sees, at most so many; null: all positions up to its own.
     const u32* selected;
     u32 top;
     // Whether a block may have heads of several tokens, which are all of one sequence.
     u32 flat;
+    // Positions of a pool: whole pools are selected, `top` positions of them, and those behind the last whole one are seen too. 1: positions are.
+    u32 pool;
+    u32 unused;
 };
 
 static const u32 PARTITION = 128;
@@ -63,12 +66,15 @@ __device__ __forceinline__ u32 first_seen(const Attention& p, u32 position) {
 }
 
 // The last place that is visible to a token: its position, or the last of those that were selected for it.
-__device__ __forceinline__ u32 last_seen(const Attention& p, u32 t) { return p.selected ? min(p.positions[t], p.top - 1) : p.positions[t]; }
+__device__ __forceinline__ u32 last_seen(const Attention& p, u32 t) {
+    const u32 position = p.positions[t];
+    return !p.selected || position < p.top + p.pool - 1 ? position : p.top + (position + 1) % p.pool - 1;
+}
 
 // The slot of place `at` among those that a token sees.
 __device__ __forceinline__ u64 slot_of(const Attention& p, u32 t, const u32* table, u32 at) {
     const u32 tokens = p.cache.block_tokens;
-    return p.selected ? p.selected[(u64)t * p.top + at] : (u64)table[at / tokens] * tokens + at % tokens;
+    return p.selected ? p.selected[(u64)t * (p.top + p.pool - 1) + at] : (u64)table[at / tokens] * tokens + at % tokens;
 }
 
 // Applies sink, division and gate, and stores element `d` of head `h` of token `t`.

@@ -1,4 +1,4 @@
-// Sparse indexers: keys into their slots, scores of all positions that a token sees, and the slots of the best.
+// Sparse indexers: keys into their slots, scores of all positions that a token sees, or of pools of them, and the slots of the best.
 #include "attention/cache.cuh"
 #include "attention/lanes.cuh"
 #include "attention/turn_part.cuh"
@@ -14,9 +14,12 @@ struct Index {
     Tensor q;
     Tensor k;
     Tensor weights;
+    // Of pools: [tokens, dim], what weighs keys in them; and [pool, dim], added to it.
+    Tensor logits;
     // Of keys: a layer norm.
     Norm norm;
     const float* bias;
+    const float* pool_bias;
     // [positions, 2 * half]: cosines, then sines.
     const float* angles;
     const u32* positions;
@@ -29,14 +32,14 @@ struct Index {
     const u32* row_starts;
     // [tokens at a time, reach]
     float* scores;
-    // [tokens, top]
+    // [tokens, top + pool - 1]
     u32* selected;
     u32 tokens;
     u32 heads;
     u32 half;
     u32 adjacent;
     u32 top;
-    // Positions up to the last token's own, rounded up to whole partitions.
+    // Positions up to the last token's own, or whole pools of them, rounded up to whole partitions.
     u32 reach;
     // The first of the tokens at a time.
     u32 first;
@@ -44,6 +47,9 @@ struct Index {
     u32 row_block;
     float scale;
     float weight_scale;
+    // Positions that have one key and are selected together.
+    u32 pool;
+    u32 unused;
 };
 
 static const u32 INDEX_THREADS = 128, SELECT_THREADS = 512;
@@ -82,7 +88,44 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_store(const In
         for (u32 h = lane; h < p.heads; h += WARP) p.weights.row(t)[h] = mul(p.weights.row(t)[h], p.weight_scale);
         return;
     }
+    if (warp == 1 && p.logits.at) {
+        const u64 slot = p.slots[t];
+        store(p.logits.row(t), dim, c.type, place(c, c.k, c.k_scales, dim, slot / c.block_tokens, slot % c.block_tokens, 1));
+    }
     for (u32 h = warp - 1; h < p.heads; h += INDEX_THREADS / WARP - 1) turn_in_place(p.q.row(t) + (u64)h * dim, room, p, angles);
+}
+
+// Element `i` of a position's row: of its key, or of what weighs it.
+__device__ __forceinline__ float pooled(const Cache& c, const u32* table, u32 at, u32 kv_head, u32 i) {
+    const Place row = place(c, c.k, c.k_scales, c.k_dim, table[at / c.block_tokens], at % c.block_tokens, kv_head);
+    const float x = cached(row.row, c.type, i);
+    return c.type == INT8 ? mul(x, read_scale(row.scale)) : x;
+}
+
+// Where a token is the last of its pool, the pool's key takes the place of its own. A block takes a token, a thread an element. Shared memory: a row.
+extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_pool(const Index p) {
+    begin();
+    const Cache& c = p.cache;
+    const u32 t = blockIdx.x, dim = c.k_dim, last = p.positions[t];
+    if ((last + 1) % p.pool != 0) return;
+    const u32 first = last + 1 - p.pool;
+    const u32* table = p.tables + p.table_starts[p.sequences[t]];
+    for (u32 i = threadIdx.x; i < dim; i += INDEX_THREADS) {
+        float most = 0.0f, sum = 0.0f, key = 0.0f;
+        for (u32 k = 0; k < p.pool; k++) {
+            const float logit = add(pooled(c, table, first + k, 1, i), p.pool_bias[k * dim + i]);
+            most = k == 0 ? logit : greater(logit, most);
+        }
+        for (u32 k = 0; k < p.pool; k++) {
+            const float e = exp_(sub(add(pooled(c, table, first + k, 1, i), p.pool_bias[k * dim + i]), most));
+            sum = add(sum, e);
+            key = fma(e, pooled(c, table, first + k, 0, i), key);
+        }
+        smem[i] = div(key, sum);
+    }
+    __syncthreads();
+    const u64 slot = p.slots[t];
+    if (threadIdx.x < WARP) store(smem, dim, c.type, place(c, c.k, c.k_scales, dim, slot / c.block_tokens, slot % c.block_tokens, 0));
 }
 
 // Adds what G heads from `h` on make of a key to a position's score.
@@ -119,12 +162,12 @@ template <u32 TYPE> __device__ __forceinline__ float score(const Index& p, const
     return sum;
 }
 
-// A thread has a position of a token. Grid: (tiles of positions, tokens at a time). Shared memory: queries, padded, and the weights of heads.
+// A thread has a position of a token, or a pool, whose key is the last position's. Grid: (tiles of positions, tokens at a time). Shared memory: queries, padded, and the weights of heads.
 extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_scores(const Index p) {
     begin();
     const Cache& c = p.cache;
-    const u32 t = p.first + blockIdx.y, last = p.positions[t], at = blockIdx.x * INDEX_THREADS + threadIdx.x, pad = padded(c.k_dim);
-    if (blockIdx.x * INDEX_THREADS > last) return;
+    const u32 t = p.first + blockIdx.y, count = (p.positions[t] + 1) / p.pool, at = blockIdx.x * INDEX_THREADS + threadIdx.x, pad = padded(c.k_dim);
+    if (blockIdx.x * INDEX_THREADS >= count) return;
     float* weights = smem + p.heads * pad;
     for (u32 i = threadIdx.x; i < p.heads * pad; i += INDEX_THREADS) {
         const u32 h = i / pad, d = i - h * pad;
@@ -132,9 +175,9 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_scores(const I
     }
     for (u32 h = threadIdx.x; h < p.heads; h += INDEX_THREADS) weights[h] = p.weights.row(t)[h];
     __syncthreads();
-    if (at > last) return;
-    const u32 block = (p.tables + p.table_starts[p.sequences[t]])[at / c.block_tokens];
-    const Place key = place(c, c.k, c.k_scales, c.k_dim, block, at % c.block_tokens, 0);
+    if (at >= count) return;
+    const u32 position = at * p.pool + p.pool - 1, block = (p.tables + p.table_starts[p.sequences[t]])[position / c.block_tokens];
+    const Place key = place(c, c.k, c.k_scales, c.k_dim, block, position % c.block_tokens, 0);
     const float key_scale = c.type == INT8 ? read_scale(key.scale) : 1.0f;
     float s;
     if (c.type == F32) s = score<F32>(p, key.row, key_scale, smem, pad, weights);
@@ -150,21 +193,22 @@ __device__ __forceinline__ u32 rank_of(float score) {
     return is_nan(score) ? 0 : b ^ (b >> 31 ? 0xffffffffu : 0x80000000u);
 }
 
-// The slots of the best positions of a token, in ascending order; of equal ones the lower. A block takes a token.
+// The slots of the best positions of a token, or of those of its best pools and behind all of them, in ascending order; of equal ones the lower. A block takes a token.
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(const Index p) {
     __shared__ u32 counts[256], digit, left, sums[2][SELECT_THREADS / WARP];
     begin();
-    const u32 t = p.first + blockIdx.x, n = p.positions[t] + 1, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const u32 t = p.first + blockIdx.x, all = p.positions[t] + 1, n = all / p.pool, most = p.top / p.pool, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const float* scores = p.scores + (u64)blockIdx.x * p.reach;
     const u32* table = p.row_tables + p.row_starts[p.sequences[t]];
-    u32* to = p.selected + (u64)t * p.top;
+    u32* to = p.selected + (u64)t * (p.top + p.pool - 1);
     auto slot = [&](u32 at) { return table[at / p.row_block] * p.row_block + at % p.row_block; };
-    if (n <= p.top) {
-        for (u32 i = threadIdx.x; i < n; i += SELECT_THREADS) to[i] = slot(i);
+    if (n <= most) {
+        for (u32 i = threadIdx.x; i < all; i += SELECT_THREADS) to[i] = slot(i);
         return;
     }
+    for (u32 i = threadIdx.x; i < all % p.pool; i += SELECT_THREADS) to[p.top + i] = slot(n * p.pool + i);
     // 1. The rank of the last that is taken, a byte at a time, and how many of its equals are
-    u32 prefix = 0, wanted = p.top;
+    u32 prefix = 0, wanted = most;
 #pragma unroll 1
     for (u32 shift = 32; shift > 0;) {
         shift -= 8;
@@ -199,7 +243,9 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(const 
         }
         // Of the equals before this position, as many are taken as are wanted.
         const u32 place = taken + own_above + min(own_equals, wanted) - min(equals, wanted);
-        if (above || equal && own_equals < wanted) to[place] = slot(at);
+        if (above || equal && own_equals < wanted) {
+            for (u32 i = 0; i < p.pool; i++) to[place * p.pool + i] = slot(at * p.pool + i);
+        }
         taken += block_above + min(equals + block_equals, wanted) - min(equals, wanted);
         equals += block_equals;
         __syncthreads();

@@ -79,7 +79,7 @@ template <int KEYS, int COLUMNS, bool BY_CHANNEL> __device__ __forceinline__ voi
 #pragma unroll
             for (u32 m = 0; m < HELD; m++) {
                 const float a = __ldcg(p.a.row(t) + h * KEYS + lane + WARP * m);
-                decays[lane % 4 * PADDED + lane / 4 + WARP / 4 * m] = exp_(mul(rate, softplus(add(a, biases[BY_CHANNEL ? m : 0]))));
+                decays[lane % 4 * PADDED + lane / 4 + WARP / 4 * m] = channel_decay(p, rate, add(a, biases[BY_CHANNEL ? m : 0]));
             }
             if (lane == 0) beta = sigmoid(b);
         } else {

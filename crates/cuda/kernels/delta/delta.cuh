@@ -39,9 +39,15 @@ struct Delta {
     // Value head v uses key head v % key_heads.
     u32 tiled;
     // Each channel of a head's keys has a decay: `a` and `dt_bias` have [value_heads * key_dim] of them. The output is gated by a sigmoid, not by silu.
+    // 2: their logarithms have a lower bound.
     u32 by_channel;
-    u32 unused;
+    float bound;
 };
+
+// What is left of a channel, by its projection and what is added to it.
+__device__ __forceinline__ float channel_decay(const Delta& p, float rate, float x) {
+    return exp_(p.by_channel == 2 ? mul(p.bound, sigmoid(mul(sub(0.0f, rate), x))) : mul(rate, softplus(x)));
+}
 
 __device__ __forceinline__ u32 key_head_of(const Delta& p, u32 h) { return p.tiled ? h % p.key_heads : h / (p.value_heads / p.key_heads); }
 

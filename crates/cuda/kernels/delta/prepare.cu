@@ -37,7 +37,7 @@ extern "C" __global__ void delta_gates(const Delta p) {
         for (u32 i = threadIdx.x; p.by_channel && i < p.value_heads * p.key_dim; i += blockDim.x) {
             const u32 h = i / p.key_dim, channel = i % p.key_dim, place = p.by_lanes ? channel % 4 * (p.key_dim / 4) + channel / 4 : channel;
             float* decays = p.decays + ((u64)t * p.value_heads + h) * p.key_dim;
-            decays[place] = exp_(mul(p.decay[h], softplus(add(p.a.row(t)[i], p.dt_bias[i]))));
+            decays[place] = channel_decay(p, p.decay[h], add(p.a.row(t)[i], p.dt_bias[i]));
         }
     }
 }

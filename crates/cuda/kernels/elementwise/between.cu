@@ -48,6 +48,15 @@ extern "C" __global__ void between_swiglu(const Between p) {
     }
 }
 
+extern "C" __global__ void between_clamped_swiglu(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* gate = p.x.row(r);
+        const float* up = p.other.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) gate[c] = clamped_swiglu(gate[c], up[c], 1.0f, p.by, 0.0f);
+    }
+}
+
 extern "C" __global__ void between_squared_relu(const Between p) {
     begin();
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {

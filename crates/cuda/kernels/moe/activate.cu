@@ -18,23 +18,15 @@ struct Activate {
     const u32* experts;
     u32 rows;
     u32 cols;
-    // What is computed; a clamped SwiGLU with `alpha` and `limit`.
+    // What is computed; a clamped SwiGLU with `alpha`, `limit` and what is added to ups.
     u32 activation;
     float alpha;
     float limit;
-    u32 unused;
+    float added;
     Encoded to;
 };
 
 static const u32 CLAMPED_SWIGLU = 1, GEGLU = 2, SQUARED_RELU = 3;
-
-// NaN wins over the bounds, as in the CPU's minimum and maximum.
-__device__ __forceinline__ float clamped_swiglu(float gate, float up, float alpha, float limit) {
-    gate = limit < gate ? limit : gate;
-    up = greater(-limit, up);
-    up = limit < up ? limit : up;
-    return mul(add(up, 1.0f), mul(gate, sigmoid(mul(gate, alpha))));
-}
 
 // A thread takes a column: grid (rows, parts).
 extern "C" __global__ void __launch_bounds__(256) moe_activate(const __grid_constant__ Activate p) {
@@ -61,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_activate(const __grid_cons
                     up = add(up, p.up_bias.row(expert)[c]);
                 }
                 switch (p.activation) {
-                    case CLAMPED_SWIGLU: v = clamped_swiglu(gate, up, p.alpha, p.limit); break;
+                    case CLAMPED_SWIGLU: v = clamped_swiglu(gate, up, p.alpha, p.limit, p.added); break;
                     case GEGLU: v = mul(gelu(gate), up); break;
                     case SQUARED_RELU: v = squared_relu(gate); break;
                     default: v = mul(silu(gate), up);

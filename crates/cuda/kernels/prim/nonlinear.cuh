@@ -13,3 +13,11 @@ __device__ __forceinline__ float squared_relu(float x) {
     x = greater(0.0f, x);
     return mul(x, x);
 }
+
+// NaN wins over the bounds, as in the CPU's minimum and maximum.
+__device__ __forceinline__ float clamped_swiglu(float gate, float up, float alpha, float limit, float added) {
+    gate = limit < gate ? limit : gate;
+    up = greater(-limit, up);
+    up = limit < up ? limit : up;
+    return mul(add(up, added), mul(gate, sigmoid(mul(gate, alpha))));
+}

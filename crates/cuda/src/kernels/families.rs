@@ -72,6 +72,7 @@ kernels! {
         BETWEEN_SCALE "between_scale" in "elementwise/between" takes Between;
         BETWEEN_GEGLU "between_geglu" in "elementwise/between" takes Between;
         BETWEEN_SWIGLU "between_swiglu" in "elementwise/between" takes Between;
+        BETWEEN_CLAMPED_SWIGLU "between_clamped_swiglu" in "elementwise/between" takes Between;
         BETWEEN_SQUARED_RELU "between_squared_relu" in "elementwise/between" takes Between;
         BETWEEN_ZERO "between_zero" in "elementwise/between" takes Between;
         BETWEEN_SOFT_CAP "between_soft_cap" in "elementwise/between" takes Between;
@@ -128,7 +129,12 @@ kernels! {
         LATENT_ATTEND_PART_BF16 "latent_attend_part_bf16" in "attention/latent_rows" takes Attention;
         LATENT_HEADS "latent_heads" in "attention/latent" takes LatentHeads;
         LATENT_GATHER "latent_gather" in "attention/latent" takes LatentGather;
+        STREAM_WEIGHTS "stream_weights" in "elementwise/streams" takes Streams;
+        STREAM_COLLAPSE "stream_collapse" in "elementwise/streams" takes Streams;
+        STREAM_EXPAND "stream_expand" in "elementwise/streams" takes Streams;
+        STREAM_MEAN "stream_mean" in "elementwise/streams" takes Streams;
         INDEX_STORE "index_store" in "attention/index" takes Index;
+        INDEX_POOL "index_pool" in "attention/index" takes Index;
         INDEX_SCORES "index_scores" in "attention/index" takes Index;
         INDEX_SELECT "index_select" in "attention/index" takes Index;
         CONVOLVE "convolve" in "recurrent/convolution" takes Convolution;

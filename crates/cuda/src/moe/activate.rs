@@ -47,11 +47,11 @@ pub fn activate(
         None => Default::default(),
     };
     // Numbers of `kernels/moe/activate.cu`.
-    let (activation, alpha, limit) = match of.kind {
-        ExpertKind::SwiGlu => (0, 0.0, 0.0),
-        ExpertKind::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
-        ExpertKind::GeGlu => (2, 0.0, 0.0),
-        ExpertKind::SquaredRelu => (3, 0.0, 0.0),
+    let (activation, alpha, limit, added) = match of.kind {
+        ExpertKind::SwiGlu => (0, 0.0, 0.0, 0.0),
+        ExpertKind::ClampedSwiGlu { alpha, limit, added } => (1, alpha, limit, added),
+        ExpertKind::GeGlu => (2, 0.0, 0.0, 0.0),
+        ExpertKind::SquaredRelu => (3, 0.0, 0.0, 0.0),
     };
     let parameters = p::Activate {
         gate: gates,
@@ -64,7 +64,7 @@ pub fn activate(
         activation,
         alpha,
         limit,
-        unused: 0,
+        added,
         to,
     };
     let grid = [number(pairs), number(cols.div_ceil(THREADS as usize)), 1];

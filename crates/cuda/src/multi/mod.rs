@@ -4,3 +4,4 @@ pub mod coherence;
 mod operations;
 pub mod partition;
 pub mod pipeline;
+mod touched;

@@ -8,7 +8,7 @@ use sluice_backend::{
     Elementwise, ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId,
     MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
     Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, StateSpaceLayer, StepInputs, StepScratch,
-    Streamed, Tensor,
+    StreamLayer, Streamed, Tensor,
 };
 use sluice_experts::Error;
 use sluice_store::{Bytes, Loading};
@@ -18,6 +18,7 @@ use crate::loading;
 use crate::multi::coherence::{BufferCoherence, Region};
 use crate::multi::partition::{OperationKey, Partition};
 use crate::multi::pipeline::{AssignedMixture, KvGroup, Pipeline};
+use crate::multi::touched::touched;
 use crate::plan::scratch::ScratchPlanner;
 
 impl Resources for Pipeline {
@@ -313,7 +314,9 @@ impl Operations for Pipeline {
         let home = self.home(OperationKey::Attention(layer.group, layer.layer));
         let tokens = self.devices[0].context.inputs.tokens().len();
         let [q, k, weights] = [layer.q, layer.k, layer.weights].map(|t| t.first_rows(tokens));
-        let reads = [q, k, weights, layer.norm.scale.weight, layer.norm.bias];
+        let of_pool = layer.pool.into_iter().flat_map(|pool| [pool.logits.first_rows(tokens), pool.bias]);
+        let reads: Vec<Tensor> =
+            [q, k, weights, layer.norm.scale.weight, layer.norm.bias].into_iter().chain(of_pool).collect();
         let there = self.groups[layer.group].layers[layer.layer].1;
         self.prepare(home, &reads, &[q, k, weights]).index(&IndexLayer { layer: there, ..layer.clone() });
     }
@@ -336,6 +339,13 @@ impl Operations for Pipeline {
         let weights = [layer.conv, layer.decay, layer.dt_bias, layer.skip, layer.norm.weight];
         let weights: Vec<Tensor> = weights.into_iter().chain(layer.conv_bias).collect();
         self.prepare_recurrent((layer.layer, layer.shape.state_len()), &[xbc, z, dt], &weights, out).state_space(layer);
+    }
+
+    fn collapse(&mut self, layer: &StreamLayer) {
+        let home = self.home(OperationKey::Collapse(layer.mix.matrix.number()));
+        let tokens = self.devices[0].context.inputs.tokens().len();
+        let [streams, weights, out] = [layer.streams, layer.weights, layer.out].map(|t| t.first_rows(tokens));
+        self.prepare(home, &[streams, layer.norm.weight, layer.bias], &[weights, out]).collapse(layer);
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
@@ -372,17 +382,7 @@ impl Operations for Pipeline {
     /// Where the operation before it ran.
     fn elementwise(&mut self, operation: &Elementwise) {
         let tokens = self.devices[0].context.inputs.tokens().len();
-        let (reads, writes) = match *operation {
-            Elementwise::Scale { x, .. } | Elementwise::SplitPairs { x, .. } | Elementwise::SquaredRelu { x } => {
-                (vec![x], x)
-            }
-            Elementwise::Zero { out } => (vec![out], out),
-            Elementwise::Norm { x, norm, out } => (vec![x, norm.weight, out], out),
-            Elementwise::ScaleRows { x, factors } => (vec![x, factors.table], x),
-            Elementwise::GeGlu { gate, up } | Elementwise::SwiGlu { gate, up } => (vec![gate, up], gate),
-            Elementwise::Gather { x, order, out } => (vec![x, order, out], out),
-            Elementwise::AddNormed { x, norm, residual } => (vec![x, norm.weight, residual], residual),
-        };
+        let (reads, writes) = touched(operation);
         let first = |t: Tensor| if t.rows >= tokens { t.first_rows(tokens) } else { t };
         let reads: Vec<Tensor> = reads.into_iter().map(first).collect();
         self.prepare(self.current, &reads, &[first(writes)]).elementwise(operation);

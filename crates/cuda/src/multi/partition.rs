@@ -18,6 +18,8 @@ pub enum OperationKey {
     /// The recurrent layer, of any kind.
     Recurrent(usize),
     Mlp(usize),
+    /// The beginning of a block between residual streams.
+    Collapse(usize),
     /// Runs where the operation before it ran.
     AddNormed,
     Mixture(usize),

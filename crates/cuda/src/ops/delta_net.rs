@@ -50,18 +50,23 @@ impl DeltaScratch {
 
     /// One layer's mixer, from its projections to `out`.
     pub fn run(&mut self, context: &Context, layer: &DeltaLayer) -> Result<()> {
-        self.run_with(context, layer, false)
+        self.run_with(context, layer, (false, None))
     }
 
     /// The same with a decay for each channel of a head's keys.
     pub fn run_by_channel(&mut self, context: &Context, layer: &ChannelDeltaLayer) -> Result<()> {
-        let ChannelDeltaLayer { shape, qkv, z, b, f, out, conv, rates, dt_bias, norm, layer } = layer.clone();
+        let ChannelDeltaLayer { shape, qkv, z, b, f, out, conv, rates, dt_bias, bound, norm, layer } = layer.clone();
         assert!(shape.key_heads == shape.value_heads && !shape.tiled, "{shape:?}");
         let layer = DeltaLayer { shape, qkv, z, b, a: f, out, conv, decay: rates, dt_bias, norm, layer };
-        self.run_with(context, &layer, true)
+        self.run_with(context, &layer, (true, bound))
     }
 
-    fn run_with(&mut self, context: &Context, layer: &DeltaLayer, by_channel: bool) -> Result<()> {
+    fn run_with(
+        &mut self,
+        context: &Context,
+        layer: &DeltaLayer,
+        (by_channel, bound): (bool, Option<f32>),
+    ) -> Result<()> {
         let gpu = &context.gpu;
         let (shape, tokens, count) = (layer.shape, context.inputs.tokens().len(), context.inputs.sequences());
         let (channels, heads, values) = (shape.channels(), shape.value_heads, shape.value_heads * shape.value_dim);
@@ -121,8 +126,8 @@ impl DeltaScratch {
             scale: (1.0 / (shape.key_dim as f64).sqrt()) as f32,
             by_lanes: in_registers.is_some().into(),
             tiled: shape.tiled.into(),
-            by_channel: by_channel.into(),
-            unused: 0,
+            by_channel: if bound.is_some() { 2 } else { by_channel.into() },
+            bound: bound.unwrap_or(0.0),
         };
         // f32 of a token: q and k in four parts each, v, decay and beta; with decays of channels four parts more, and as many ones; or only q and k.
         let part = shape.key_dim / 4 + 4;

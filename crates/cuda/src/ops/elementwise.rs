@@ -7,6 +7,7 @@ use crate::device::stream::Gpu;
 use crate::device::sys::Address;
 use crate::kernels::Kernel;
 use crate::ops::context::Context;
+use crate::ops::streams::{expand, mean};
 use crate::parameters::{self as p, number};
 
 /// Threads of a block of elements.
@@ -65,6 +66,13 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
             check(&[gate, up]);
             (Kernel::BETWEEN_SWIGLU, parts(gate), THREADS, p::Between { other: context.place(up), ..of(gate) })
         }
+        Elementwise::ClampedSwiGlu { gate, up, limit } => {
+            check(&[gate, up]);
+            let parameters = p::Between { other: context.place(up), by: limit, ..of(gate) };
+            (Kernel::BETWEEN_CLAMPED_SWIGLU, parts(gate), THREADS, parameters)
+        }
+        Elementwise::Expand { x, weights, streams } => return expand(context, x, weights, streams),
+        Elementwise::Mean { streams, out } => return mean(context, streams, out),
         Elementwise::SquaredRelu { x } => {
             check(&[x]);
             (Kernel::BETWEEN_SQUARED_RELU, parts(x), THREADS, of(x))

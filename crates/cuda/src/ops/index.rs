@@ -20,7 +20,24 @@ const SELECT_THREADS: u32 = 512;
 
 /// Bytes of scratch of a step of so many tokens: the slots that are selected, and the scores of each 128 positions.
 pub fn scratch_bytes(layer: &IndexLayer, tokens: usize) -> (usize, usize) {
-    (4 * tokens * layer.top, 4 * tokens.min(TOKENS) * INDEX_THREADS)
+    (4 * tokens * layer.most_seen(), 4 * tokens.min(TOKENS) * INDEX_THREADS)
+}
+
+/// What tokens of a step see.
+#[derive(Clone, Copy)]
+pub struct Selected {
+    /// `[tokens, most]` u32: slots, in ascending position.
+    pub slots: Address,
+    /// Positions that were selected, in pools of so many.
+    pub top: usize,
+    pub pool: usize,
+}
+
+impl Selected {
+    /// The most that a token sees: with those behind the last whole pool.
+    pub fn most(&self) -> usize {
+        self.top + self.pool - 1
+    }
 }
 
 /// What an indexer has selected, and its scratch.
@@ -28,10 +45,10 @@ pub fn scratch_bytes(layer: &IndexLayer, tokens: usize) -> (usize, usize) {
 pub struct IndexScratch {
     /// `[tokens at a time, positions]` f32
     scores: Scratch,
-    /// `[tokens, top]` u32
+    /// `[tokens, most]` u32
     slots: Scratch,
-    /// Slots of what each token of the step sees, and the most of them; `None`: all that is before it.
-    pub selected: Option<(Address, usize)>,
+    /// What each token of the step sees; `None`: all that is before it.
+    pub selected: Option<Selected>,
 }
 
 impl IndexScratch {
@@ -43,24 +60,28 @@ impl IndexScratch {
     pub fn run(&mut self, context: &Context, layer: &IndexLayer) -> Result<()> {
         let (gpu, layout) = (&context.gpu, context.kv[layer.group].layout);
         let (tokens, dim, heads) = (context.inputs.tokens().len(), layer.dim(), layer.heads);
-        assert!(layout.kv_heads == 1 && layout.v_dim == 0 && layout.k_dim == dim, "keys of an indexer: {layout:?}");
+        assert!(
+            layout.kv_heads == layer.kv_heads() && layout.v_dim == 0 && layout.k_dim == dim,
+            "keys of an indexer: {layout:?}"
+        );
         assert!(layer.top > 0 && layer.q.cols == heads * dim && layer.weights.cols == heads, "{heads} heads of {dim}");
         assert!([layer.q, layer.k, layer.weights].iter().all(|t| t.rows >= tokens), "{tokens} tokens");
         let rotary = &context.rotary[layer.rotary.number()];
         assert!(2 * rotary.half() <= dim, "{} pairs in a key of {dim}", rotary.half());
-        let reach = context.inputs.reach();
+        let (reach, pool) = (context.inputs.reach(), layer.pool_size());
+        assert!(pool > 0 && layer.top.is_multiple_of(pool), "{} positions in pools of {pool}", layer.top);
         self.selected = None;
         if tokens == 0 {
             return Ok(());
         }
-        let selects = reach > layer.top;
+        let selects = reach > layer.most_seen();
         // Rounded to few sizes, so that steps of neighbouring lengths have the same graph.
-        let positions = (reach.div_ceil(INDEX_THREADS) * INDEX_THREADS).next_multiple_of(8 * INDEX_THREADS);
+        let positions = ((reach / pool).div_ceil(INDEX_THREADS) * INDEX_THREADS).next_multiple_of(8 * INDEX_THREADS);
         let [keys, rows] = [layer.group, layer.rows_group].map(|group| context.step.groups[group]);
         let (scores, selected) = match selects {
             true => (
                 self.scores.reserve(gpu, 4 * tokens.min(TOKENS) * positions)?,
-                self.slots.reserve(gpu, 4 * tokens * layer.top)?,
+                self.slots.reserve(gpu, 4 * tokens * layer.most_seen())?,
             ),
             false => (0, 0),
         };
@@ -69,8 +90,10 @@ impl IndexScratch {
             q: context.place(layer.q),
             k: context.place(layer.k),
             weights: context.place(layer.weights),
+            logits: layer.pool.map_or(p::Tensor::default(), |pool| context.place(pool.logits)),
             norm: context.norm(&layer.norm.scale),
             bias: context.place(layer.norm.bias).at,
+            pool_bias: layer.pool.map_or(0, |pool| context.place(pool.bias).at),
             angles: rotary.memory.at,
             positions: context.step.positions,
             sequences: context.step.sequences,
@@ -91,11 +114,21 @@ impl IndexScratch {
             row_block: number(context.kv[layer.rows_group].layout.block_tokens),
             scale: layer.scale,
             weight_scale: layer.weight_scale,
+            pool: number(pool),
+            unused: 0,
         };
         let of_warps = number(INDEX_THREADS / 32 * 4 * dim);
         let threads = number(INDEX_THREADS);
         // SAFETY: tensors and angles were checked; slots are of committed blocks.
         unsafe { gpu.launch(Kernel::INDEX_STORE, [number(tokens), 1, 1], threads, of_warps, &parameters)? };
+        if let Some(pool) = layer.pool {
+            assert!(
+                pool.logits.rows >= tokens && pool.logits.cols == dim && pool.bias.cols == pool.size * dim,
+                "{pool:?}"
+            );
+            // SAFETY: as above; tables reach as far as positions.
+            unsafe { gpu.launch(Kernel::INDEX_POOL, [number(tokens), 1, 1], threads, number(4 * dim), &parameters)? };
+        }
         if !selects {
             return Ok(());
         }
@@ -110,7 +143,7 @@ impl IndexScratch {
                 gpu.launch(Kernel::INDEX_SELECT, [count, 1, 1], SELECT_THREADS, 0, &parameters)?;
             }
         }
-        self.selected = Some((selected, layer.top));
+        self.selected = Some(Selected { slots: selected, top: layer.top, pool });
         Ok(())
     }
 }

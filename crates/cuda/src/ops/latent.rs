@@ -12,6 +12,7 @@ use crate::kernels::{Kernel, Variant};
 use crate::ops::activations::{EncodeInput, EncodedActivations, GROUP, encode};
 use crate::ops::attention::{self, AttentionScratch};
 use crate::ops::context::Context;
+use crate::ops::index::Selected;
 use crate::ops::latent_rows::LatentQueries;
 use crate::ops::matmul::{TILE, matmul};
 use crate::ops::product::{ExpertTable, PairTiles, Product};
@@ -84,13 +85,13 @@ impl LatentScratch {
         scratch.iter().map(|s| s.bytes()).sum::<usize>() + self.encoded.bytes()
     }
 
-    /// Runs a layer. `selected`: slots of what each token sees, and the most of them.
+    /// Runs a layer. `selected`: what each token sees, if not all.
     pub fn run(
         &mut self,
         context: &Context,
         attention: &mut AttentionScratch,
         layer: &LatentLayer,
-        selected: Option<(Address, usize)>,
+        selected: Option<Selected>,
     ) -> Result<()> {
         let layout = context.kv[layer.group].layout;
         let (tokens, heads, rank, rotated) = (context.inputs.tokens().len(), layer.heads, layer.rank, layer.rotated());
@@ -102,7 +103,7 @@ impl LatentScratch {
         if tokens == 0 {
             return Ok(());
         }
-        let split = AttentionScratch::split_latents(context, heads, selected.map(|(_, top)| top));
+        let split = AttentionScratch::split_latents(context, heads, selected.map(|of| of.most()));
         let n = heads_at_once(heads, tokens, split.unwrap_or(heads));
         for first in (0..heads).step_by(n) {
             let count = n.min(heads - first);

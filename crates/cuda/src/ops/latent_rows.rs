@@ -11,6 +11,7 @@ use crate::ops::attention::{
     round_up,
 };
 use crate::ops::context::Context;
+use crate::ops::index::Selected;
 use crate::parameters::{self as p, number};
 
 /// Queries that meet latent rows: `[tokens, heads]` of them, as long as a row.
@@ -23,8 +24,8 @@ pub struct LatentQueries {
     pub heads: usize,
     pub rank: usize,
     pub scale: f32,
-    /// Slots of what each token sees, and the most of them.
-    pub selected: Option<(Address, usize)>,
+    /// What each token sees, if not all.
+    pub selected: Option<Selected>,
 }
 
 /// The most results of partitions for one step of latent attention, and how many rows (heads of a token) are taken at a time however many partitions there are.
@@ -59,11 +60,11 @@ impl AttentionScratch {
         let &LatentQueries { group, layer, q, out, heads, rank, scale, selected } = queries;
         let (pool, layout) = (context.kv[group].memory.at, context.kv[group].layout);
         let (tokens, dim) = (context.inputs.tokens().len(), layout.k_dim);
-        assert!(layout.kv_heads == 1 && layout.v_dim == 0 && rank < dim, "a group of latent rows: {layout:?}");
+        assert!(layout.kv_heads == 1 && layout.v_dim == 0 && rank <= dim, "a group of latent rows: {layout:?}");
         assert!(layout.mode.takes(layout.kv_type), "attention in mode {:?} of {:?}", layout.mode, layout.kv_type);
-        let top = selected.map(|(_, top)| top);
-        let partitions = partitions_of(context, top);
-        let split = AttentionScratch::split_latents(context, heads, top).is_some_and(|at_once| heads <= at_once);
+        let most = selected.map(|of| of.most());
+        let partitions = partitions_of(context, most);
+        let split = AttentionScratch::split_latents(context, heads, most).is_some_and(|at_once| heads <= at_once);
         let parts = match split {
             true => self.parts.reserve(gpu, tokens * heads * partitions * attention::part_bytes(rank))?,
             false => 0,
@@ -71,6 +72,11 @@ impl AttentionScratch {
         let (tile, whole, partition) = TILES.into_iter().find(|(n, ..)| *n >= heads).unwrap_or(TILES[TILES.len() - 1]);
         let tables = context.step.groups[group];
         let cache = cache(pool, &layout, layer);
+        // Values are the ends of keys; or all of them, and then they are rows of their own at the same place.
+        let cache = match dim - rank {
+            0 => p::Cache { v: cache.k, v_scales: cache.k_scales, ..cache },
+            _ => cache,
+        };
         let parameters = p::Attention {
             cache: p::Cache { v_dim: number(rank), before_value: number(dim - rank), ..cache },
             q: p::Tensor::dense(q, heads * dim),
@@ -88,8 +94,9 @@ impl AttentionScratch {
             parts,
             integers: (layout.mode != AttentionMode::F32).into(),
             run: 1,
-            selected: selected.map_or(0, |(at, _)| at),
-            top: top.map_or(0, number),
+            selected: selected.map_or(0, |of| of.slots),
+            top: selected.map_or(0, |of| number(of.top)),
+            pool: selected.map_or(1, |of| number(of.pool)),
             ..p::Attention::default()
         };
         let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
@@ -150,5 +157,5 @@ fn kernels_of(gpu: &Gpu, layout: &KvLayout, rank: usize) -> Option<([Kernel; 2],
 /// The most partitions that any of the step's tokens sees of latent rows.
 fn partitions_of(context: &Context, selected: Option<usize>) -> usize {
     let all = round_up(max_partitions(context, None));
-    selected.map_or(all, |top| all.min(top.div_ceil(PARTITION)))
+    selected.map_or(all, |most| all.min(most.div_ceil(PARTITION)))
 }

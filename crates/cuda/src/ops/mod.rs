@@ -23,4 +23,5 @@ pub mod rotary;
 pub mod sampling;
 pub mod state_space;
 pub mod step;
+pub mod streams;
 pub mod tables;

@@ -62,8 +62,10 @@ parameters! {
         q: Tensor,
         k: Tensor,
         weights: Tensor,
+        logits: Tensor,
         norm: Norm,
         bias: Address,
+        pool_bias: Address,
         angles: Address,
         positions: Address,
         sequences: Address,
@@ -84,5 +86,7 @@ parameters! {
         row_block: u32,
         scale: f32,
         weight_scale: f32,
+        pool: u32,
+        unused: u32,
     }
 }

@@ -33,7 +33,7 @@ parameters! {
         by_lanes: u32,
         tiled: u32,
         by_channel: u32,
-        unused: u32,
+        bound: f32,
     }
     /// The short convolution before recurrent layers.
     Convolution {

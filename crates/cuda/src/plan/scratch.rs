@@ -4,7 +4,7 @@
 use sluice_backend::{
     Activations, AttentionLayer, ChannelDeltaLayer, DeltaLayer, DeltaShape, Elementwise, ExpertKind, IndexLayer,
     KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer,
-    StepInputs, StepScratch, Tensor,
+    StepInputs, StepScratch, StreamLayer, Tensor,
 };
 
 use crate::kernels::INT11_FLOAT_FORMATS;
@@ -253,6 +253,11 @@ impl Operations for ScratchPlanner<'_> {
         self.note(OperationKey::Recurrent(layer.layer), &[], None);
     }
 
+    fn collapse(&mut self, layer: &StreamLayer) {
+        self.note(OperationKey::Collapse(layer.mix.matrix.number()), &[&layer.mix], None);
+        self.encoded.grow(self.tokens, layer.streams.cols, Needs::F32);
+    }
+
     fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, residual: Tensor) {
         self.note(OperationKey::Mlp(mlp.gate.matrix.number()), &[&mlp.gate, &mlp.up, &mlp.down], Some(residual));
         let (both, last) = (self.needs([&mlp.gate, &mlp.up]), self.needs([&mlp.down]));
@@ -323,7 +328,7 @@ impl Operations for ScratchPlanner<'_> {
     }
 
     fn elementwise(&mut self, operation: &Elementwise) {
-        if let Elementwise::AddNormed { residual, .. } = operation {
+        if let Elementwise::AddNormed { residual, .. } | Elementwise::Expand { streams: residual, .. } = operation {
             self.note(OperationKey::AddNormed, &[], Some(*residual));
         }
     }

@@ -184,6 +184,7 @@ fn drafts_change_nothing_that_a_caller_sees() {
         "qwen3_5_moe",
         "nemotron_h",
         "kimi_linear",
+        "glm5_next",
         "deepseek_v32",
     ] {
         let options = with(DrafterChoice::Ngram, None, &options());

@@ -9,7 +9,7 @@ use support::*;
 const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
-const FOLDERS: [&str; 29] = [
+const FOLDERS: [&str; 30] = [
     "gemma4",
     "gemma4_moe",
     "gemma4_per_layer",
@@ -24,6 +24,7 @@ const FOLDERS: [&str; 29] = [
     "deepseek_v3",
     "deepseek_v32",
     "glm_moe_dsa",
+    "glm5_next",
     "nemotron_h_moe",
     "kimi_linear",
     "granitemoehybrid_mamba",

@@ -93,6 +93,8 @@ pub struct KvShape {
     pub values_in_keys: bool,
     /// Tables name a slot for each position, instead of a block for as many as it has (positions that an indexer has selected).
     pub by_slot: bool,
+    /// What is read are the last of each so many positions (pools of an indexer); 1: all of them.
+    pub every: usize,
     /// Their stored type.
     pub kv_type: KvType,
     pub mode: AttentionMode,

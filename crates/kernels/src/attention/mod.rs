@@ -14,6 +14,7 @@ mod join;
 mod kv;
 mod paged;
 mod partition;
+mod pool;
 mod prefill;
 mod shared_prefix;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub use kv::{AttentionMode, KvShape, KvType, KvView, store_row};
 pub use paged::PARTITION;
 use paged::{Paged, key_at};
 use partition::{QueryRow, Rule, partition, rows_at_once};
+pub use pool::{MOST_POOLED, pool_key};
 use prefill::{PrefillScratch, Target, Widened, attend_rows, join_rows, widen};
 pub use shared_prefix::{RUNS, SharedPrefix, begin_alike};
 

@@ -53,8 +53,9 @@ impl<'a> Paged<'a> {
         while i < seen.end {
             // The rest of a block: its rows are contiguous.
             let entry = s.entry_tokens();
-            let (block, token) = ((base + i) / entry, (base + i) % entry);
-            let n = (entry - token).min(seen.end - i);
+            let position = (base + i) * s.every + s.every - 1;
+            let (block, token) = (position / entry, position % entry);
+            let n = if s.every > 1 { 1 } else { (entry - token).min(seen.end - i) };
             let slot = table[block] as usize * entry + token;
             let (k, v) = (s.k_at(slot, kv_head), s.v_at(slot, kv_head));
             let [k_row, v_row] = s.row_strides();

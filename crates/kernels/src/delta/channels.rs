@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use super::{Block, COPIED_ROWS, Joined, LANES, first_row, load, store};
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
-use crate::math::{exp, softplus};
+use crate::math::{exp, sigmoid, softplus};
 use crate::rows::{Rows, RowsMut};
 
 #[inline(always)]
@@ -21,6 +21,21 @@ unsafe fn decays_lanes<V: Lanes>(f: &[f32], bias: &[f32], rate: f32, decays: &mu
         unsafe {
             let f = V::load_first(f.as_ptr().add(i), left).add(V::load_first(bias.as_ptr().add(i), left));
             exp(V::splat(rate).mul(softplus(f))).store_first(decays.as_mut_ptr().add(i), left);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn bounded_decays_lanes<V: Lanes>(f: &[f32], bias: &[f32], rate: f32, bound: f32, decays: &mut [f32]) {
+    let n = f.len();
+    assert!([bias.len(), decays.len()] == [n; 2], "all have {n} channels");
+    for i in (0..n).step_by(16) {
+        let left = (n - i).min(16);
+        // SAFETY: `left` elements from `i` on are inside all three; the shell has the instruction set.
+        unsafe {
+            let f = V::load_first(f.as_ptr().add(i), left).add(V::load_first(bias.as_ptr().add(i), left));
+            let gate = sigmoid(V::splat(0.0 - rate).mul(f));
+            exp(V::splat(bound).mul(gate)).store_first(decays.as_mut_ptr().add(i), left);
         }
     }
 }
@@ -152,6 +167,11 @@ unsafe fn block<V: Lanes, const N: usize>(s: Block, inputs: &ChannelInputs, out:
 simd! {
     /// What is left of each channel of a head's state, all `[key_dim]`: `decays = exp(rate * softplus(f + bias))`.
     pub fn channel_decays(f: &[f32], bias: &[f32], rate: f32, decays: &mut [f32]) = decays_lanes
+}
+
+simd! {
+    /// The same where their logarithms have a lower bound: `decays = exp(bound * sigmoid((0 - rate) * (f + bias)))`.
+    pub fn bounded_channel_decays(f: &[f32], bias: &[f32], rate: f32, bound: f32, decays: &mut [f32]) = bounded_decays_lanes
 }
 
 simd! {

@@ -51,7 +51,8 @@ fn describe_as(config: &Config, options: &Options, family: &Family) -> Result<De
     let turned = config.size("qk_rope_head_dim")?;
     let path = config.path().display();
     ensure!(turned <= head_dim, "{path}: `index_head_dim` is {head_dim}, of which {turned} are rotated");
-    let index = IndexDescription { heads, head_dim, top, adjacent_pairs: family.adjacent_pairs, shared: false };
+    let index =
+        IndexDescription { heads, head_dim, top, adjacent_pairs: family.adjacent_pairs, pool: None, shared: false };
     let moe = Arc::new(glm4_moe::mixture(config, options, family.groups, 2.5)?);
     let dense = glm4_moe_lite::dense_layers(config, outline.count, 3)?;
     let shared = if family.adjacent_pairs { shared(config, outline.count)? } else { vec![false; outline.count] };
@@ -72,7 +73,7 @@ fn describe_as(config: &Config, options: &Options, family: &Family) -> Result<De
 }
 
 /// Which layers see what the one before them has selected: by a list, by a pattern of letters, or every so many.
-fn shared(config: &Config, count: usize) -> Result<Vec<bool>> {
+pub(super) fn shared(config: &Config, count: usize) -> Result<Vec<bool>> {
     let path = config.path().display();
     let wrong = |what: &str| anyhow!("{path}: an indexer of type {what:?} is not known here");
     let of = |kind: &str| match kind {

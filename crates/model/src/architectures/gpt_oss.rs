@@ -33,7 +33,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let scoring = RouterScoring::SoftmaxOfChosen;
     let moe = Arc::new(MoeDescription {
         router: RouterDescription { scoring, biased: true, ..read.router },
-        activation: ExpertActivation::ClampedSwiGlu { alpha, limit },
+        activation: ExpertActivation::ClampedSwiGlu { alpha, limit, added: 1.0 },
         biased: true,
         stacks: StackOrder::Turns,
         ..read

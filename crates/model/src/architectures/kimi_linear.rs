@@ -41,7 +41,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         extended: None,
         score_factor: 1.0,
     };
-    let delta = MixerDescription::ChannelDelta(delta(config)?);
+    let delta = MixerDescription::ChannelDelta(delta(config, 32)?);
     let moe = Arc::new(mixture(config, options)?);
     let dense = glm4_moe_lite::dense_layers(config, outline.count, 1)?;
     let layer = |(is_dense, is_attention): (bool, bool)| -> Result<LayerDescription> {
@@ -71,13 +71,14 @@ fn size(config: &Config, nested: &str, key: &str, default: usize) -> Result<usiz
     }
 }
 
-fn delta(config: &Config) -> Result<ChannelDeltaDescription> {
+/// The layers of Kimi Delta Attention, by default with so many heads.
+pub(super) fn delta(config: &Config, heads: usize) -> Result<ChannelDeltaDescription> {
     let (heads, dim) =
-        (size(config, "num_heads", "linear_num_heads", 32)?, size(config, "head_dim", "linear_head_dim", 128)?);
+        (size(config, "num_heads", "linear_num_heads", heads)?, size(config, "head_dim", "linear_head_dim", 128)?);
     let taps = size(config, "short_conv_kernel_size", "linear_conv_kernel_dim", 4)?;
     config.product("heads of linear attention and the square of `head_dim`", &[heads, dim, dim])?;
     let shape = DeltaShape { key_heads: heads, value_heads: heads, key_dim: dim, value_dim: dim, taps, tiled: false };
-    Ok(ChannelDeltaDescription { shape })
+    Ok(ChannelDeltaDescription { shape, bound: None })
 }
 
 /// Which layers are attention: by `layer_types`, by the numbers in `linear_attn_config`, which begin with 1, or every fourth behind the first.

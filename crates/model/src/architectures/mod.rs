@@ -7,6 +7,7 @@ mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
+mod glm5_next;
 mod gpt_oss;
 mod granite;
 mod kimi_linear;
@@ -87,6 +88,8 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "deepseek_v3", describe: deepseek::describe },
     Architecture { model_type: "deepseek_v32", describe: deepseek_v32::describe },
     Architecture { model_type: "glm_moe_dsa", describe: deepseek_v32::describe_glm },
+    Architecture { model_type: "glm5_next", describe: glm5_next::describe },
+    Architecture { model_type: "glm5_next_text", describe: glm5_next::describe },
     Architecture { model_type: "kimi_k2", describe: deepseek::describe },
     Architecture { model_type: "kimi_k25", describe: deepseek::describe },
     Architecture { model_type: "kimi_linear", describe: kimi_linear::describe },

@@ -43,6 +43,8 @@ pub struct IndexDescription {
     pub top: usize,
     /// Elements 2i and 2i + 1 of what is rotated are turned together, instead of i and half of it later.
     pub adjacent_pairs: bool,
+    /// It selects whole pools of so many positions, beside those behind the last whole one (GLM-5.3).
+    pub pool: Option<usize>,
     /// The positions are those that the last indexer before has selected: there is none of its own (GLM-5).
     pub shared: bool,
 }
@@ -161,7 +163,15 @@ impl AttentionDescription {
     /// # Errors
     /// A key that is missing or wrong.
     pub fn read_latent(config: &Config, q_rank: usize) -> Result<AttentionDescription> {
-        let (plain, rotary_dim) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
+        AttentionDescription::read_latent_with(config, q_rank, config.size("qk_rope_head_dim")?)
+    }
+
+    /// The same with so many rotated elements, whatever the config says.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong.
+    pub fn read_latent_with(config: &Config, q_rank: usize, rotary_dim: usize) -> Result<AttentionDescription> {
+        let plain = config.size("qk_nope_head_dim")?;
         let path = config.path().display();
         ensure!(rotary_dim.is_multiple_of(2), "{path}: `qk_rope_head_dim` is {rotary_dim}, expected an even number");
         let read = AttentionDescription::read_with(config, false, plain + rotary_dim)?;
@@ -259,7 +269,9 @@ impl AttentionDescription {
     /// The cache group of its indexer's keys, if it has one of its own.
     pub(super) fn index_group(&self) -> Option<CacheGroup> {
         let AttentionVariant::Latent(LatentDescription { index: Some(index), .. }) = self.variant else { return None };
-        let group = CacheGroup { k_dim: index.head_dim, v_dim: 0, kv_heads: 1, is_index: true, ..self.cache_group() };
+        // Of pools: keys, and what weighs them.
+        let kv_heads = 1 + usize::from(index.pool.is_some());
+        let group = CacheGroup { k_dim: index.head_dim, v_dim: 0, kv_heads, is_index: true, ..self.cache_group() };
         (!index.shared).then_some(group)
     }
 }

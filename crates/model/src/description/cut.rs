@@ -15,6 +15,7 @@ impl Description {
         let LayerRange { from, to } = layers;
         ensure!(from < to && to <= all, "layers {from}..{to} of a model that has {all}");
         ensure!(self.per_layer.is_none(), "a model with embeddings for each layer cannot be divided by layers");
+        ensure!(self.streams.is_none(), "a model with several residual streams cannot be divided by layers");
         let shares = self.attention_layers().any(|attention| attention.shared);
         ensure!(!shares, "a model whose layers share keys and values cannot be divided by layers");
         self.layers.truncate(to);

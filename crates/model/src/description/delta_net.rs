@@ -6,10 +6,12 @@ use sluice_backend::DeltaShape;
 use crate::config::Config;
 
 /// A layer of Kimi Delta Attention: a delta rule with a decay for each channel of its keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChannelDeltaDescription {
     /// Heads and their sizes: as many of keys as of values.
     pub shape: DeltaShape,
+    /// The lowest logarithm of a decay, where decays come of a sigmoid (GLM-5.3) and not of a softplus.
+    pub bound: Option<f32>,
 }
 
 impl ChannelDeltaDescription {

@@ -55,8 +55,8 @@ pub enum ExpertActivation {
     SwiGlu,
     /// `down(gelu(gate(x)) * up(x))`
     GeGlu,
-    /// SwiGLU with `alpha` within its sigmoid, 1 added to `up(x)`, and both clamped to `limit` (gpt-oss).
-    ClampedSwiGlu { alpha: f32, limit: f32 },
+    /// SwiGLU with `alpha` within its sigmoid, `added` to `up(x)`, and both clamped to `limit` (gpt-oss, GLM-5.3). A shared expert is alike, and is added behind the routed ones.
+    ClampedSwiGlu { alpha: f32, limit: f32, added: f32 },
     /// `down(max(up(x), 0)^2)`: there are no gates (Nemotron-H). A shared expert is alike, and is added behind the routed ones.
     SquaredRelu,
 }

@@ -2,6 +2,7 @@
 //! use nothing else, so a new architecture is one file that makes a [`Description`].
 
 mod attention;
+mod channel_delta_weights;
 mod cut;
 mod delta_net;
 mod experts;
@@ -9,6 +10,8 @@ mod layer_range;
 mod meaning;
 mod mtp;
 mod state_space;
+mod stream_weights;
+mod streams;
 mod support;
 mod weights;
 mod windows;
@@ -36,6 +39,8 @@ pub use meaning::{Leaf, Meaning};
 pub(crate) use mtp::{JOIN, NORMS, QWEN_PARTS, qwen_name};
 pub use state_space::StateSpaceDescription;
 pub(crate) use state_space::StateSpaceKeys;
+pub(crate) use stream_weights::STREAM_PARTS;
+pub use streams::StreamsDescription;
 pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE};
 pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
@@ -65,6 +70,8 @@ pub struct Description {
     pub logit_softcap: Option<f32>,
     /// Each layer has an embedding of its own, which it adds at its end (Gemma 3n).
     pub per_layer: Option<PerLayerDescription>,
+    /// There are several residual streams; `None`: one.
+    pub streams: Option<StreamsDescription>,
     /// Each layer's output is multiplied by a stored number (Gemma 4).
     pub layer_scales: bool,
     /// The input of both halves of a layer is normed. OLMo 2 norms their output instead.
@@ -193,14 +200,27 @@ pub enum FeedForwardDescription {
 }
 
 /// What goes over the gate of a dense feed-forward layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DenseActivation {
     /// `x * sigmoid(x)`
     Silu,
+    /// The same of a gate of at most `limit`, times what is clamped to `-limit..=limit` (GLM-5.3).
+    ClampedSilu { limit: f32 },
     /// GELU in its tanh form.
     Gelu,
     /// `max(x, 0)^2`, without a gate (Nemotron-H).
     SquaredRelu,
+}
+
+impl DenseActivation {
+    /// What a shared expert computes that is added behind the routed ones; `None`: it is a part of the mixture.
+    pub fn of_shared(experts: ExpertActivation) -> Option<DenseActivation> {
+        match experts {
+            ExpertActivation::SquaredRelu => Some(DenseActivation::SquaredRelu),
+            ExpertActivation::ClampedSwiGlu { limit, .. } => Some(DenseActivation::ClampedSilu { limit }),
+            ExpertActivation::SwiGlu | ExpertActivation::GeGlu => None,
+        }
+    }
 }
 
 impl FeedForwardDescription {
@@ -275,6 +295,7 @@ impl Outline {
             logit_scale: None,
             logit_softcap: None,
             per_layer: None,
+            streams: None,
             layer_scales: false,
             input_norms: true,
             output_norms: false,

@@ -29,8 +29,8 @@ pub(crate) fn qwen_name(part: &str) -> String {
 impl MtpDescription {
     /// What such a head of this model is: the model's last layer once more, with attention. `None` for a model without attention.
     pub(crate) fn of(model: &Description) -> Option<MtpDescription> {
-        // Layers of one block have heads of another kind.
-        if model.layers.iter().any(LayerDescription::is_one_block) {
+        // Layers of one block, and those between several streams, have heads of another kind.
+        if model.layers.iter().any(LayerDescription::is_one_block) || model.streams.is_some() {
             return None;
         }
         let mixer = *model.attention_layers().last()?;

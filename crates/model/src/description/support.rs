@@ -2,9 +2,10 @@
 //! backend.
 
 use anyhow::{Result, ensure};
+use sluice_backend::{MOST_POOLED, MOST_STREAMS};
 
 use super::attention::{AttentionDescription, AttentionVariant};
-use super::experts::MoeDescription;
+use super::experts::{ExpertActivation, MoeDescription};
 use super::{DenseActivation, Description, FeedForwardDescription, LayerDescription, MixerDescription, ValueSource};
 
 impl Description {
@@ -56,6 +57,12 @@ impl Description {
                 }
                 FeedForwardDescription::Beside { moe, .. } => moe.unsupported().or(unnormed),
             });
+            let streams = self.streams.filter(|streams| {
+                let plain = self.input_norms && !self.output_norms && self.per_layer.is_none() && !self.layer_scales;
+                !plain || layer.is_one_block() || streams.count > MOST_STREAMS
+            });
+            let unsupported =
+                unsupported.or_else(|| streams.map(|of| format!("{} residual streams around it", of.count)));
             let what = unsupported.as_deref().unwrap_or_default();
             let architecture = self.architecture;
             ensure!(what.is_empty(), "{architecture}: layer {number} has {what}, which no operation computes");
@@ -106,6 +113,11 @@ impl AttentionDescription {
                 (self.softcap.is_some(), "a soft cap"),
                 (self.sinks, "sinks"),
                 (latent.index.is_some() && latent.q_rank.is_none(), "an indexer, and queries straight from the input"),
+                (
+                    latent.index.and_then(|i| i.pool.map(|n| n > MOST_POOLED || !i.top.is_multiple_of(n)))
+                        == Some(true),
+                    "an indexer of pools that do not divide what it selects, or are too large",
+                ),
             ];
             let found = more.into_iter().find(|(is_there, _)| *is_there);
             return found.map(|(_, what)| format!("latent attention with {what}"));
@@ -132,6 +144,12 @@ impl AttentionDescription {
 
 impl MoeDescription {
     fn unsupported(&self) -> Option<String> {
+        if let ExpertActivation::ClampedSwiGlu { alpha, added, .. } = self.activation
+            && self.shared.is_some()
+            && (alpha, added) != (1.0, 0.0)
+        {
+            return Some("a shared expert beside experts with another activation than its own".into());
+        }
         let scoring = self.router.scoring(Vec::new());
         scoring.and_then(|scoring| scoring.check(self.count)).err()
     }

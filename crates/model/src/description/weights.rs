@@ -4,10 +4,9 @@
 use sluice_backend::{DeltaShape, StateSpaceShape};
 
 use super::{
-    AttentionBiases, AttentionDescription, AttentionVariant, ChannelDeltaDescription, DeltaDescription,
-    DenseActivation, Description, FeedForwardDescription, IndexDescription, LatentDescription, LayerDescription,
-    MixerDescription, MtpDescription, PROJECTIONS, PerLayerDescription, ProjectionLayout, StateSpaceDescription,
-    ValueSource,
+    AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, DenseActivation, Description,
+    FeedForwardDescription, IndexDescription, LatentDescription, LayerDescription, MixerDescription, MtpDescription,
+    PROJECTIONS, PerLayerDescription, ProjectionLayout, StateSpaceDescription, ValueSource,
 };
 use crate::mlx_names;
 
@@ -207,7 +206,15 @@ impl AttentionDescription {
             all.push(projection("self_attn.kv_b_proj", self.heads * (unrotated + self.v_dim), kv_rank));
         }
         if let Some(index) = index.filter(|index| !index.shared) {
-            let IndexDescription { heads, head_dim, .. } = index;
+            let IndexDescription { heads, head_dim, pool, .. } = index;
+            if let Some(pool) = pool {
+                let plain = |part, rows| WeightDescription { rows, ..vector(part, WeightKind::Vector, head_dim) };
+                let gate = vector("self_attn.indexer.index_kpool_compress_gate", WeightKind::Vector, hidden);
+                all.extend([
+                    plain("self_attn.indexer.index_kpool_compress_ape", pool),
+                    WeightDescription { rows: head_dim, ..gate },
+                ]);
+            }
             let k_norm = vector("self_attn.indexer.k_norm", WeightKind::Norm { centred: false }, head_dim);
             all.extend([
                 projection("self_attn.indexer.wq_b", heads * head_dim, q_rank.unwrap_or(hidden)),
@@ -251,32 +258,6 @@ impl DeltaDescription {
             projection("linear_attn.out_proj", hidden, values),
         ]);
         all
-    }
-}
-
-impl ChannelDeltaDescription {
-    fn weights(&self, hidden: usize) -> Vec<WeightDescription> {
-        let (keys, values, rank) = (self.keys(), self.values(), self.rank());
-        let DeltaShape { value_heads, value_dim, taps, .. } = self.shape;
-        let projection = |part, rows, cols| matrix(part, WeightClass::Recurrent, rows, cols);
-        let convolution = |part, rows| WeightDescription { rows, ..vector(part, WeightKind::Convolution, taps) };
-        vec![
-            projection("self_attn.q_proj", keys, hidden),
-            projection("self_attn.k_proj", keys, hidden),
-            projection("self_attn.v_proj", values, hidden),
-            convolution("self_attn.q_conv1d", keys),
-            convolution("self_attn.k_conv1d", keys),
-            convolution("self_attn.v_conv1d", values),
-            projection("self_attn.f_a_proj", rank, hidden),
-            projection("self_attn.f_b_proj", keys, rank),
-            projection("self_attn.b_proj", value_heads, hidden),
-            projection("self_attn.g_a_proj", rank, hidden),
-            projection("self_attn.g_b_proj", values, rank),
-            vector("self_attn.A_log", WeightKind::Vector, value_heads),
-            vector("self_attn.dt_bias", WeightKind::Vector, keys),
-            vector("self_attn.o_norm", WeightKind::Norm { centred: false }, value_dim),
-            projection("self_attn.o_proj", hidden, values),
-        ]
     }
 }
 
@@ -432,6 +413,9 @@ impl Description {
                 matrix("per_layer_projection", WeightClass::Mlp, self.hidden, width),
                 vector("post_per_layer_input_norm", self.norm_kind(), self.hidden),
             ]);
+        }
+        if let Some(streams) = self.streams {
+            weights.extend(streams.weights(self.hidden));
         }
         if self.layer_scales {
             weights.push(vector("layer_scalar", WeightKind::Vector, 1));

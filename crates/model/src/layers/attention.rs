@@ -136,8 +136,8 @@ impl Attention {
         Ok(Attention { qkv, values, whole_norms, pairs, growth, inner, out })
     }
 
-    /// `x += attention(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+    /// `out += attention(norm(x))`
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor, out: Tensor) {
         // 1. q (and gate), k, v
         self.qkv.forward(backend, x);
         if let Some((x, norm)) = self.values.map(|(t, norm)| (t.first_rows(x.rows), norm)) {
@@ -160,6 +160,6 @@ impl Attention {
         // 2. norms, rotation, cache, softmax(q k) v, gate
         backend.attention(&self.inner);
         // 3. back to the residual stream
-        self.out.add(backend, self.inner.out.first_rows(x.rows), x);
+        self.out.add(backend, self.inner.out.first_rows(x.rows), out);
     }
 }

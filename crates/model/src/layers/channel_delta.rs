@@ -75,6 +75,7 @@ impl ChannelDelta {
             conv: w.convolutions(at, &["self_attn.q_conv1d", "self_attn.k_conv1d", "self_attn.v_conv1d"])?,
             rates: w.decay(at, "self_attn.A_log")?,
             dt_bias: w.vector(at, "self_attn.dt_bias")?,
+            bound: d.bound,
             norm: w.norm(at, "self_attn.o_norm")?,
             layer,
         };
@@ -87,8 +88,8 @@ impl ChannelDelta {
         })
     }
 
-    /// `x += channel_delta(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+    /// `out += channel_delta(norm(x))`
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor, out: Tensor) {
         // 1. q, k, v, write strength b, decays f, output gate z
         backend.project(x, Some(self.norm), &self.inputs);
         for (from, projection) in &self.up {
@@ -97,6 +98,6 @@ impl ChannelDelta {
         // 2. convolution, gates, recurrence, gated norm
         backend.channel_delta(&self.inner);
         // 3. back to the residual stream
-        backend.project_add(self.inner.out.first_rows(x.rows), &self.out, x);
+        backend.project_add(self.inner.out.first_rows(x.rows), &self.out, out);
     }
 }

@@ -107,13 +107,13 @@ impl DeltaNet {
         Ok(DeltaNet { inputs, inner, out: Output::new(w, out, None)? })
     }
 
-    /// `x += delta_net(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+    /// `out += delta_net(norm(x))`
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor, out: Tensor) {
         // 1. q, k, v, output gate z, write strength b, decay a
         self.inputs.forward(backend, x);
         // 2. convolution, gates, recurrence, gated norm
         backend.delta_net(&self.inner);
         // 3. back to the residual stream
-        self.out.add(backend, self.inner.out.first_rows(x.rows), x);
+        self.out.add(backend, self.inner.out.first_rows(x.rows), out);
     }
 }

@@ -27,7 +27,7 @@ impl FeedForwardScratch {
                 Some(*intermediate)
             }
             FeedForwardDescription::Beside { intermediate, .. } => Some(*intermediate),
-            FeedForwardDescription::Moe(moe) if !moe.activation.is_gated() => moe.shared.map(|s| s.intermediate),
+            FeedForwardDescription::Moe(moe) if has_shared_apart(moe) => moe.shared.map(|s| s.intermediate),
             _ => None,
         };
         let beside = |layer: &FeedForwardDescription| matches!(layer, FeedForwardDescription::Beside { .. });
@@ -41,6 +41,11 @@ impl FeedForwardScratch {
 /// Whether dense layers are several operations: no fused one has another activation than SiLU, or norms what is put out.
 fn is_plain(d: &Description, activation: DenseActivation) -> bool {
     activation != DenseActivation::Silu || d.output_norms
+}
+
+/// Whether a shared expert is added behind the routed ones.
+fn has_shared_apart(moe: &MoeDescription) -> bool {
+    DenseActivation::of_shared(moe.activation).is_some()
 }
 
 /// A dense layer with another activation than SiLU, with a norm on what it puts out, or with columns in an order of their own.
@@ -93,6 +98,7 @@ impl PlainDense {
         backend.elementwise(&match self.activation {
             DenseActivation::Gelu => Elementwise::GeGlu { gate, up },
             DenseActivation::Silu => Elementwise::SwiGlu { gate, up },
+            DenseActivation::ClampedSilu { limit } => Elementwise::ClampedSwiGlu { gate, up, limit },
             DenseActivation::SquaredRelu => Elementwise::SquaredRelu { x: gate },
         });
         gate
@@ -112,8 +118,8 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// `x += norm(norm(dense(norm(x))) + norm(mixture(norm(x))))`
-    fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+    /// `out += norm(norm(dense(norm(x))) + norm(mixture(norm(x))))`
+    fn forward(&self, backend: &mut dyn Operations, x: Tensor, out: Tensor) {
         let [sum, mixed] = [self.sum, self.mixed.0].map(|t| t.first_rows(x.rows));
         // 1. the dense part
         let hidden = self.dense.hidden(backend, x);
@@ -124,7 +130,7 @@ impl Beside {
         backend.mixture(x, self.moe, mixed);
         // 3. their sum
         backend.elementwise(&Elementwise::AddNormed { x: mixed, norm: self.mixed.1, residual: sum });
-        backend.elementwise(&Elementwise::AddNormed { x: sum, norm: self.sum_norm, residual: x });
+        backend.elementwise(&Elementwise::AddNormed { x: sum, norm: self.sum_norm, residual: out });
     }
 }
 
@@ -196,10 +202,11 @@ impl FeedForward {
                 }
                 Ok(FeedForward::Dense { norm, mlp: Box::new(mlp) })
             }
-            FeedForwardDescription::Moe(d) if !d.activation.is_gated() && d.shared.is_some() => {
+            FeedForwardDescription::Moe(d) if d.shared.is_some() && has_shared_apart(d) => {
+                let activation = DenseActivation::of_shared(d.activation).expect("of such layers");
                 let (norm, scratch) = (norm_of_input()?, scratch.expect("scratch of such layers"));
                 let width = d.shared.map_or(0, |s| s.intermediate);
-                let sizes = (scratch, width, DenseActivation::SquaredRelu);
+                let sizes = (scratch, width, activation);
                 let shared = PlainDense::load(w, (at, "mlp.shared_expert"), Some(norm), sizes, None)?;
                 let routed = MoeDescription { shared: None, ..MoeDescription::clone(d) };
                 Ok(FeedForward::Shared(Box::new((load_mixture(w, at, &routed, norm, before)?, shared))))
@@ -222,21 +229,21 @@ impl FeedForward {
         }
     }
 
-    /// `x += feed_forward(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+    /// `out += feed_forward(norm(x))`
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor, out: Tensor) {
         match self {
-            FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, x),
+            FeedForward::Dense { norm, mlp } => backend.mlp(x, *norm, mlp, out),
             FeedForward::Plain(dense) => {
                 let hidden = dense.hidden(backend, x);
-                dense.down.add(backend, hidden, x);
+                dense.down.add(backend, hidden, out);
             }
-            FeedForward::Moe(moe) => backend.mixture(x, *moe, x),
-            FeedForward::Beside(both) => both.forward(backend, x),
+            FeedForward::Moe(moe) => backend.mixture(x, *moe, out),
+            FeedForward::Beside(both) => both.forward(backend, x, out),
             FeedForward::Shared(both) => {
                 // The shared expert's input is that of the routed ones, which they change.
                 let hidden = both.1.hidden(backend, x);
-                backend.mixture(x, both.0, x);
-                both.1.down.add(backend, hidden, x);
+                backend.mixture(x, both.0, out);
+                both.1.down.add(backend, hidden, out);
             }
             FeedForward::None => {}
         }
@@ -246,7 +253,7 @@ impl FeedForward {
     pub fn forward_but_experts(&self, backend: &mut dyn Operations, x: Tensor, normed: Tensor) -> Option<Routing> {
         match self {
             FeedForward::Dense { .. } | FeedForward::Plain(_) | FeedForward::Beside(_) | FeedForward::None => {
-                self.forward(backend, x);
+                self.forward(backend, x, x);
                 None
             }
             FeedForward::Moe(moe) => Some(backend.mixture_but_experts(x, *moe, normed, x)),

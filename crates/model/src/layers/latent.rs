@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use sluice_backend::{
-    Elementwise, HeadRows, IndexLayer, LatentKeys, LatentLayer, Norm, Operations, Projection, RotaryId, RowFactors,
-    Tensor,
+    Elementwise, HeadRows, IndexLayer, IndexPool, LatentKeys, LatentLayer, Norm, Operations, Projection, RotaryId,
+    RowFactors, Tensor,
 };
 
 use super::ordered::{Inputs, Output};
@@ -30,6 +30,8 @@ pub struct LatentScratch {
 struct IndexScratch {
     q: Tensor,
     k: Tensor,
+    /// What weighs keys within a pool.
+    logits: Option<Tensor>,
     weights: Tensor,
 }
 
@@ -46,6 +48,7 @@ impl LatentScratch {
             d.latent_layers().filter_map(|(_, latent)| latent.index).map(cols).max().unwrap_or_default()
         };
         let index = [of_index(|i| i.heads * i.head_dim), of_index(|i| i.head_dim), of_index(|i| i.heads)];
+        let pooled = of_index(|i| if i.pool.is_some() { i.head_dim } else { 0 });
         let q_a = widest(|_, latent| latent.q_rank.unwrap_or(0));
         Ok(Some(LatentScratch {
             q: w.scratch(widest(|a, _| a.q_cols()))?,
@@ -54,9 +57,12 @@ impl LatentScratch {
             mixed: w.scratch(widest(|a, _| a.out_cols()))?,
             index: match index {
                 [0, ..] => None,
-                [q, k, weights] => {
-                    Some(IndexScratch { q: w.scratch(q)?, k: w.scratch(k)?, weights: w.scratch(weights)? })
-                }
+                [q, k, weights] => Some(IndexScratch {
+                    q: w.scratch(q)?,
+                    k: w.scratch(k)?,
+                    logits: if pooled > 0 { Some(w.scratch(pooled)?) } else { None },
+                    weights: w.scratch(weights)?,
+                }),
             },
         }))
     }
@@ -82,7 +88,7 @@ impl LatentAttention {
         w: &mut Weights,
         (d, latent): (&AttentionDescription, LatentDescription),
         s: &LatentScratch,
-        rotary: RotaryId,
+        (rotary, unrotated): (RotaryId, RotaryId),
         at: usize,
         (group, layer): (usize, usize),
         index_slot: Option<(usize, usize)>,
@@ -90,23 +96,34 @@ impl LatentAttention {
         let LatentDescription { q_rank, kv_rank, rotary_dim, norm_eps, split, index } = latent;
         let (q, kv) = (s.q.columns(0..d.q_cols()), s.kv.columns(0..kv_rank + rotary_dim));
         let norm = w.norm(at, "input_layernorm")?;
-        let mut of =
-            |part: &str, out| -> Result<Projection> { Ok(Projection { linear: w.ordered_linear(at, part)?, out }) };
+        let of = |w: &mut Weights, part: &str, out| -> Result<Projection> {
+            Ok(Projection { linear: w.ordered_linear(at, part)?, out })
+        };
         // 1. down to the vectors
         let small = q_rank.zip(s.q_a).map(|(rank, all)| all.columns(0..rank));
         let queries = match small {
-            Some(q_a) => of("self_attn.q_a_proj", q_a)?,
-            None => of("self_attn.q_proj", q)?,
+            Some(q_a) => of(w, "self_attn.q_a_proj", q_a)?,
+            None => of(w, "self_attn.q_proj", q)?,
         };
-        let mut down = vec![queries, of("self_attn.kv_a_proj_with_mqa", kv)?];
+        let mut down = vec![queries, of(w, "self_attn.kv_a_proj_with_mqa", kv)?];
         let own_index = match index.zip(index_slot).zip(s.index) {
             None => None,
             Some(((index, slot), all)) => {
-                let IndexDescription { heads, head_dim, top, adjacent_pairs, .. } = index;
+                let IndexDescription { heads, head_dim, top, adjacent_pairs, pool, .. } = index;
                 let (q, k) = (all.q.columns(0..heads * head_dim), all.k.columns(0..head_dim));
                 let weights = all.weights.columns(0..heads);
-                down.push(of("self_attn.indexer.wk", k)?);
-                down.push(of("self_attn.indexer.weights_proj", weights)?);
+                down.push(of(w, "self_attn.indexer.wk", k)?);
+                down.push(of(w, "self_attn.indexer.weights_proj", weights)?);
+                let pool = match pool.zip(all.logits) {
+                    None => None,
+                    Some((size, logits)) => {
+                        let logits = logits.columns(0..head_dim);
+                        let linear = w.bare_linear(at, "self_attn.indexer.index_kpool_compress_gate")?;
+                        down.push(Projection { linear, out: logits });
+                        let bias = w.vector(at, "self_attn.indexer.index_kpool_compress_ape")?;
+                        Some(IndexPool { size, logits, bias })
+                    }
+                };
                 let root = |n: usize| (1.0 / (n as f64).sqrt()) as f32;
                 Some(IndexLayer {
                     q,
@@ -115,7 +132,9 @@ impl LatentAttention {
                     norm: w.layer_norm(at, "self_attn.indexer.k_norm", INDEX_EPS)?,
                     heads,
                     top,
-                    rotary,
+                    pool,
+                    // Where rows have nothing that is rotated, neither have keys of indexers.
+                    rotary: if rotary_dim > 0 { rotary } else { unrotated },
                     adjacent_pairs,
                     group: slot.0,
                     layer: slot.1,
@@ -175,8 +194,8 @@ impl LatentAttention {
         Ok(LatentAttention { down, up, index: own_index, growth, inner, out: Output::new(w, out, None)? })
     }
 
-    /// `x += attention(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+    /// `out += attention(norm(x))`
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor, out: Tensor) {
         // 1. queries, and what will be cached
         self.down.forward(backend, x);
         if let Some((q_a, up)) = &self.up {
@@ -191,6 +210,6 @@ impl LatentAttention {
         // 2. norm, rotation, cache, softmax(q k) v in the space of what is cached, values of each head
         backend.latent_attention(&self.inner);
         // 3. back to the residual stream
-        self.out.add(backend, self.inner.out.first_rows(x.rows), x);
+        self.out.add(backend, self.inner.out.first_rows(x.rows), out);
     }
 }

@@ -8,6 +8,7 @@ mod latent;
 mod ordered;
 mod per_layer;
 mod state_space;
+mod streams;
 
 pub use attention::{Attention, AttentionScratch};
 pub use channel_delta::{ChannelDelta, ChannelDeltaScratch};
@@ -16,3 +17,4 @@ pub use feed_forward::{FeedForward, FeedForwardScratch};
 pub use latent::{LatentAttention, LatentScratch};
 pub use per_layer::{PerLayer, PerLayerBlock};
 pub use state_space::{StateSpace, StateSpaceScratch};
+pub use streams::{StreamBlock, Streams};

@@ -68,13 +68,13 @@ impl StateSpace {
         Ok(StateSpace { norm: w.norm(at, "input_layernorm")?, inputs, inner, out: w.linear(at, "mamba.out_proj")? })
     }
 
-    /// `x += mamba(norm(x))`
-    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor) {
+    /// `out += mamba(norm(x))`
+    pub fn forward(&self, backend: &mut dyn Operations, x: Tensor, out: Tensor) {
         // 1. output gate z, what is convolved, time steps
         backend.project(x, Some(self.norm), &self.inputs);
         // 2. convolution, time steps, recurrence, gated norm
         backend.state_space(&self.inner);
         // 3. back to the residual stream
-        backend.project_add(self.inner.out.first_rows(x.rows), &self.out, x);
+        backend.project_add(self.inner.out.first_rows(x.rows), &self.out, out);
     }
 }

@@ -93,7 +93,9 @@ impl<'a> Weights<'a> {
         let parts = matrices.into_iter().zip(parts).map(part).collect();
         let kind = match moe.activation {
             ExpertActivation::SwiGlu => ExpertKind::SwiGlu,
-            ExpertActivation::ClampedSwiGlu { alpha, limit } => ExpertKind::ClampedSwiGlu { alpha, limit },
+            ExpertActivation::ClampedSwiGlu { alpha, limit, added } => {
+                ExpertKind::ClampedSwiGlu { alpha, limit, added }
+            }
             ExpertActivation::GeGlu => ExpertKind::GeGlu,
             ExpertActivation::SquaredRelu => ExpertKind::SquaredRelu,
         };

@@ -237,6 +237,13 @@ impl<'a> Weights<'a> {
         self.with_bias(matrix, layer, part)
     }
 
+    /// The matrix `part`, whose tensor's name has no `.weight`.
+    pub fn bare_linear(&mut self, layer: usize, part: &str) -> Result<Linear> {
+        let w = self.described(layer, part);
+        let matrix = self.load(&self.module(&w), &[], w.rows, w.cols)?;
+        Ok(Linear { matrix, rows: 0..w.rows, bias: None })
+    }
+
     /// The same with columns that may be in an order of their own: [`Weights::order_of`] has it, and whoever uses the matrix gathers inputs by it.
     pub fn ordered_linear(&mut self, layer: impl Into<Option<usize>> + Copy, part: &str) -> Result<Linear> {
         let w = self.described(layer, part);
@@ -282,11 +289,11 @@ impl<'a> Weights<'a> {
         Ok(t)
     }
 
-    /// The vector `part`: `[1, len]`.
+    /// The vector `part`, or its rows one after the other: `[1, len]`.
     pub fn vector(&mut self, layer: usize, part: &str) -> Result<Tensor> {
         let w = self.described(layer, part);
-        let (values, _) = self.values(&self.module(&w), &[w.cols])?;
-        self.upload(&values, 1, w.cols)
+        let (values, _) = self.values(&self.module(&w), &[w.rows, w.cols])?;
+        self.upload(&values, 1, w.rows * w.cols)
     }
 
     /// The bias of `part`: `[1, rows]`.

@@ -50,6 +50,7 @@ pub(super) fn kv_shape((kv_type, mode): Kind, kv_heads: usize, dim: usize, block
         v_dim: dim,
         values_in_keys: false,
         by_slot: false,
+        every: 1,
         kv_type,
         mode,
     }

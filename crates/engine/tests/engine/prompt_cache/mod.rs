@@ -119,7 +119,7 @@ fn slabs(home: &Path) -> Vec<PathBuf> {
 }
 
 /// Models of each kind of cache: with windows, recurrent states, latent rows, keys of indexers, layers that share keys.
-const CACHED: [&str; 8] = [
+const CACHED: [&str; 9] = [
     "qwen3",
     "qwen3_window",
     "qwen3_5",
@@ -127,6 +127,7 @@ const CACHED: [&str; 8] = [
     "deepseek_v32",
     "granitemoehybrid_mamba",
     "kimi_linear",
+    "glm5_next",
     "gemma4_per_layer",
 ];
 

@@ -67,6 +67,7 @@ fn cache((kv_type, mode): Kind, positions: usize, block_tokens: usize, k_dim: us
         v_dim,
         values_in_keys: false,
         by_slot: false,
+        every: 1,
         kv_type,
         mode,
     };
@@ -121,6 +122,7 @@ fn values_within_keys_are_like_values_beside_them() {
             v_dim,
             values_in_keys,
             by_slot: false,
+            every: 1,
             kv_type,
             mode,
         };
@@ -275,6 +277,7 @@ fn shared(random: &mut fastrand::Rng, (kv_type, mode): Kind, dims: (usize, usize
         v_dim,
         values_in_keys: false,
         by_slot: false,
+        every: 1,
         kv_type,
         mode,
     };

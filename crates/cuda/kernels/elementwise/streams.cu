@@ -1,0 +1,119 @@
+// Several residual streams: the weights of a block, what it takes of the streams, what becomes of them behind it, their mean.
+#include "prim/numerics.cuh"
+#include "prim/pdl.cuh"
+#include "prim/tensor.cuh"
+
+struct Streams {
+    // [rows, count * hidden]
+    Tensor streams;
+    // [rows, hidden]: what a block takes or has put out, or the mean.
+    Tensor x;
+    // [rows, (2 + count) * count]: logits, and then weights.
+    Tensor weights;
+    const float* bias;
+    float scales[3];
+    float eps;
+    u32 rounds;
+    u32 count;
+    u32 rows;
+    u32 hidden;
+};
+
+static const u32 MOST_STREAMS = 8;
+
+// Weights of their logits, a thread each. A block takes a row.
+extern "C" __global__ void __launch_bounds__(96) stream_weights(const Streams p) {
+    __shared__ float own[(2 + MOST_STREAMS) * MOST_STREAMS];
+    begin();
+    const u32 n = p.count, all = (2 + n) * n, i = threadIdx.x;
+    const bool ends = i < 2 * n, between = !ends && i < all;
+    // Where the row and the column of what streams exchange begin.
+    const float *row = own + i / n * n, *column = own + 2 * n + i % n;
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* weights = p.weights.row(r);
+        float w = 0.0f;
+        if (i < all) own[i] = w = fma(weights[i], p.scales[min(i / n, 2)], p.bias[i]);
+        __syncthreads();
+        // 1. In, out, and softmaxes of rows
+        if (ends) w = i < n ? add(sigmoid(w), p.eps) : mul(2.0f, sigmoid(w));
+        if (between) {
+            float most = row[0];
+            for (u32 k = 0; k < n; k++) most = greater(row[k], most);
+            w = exp_(sub(w, most));
+        }
+        __syncthreads();
+        if (i < all) own[i] = w;
+        __syncthreads();
+        if (between) {
+            float sum = 0.0f;
+            for (u32 k = 0; k < n; k++) sum = add(sum, row[k]);
+            w = add(div(w, sum), p.eps);
+        }
+        __syncthreads();
+        if (between) own[i] = w;
+        __syncthreads();
+        // 2. Rows and columns by their sums, in turns
+        for (u32 half = 1; half < 2 * p.rounds; half++) {
+            if (between) {
+                float sum = 0.0f;
+                for (u32 k = 0; k < n; k++) sum = add(sum, half % 2 ? column[k * n] : row[k]);
+                w = div(w, add(sum, p.eps));
+            }
+            __syncthreads();
+            if (between) own[i] = w;
+            __syncthreads();
+        }
+        if (i < all) weights[i] = w;
+    }
+}
+
+// A block's input. Grid (rows, parts).
+extern "C" __global__ void stream_collapse(const Streams p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float *weights = p.weights.row(r), *streams = p.streams.row(r);
+        float* x = p.x.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.hidden; c += gridDim.y * blockDim.x) {
+            float sum = 0.0f;
+            for (u32 s = 0; s < p.count; s++) sum = fma(weights[s], streams[(u64)s * p.hidden + c], sum);
+            x[c] = sum;
+        }
+    }
+}
+
+// Grid (rows, parts).
+extern "C" __global__ void stream_expand(const Streams p) {
+    begin();
+    const u32 n = p.count;
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float *x = p.x.row(r), *out = p.weights.row(r) + n, *between = out + n;
+        float* streams = p.streams.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.hidden; c += gridDim.y * blockDim.x) {
+            float before[MOST_STREAMS];
+#pragma unroll
+            for (u32 s = 0; s < MOST_STREAMS; s++) before[s] = s < n ? streams[(u64)s * p.hidden + c] : 0.0f;
+            for (u32 to = 0; to < n; to++) {
+                float sum = mul(out[to], x[c]);
+#pragma unroll
+                for (u32 from = 0; from < MOST_STREAMS; from++) {
+                    if (from < n) sum = fma(between[from * n + to], before[from], sum);
+                }
+                streams[(u64)to * p.hidden + c] = sum;
+            }
+        }
+    }
+}
+
+// Grid (rows, parts).
+extern "C" __global__ void stream_mean(const Streams p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float* streams = p.streams.row(r);
+        float* x = p.x.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.hidden; c += gridDim.y * blockDim.x) {
+            float sum = 0.0f;
+            for (u32 s = 0; s < p.count; s++) sum = add(sum, streams[(u64)s * p.hidden + c]);
+            x[c] = div(sum, (float)p.count);
+        }
+    }
+}

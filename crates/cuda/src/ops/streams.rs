@@ -1,0 +1,75 @@
+//! Several residual streams: what a block takes of them, and what becomes of them behind it.
+
+use anyhow::Result;
+use sluice_backend::{Activations, MOST_STREAMS, StreamLayer, Tensor};
+
+use crate::kernels::Kernel;
+use crate::ops::activations::{EncodeInput, EncodedActivations, encode};
+use crate::ops::context::Context;
+use crate::ops::matmul::matmul;
+use crate::parameters::{self as p, number};
+use crate::weights::Needs;
+
+/// Threads of a block of elements.
+const THREADS: u32 = 256;
+
+/// The streams of the step's tokens, and what a block takes or has put out.
+fn parameters(context: &Context, streams: Tensor, x: Tensor) -> p::Streams {
+    let (rows, count) = (context.inputs.tokens().len(), streams.cols / x.cols);
+    assert!(streams.rows >= rows && x.rows >= rows, "{rows} tokens in {streams:?} and {x:?}");
+    assert!(streams.cols == count * x.cols && (1..=MOST_STREAMS).contains(&count), "{streams:?} of {x:?}");
+    p::Streams {
+        streams: context.place(streams),
+        x: context.place(x),
+        rows: number(rows),
+        count: number(count),
+        hidden: number(x.cols),
+        ..p::Streams::default()
+    }
+}
+
+/// Enqueues a block's weights and its input. Logits are always computed from f32.
+pub fn collapse(context: &Context, layer: &StreamLayer, encoded: &mut EncodedActivations) -> Result<()> {
+    let (gpu, rows, cols) = (&context.gpu, context.inputs.tokens().len(), layer.streams.cols);
+    if rows == 0 {
+        return Ok(());
+    }
+    let of = parameters(context, layer.streams, layer.out);
+    let all = (2 + layer.count()) * layer.count();
+    assert!(layer.weights.rows >= rows && [layer.weights.cols, layer.bias.cols, layer.mix.rows.len()] == [all; 3]);
+    let norm = context.norm(&layer.norm);
+    encode(gpu, EncodeInput { x: of.streams, norm, rows, cols, ..EncodeInput::default() }, Needs::F32, encoded)?;
+    let weights = context.place(layer.weights);
+    matmul(gpu, &[context.product(&layer.mix, rows, weights, false, Activations::F32)], encoded)?;
+    let parameters = p::Streams {
+        weights,
+        bias: context.place(layer.bias).at,
+        scales: layer.scales,
+        eps: layer.eps,
+        rounds: number(layer.rounds),
+        ..of
+    };
+    let threads = number(all.next_multiple_of(32));
+    // SAFETY: the tensors were checked.
+    unsafe { gpu.launch(Kernel::STREAM_WEIGHTS, [number(rows), 1, 1], threads, 0, &parameters)? };
+    launch(context, Kernel::STREAM_COLLAPSE, parameters)
+}
+
+/// Enqueues what becomes of the streams behind a block.
+pub fn expand(context: &Context, x: Tensor, weights: Tensor, streams: Tensor) -> Result<()> {
+    let of = parameters(context, streams, x);
+    assert!(weights.rows >= of.rows as usize && weights.cols == ((2 + of.count) * of.count) as usize, "{weights:?}");
+    launch(context, Kernel::STREAM_EXPAND, p::Streams { weights: context.place(weights), ..of })
+}
+
+/// Enqueues the mean of the streams.
+pub fn mean(context: &Context, streams: Tensor, out: Tensor) -> Result<()> {
+    launch(context, Kernel::STREAM_MEAN, parameters(context, streams, out))
+}
+
+fn launch(context: &Context, kernel: Kernel, parameters: p::Streams) -> Result<()> {
+    let grid = [parameters.rows, parameters.hidden.div_ceil(THREADS), 1];
+    // SAFETY: the tensors were checked.
+    unsafe { context.gpu.launch(kernel, grid, THREADS, 0, &parameters)? };
+    Ok(())
+}

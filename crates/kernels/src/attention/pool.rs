@@ -1,0 +1,110 @@
+//! Keys of pools (GLM-5.3): an indexer that scores runs of positions has one key for each run, an average of the keys of its positions.
+
+// No iterator adapters: their closures may be compiled without the instruction set of the kernel around them.
+#![allow(clippy::needless_range_loop)]
+
+use super::kv::{Bf16, F16, F32, Int8, KvElement, KvType, KvView};
+use crate::Isa;
+use crate::dispatch::simd;
+use crate::instructions::f32_dot::Lanes;
+use crate::math::exp;
+
+/// The most positions of a pool.
+pub const MOST_POOLED: usize = 64;
+
+/// The rows of a pool: of each position its key, and the logits that weigh it.
+struct Pool<'a> {
+    /// First those of keys, then those of logits.
+    rows: [[&'a [u8]; MOST_POOLED]; 2],
+    /// Of those rows; 1 where the type has no scales.
+    scales: [[f32; MOST_POOLED]; 2],
+    size: usize,
+    kv_type: KvType,
+}
+
+#[inline(always)]
+unsafe fn average_lanes<V: Lanes>(pool: &Pool, bias: &[f32], out: &mut [f32]) {
+    let dim = out.len();
+    assert!(bias.len() == pool.size * dim && (1..=MOST_POOLED).contains(&pool.size), "pools of {}", pool.size);
+    let bytes = dim * pool.kv_type.size();
+    for p in 0..pool.size {
+        assert!(pool.rows[0][p].len() == bytes && pool.rows[1][p].len() == bytes, "rows of {dim}");
+    }
+    // SAFETY: checked above; the shell has the instruction set.
+    unsafe {
+        match pool.kv_type {
+            KvType::F32 => typed::<V, F32>(pool, bias, out),
+            KvType::Bf16 => typed::<V, Bf16>(pool, bias, out),
+            KvType::F16 => typed::<V, F16>(pool, bias, out),
+            KvType::Int8 => typed::<V, Int8>(pool, bias, out),
+            KvType::Int16 => unreachable!("keys of an indexer have no sixteen-bit integers"),
+        }
+    }
+}
+
+/// Elements `i .. i + n` of a position's row: of its key, or of its logits.
+#[inline(always)]
+unsafe fn read<V: Lanes, T: KvElement>(pool: &Pool, which: usize, p: usize, i: usize, n: usize) -> V {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let x = T::load_first::<V>(pool.rows[which][p].as_ptr().add(i * T::SIZE), n);
+        if pool.kv_type.scale_size() > 0 { x.mul(V::splat(pool.scales[which][p])) } else { x }
+    }
+}
+
+#[inline(always)]
+unsafe fn typed<V: Lanes, T: KvElement>(pool: &Pool, bias: &[f32], out: &mut [f32]) {
+    let dim = out.len();
+    let mut i = 0;
+    while i < dim {
+        let n = (dim - i).min(16);
+        // SAFETY: `n` elements from `i` on are inside each row, as the caller checked.
+        unsafe {
+            let mut logits = [V::splat(0.0); MOST_POOLED];
+            for p in 0..pool.size {
+                let logit = read::<V, T>(pool, 1, p, i, n);
+                logits[p] = logit.add(V::load_first(bias.as_ptr().add(p * dim + i), n));
+            }
+            let mut most = logits[0];
+            for p in 1..pool.size {
+                most = logits[p].max(most);
+            }
+            let (mut sum, mut key) = (V::splat(0.0), V::splat(0.0));
+            for p in 0..pool.size {
+                let e = exp(logits[p].sub(most));
+                sum = sum.add(e);
+                key = e.fma(read::<V, T>(pool, 0, p, i, n), key);
+            }
+            key.div(sum).store_first(out.as_mut_ptr().add(i), n);
+        }
+        i += n;
+    }
+}
+
+simd! {
+    /// Each element of a pool's key is the average of its positions' keys there, weighed by a softmax of their logits.
+    fn average(pool: &Pool, bias: &[f32], out: &mut [f32]) = average_lanes
+}
+
+/// The key of the `size` positions from `first` on, whose rows are in the cache: keys in KV head 0, logits in KV head 1. `bias`: `[size, k_dim]`, added to the logits; `out`: `[k_dim]`.
+///
+/// # Panics
+/// With more than [`MOST_POOLED`] positions, when one is not in the table, and with keys of sixteen-bit integers.
+pub fn pool_key(isa: Isa, kv: &KvView, table: &[u32], (first, size): (usize, usize), bias: &[f32], out: &mut [f32]) {
+    assert!(size <= MOST_POOLED, "a pool of {size} positions");
+    let shape = &kv.shape;
+    let none: &[u8] = &[];
+    let mut pool =
+        Pool { rows: [[none; MOST_POOLED]; 2], scales: [[1.0; MOST_POOLED]; 2], size, kv_type: shape.kv_type };
+    for p in 0..size {
+        let (block, token) = ((first + p) / shape.block_tokens, (first + p) % shape.block_tokens);
+        let slot = table[block] as usize * shape.block_tokens + token;
+        for head in 0..2 {
+            pool.rows[head][p] = &kv.bytes[shape.k_at(slot, head)];
+            if let Ok(scale) = <[u8; 4]>::try_from(&kv.bytes[shape.k_scale_at(slot, head)]) {
+                pool.scales[head][p] = f32::from_le_bytes(scale);
+            }
+        }
+    }
+    average(isa, &pool, bias, out);
+}

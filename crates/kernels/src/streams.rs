@@ -1,0 +1,146 @@
+//! Hyper-connections (Xie et al. 2026): several residual streams, of which a block takes one mixture and to which it adds another. `docs/numerics.md` has the order of all sums.
+
+// No iterator adapters: their closures may be compiled without the instruction set of the kernel around them.
+#![allow(clippy::needless_range_loop)]
+
+use crate::dispatch::simd;
+use crate::instructions::f32_dot::Lanes;
+use crate::math::{exp1, sigmoid1};
+
+/// The most streams.
+pub const MOST_STREAMS: usize = 8;
+
+/// The number of a token's weights: how much of each stream goes into a block, how much of its output to each stream, and how much of each stream to each.
+pub const fn weights_of(streams: usize) -> usize {
+    (2 + streams) * streams
+}
+
+/// Makes a token's weights of their logits, in place: `[streams]` that go in, `[streams]` that come out, and `[streams from, streams to]`, whose rows and columns are divided by their sums in turns, `rounds` times,
+/// first as a softmax of rows. `bias`: one for each; `scales`: one for each of the three parts.
+pub fn mixing(weights: &mut [f32], bias: &[f32], scales: [f32; 3], eps: f32, rounds: usize) {
+    let n = (1..=MOST_STREAMS).find(|n| weights_of(*n) == weights.len()).expect("weights of a few streams");
+    assert_eq!(bias.len(), weights.len(), "a bias for each");
+    for (i, (w, bias)) in weights.iter_mut().zip(bias).enumerate() {
+        *w = w.mul_add(scales[(i / n).min(2)], *bias);
+    }
+    let (ends, between) = weights.split_at_mut(2 * n);
+    for (i, w) in ends.iter_mut().enumerate() {
+        *w = if i < n { sigmoid1(*w) + eps } else { 2.0 * sigmoid1(*w) };
+    }
+    for row in between.chunks_exact_mut(n) {
+        let most = row.iter().fold(row[0], |most, x| if *x > most { *x } else { most });
+        let mut sum = 0.0;
+        for w in row.iter_mut() {
+            *w = exp1(*w - most);
+            sum += *w;
+        }
+        row.iter_mut().for_each(|w| *w = *w / sum + eps);
+    }
+    for round in 0..rounds {
+        if round > 0 {
+            for row in between.chunks_exact_mut(n) {
+                let sum = row.iter().fold(0.0, |sum, w| sum + w) + eps;
+                row.iter_mut().for_each(|w| *w /= sum);
+            }
+        }
+        for to in 0..n {
+            let sum = (0..n).fold(0.0, |sum, from| sum + between[from * n + to]) + eps;
+            (0..n).for_each(|from| between[from * n + to] /= sum);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn collapse_lanes<V: Lanes>(streams: &[f32], weights: &[f32], out: &mut [f32]) {
+    let (n, hidden) = (weights.len(), out.len());
+    assert!(streams.len() == n * hidden, "{n} streams of {hidden}");
+    for i in (0..hidden).step_by(16) {
+        let left = (hidden - i).min(16);
+        // SAFETY: `left` elements from `i` on are inside each stream; the shell has the instruction set.
+        unsafe {
+            let mut sum = V::splat(0.0);
+            for s in 0..n {
+                sum = V::splat(weights[s]).fma(V::load_first(streams.as_ptr().add(s * hidden + i), left), sum);
+            }
+            sum.store_first(out.as_mut_ptr().add(i), left);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn expand_lanes<V: Lanes>(x: &[f32], weights: &[f32], streams: &mut [f32]) {
+    let hidden = x.len();
+    let n = streams.len() / hidden.max(1);
+    assert!(n <= MOST_STREAMS && streams.len() == n * hidden && weights.len() == n + n * n, "{n} streams of {hidden}");
+    for i in (0..hidden).step_by(16) {
+        let left = (hidden - i).min(16);
+        // SAFETY: as above.
+        unsafe {
+            let x = V::load_first(x.as_ptr().add(i), left);
+            let mut before = [V::splat(0.0); MOST_STREAMS];
+            for s in 0..n {
+                before[s] = V::load_first(streams.as_ptr().add(s * hidden + i), left);
+            }
+            for to in 0..n {
+                let mut sum = V::splat(weights[to]).mul(x);
+                for from in 0..n {
+                    sum = V::splat(weights[n + from * n + to]).fma(before[from], sum);
+                }
+                sum.store_first(streams.as_mut_ptr().add(to * hidden + i), left);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn mean_lanes<V: Lanes>(streams: &[f32], out: &mut [f32]) {
+    let hidden = out.len();
+    let n = streams.len() / hidden.max(1);
+    assert!(streams.len() == n * hidden, "{n} streams of {hidden}");
+    for i in (0..hidden).step_by(16) {
+        let left = (hidden - i).min(16);
+        // SAFETY: as above.
+        unsafe {
+            let mut sum = V::splat(0.0);
+            for s in 0..n {
+                sum = sum.add(V::load_first(streams.as_ptr().add(s * hidden + i), left));
+            }
+            sum.div(V::splat(n as f32)).store_first(out.as_mut_ptr().add(i), left);
+        }
+    }
+}
+
+simd! {
+    /// `out = sum of weights[s] * streams[s]`. `streams`: `[n, hidden]`, `weights`: `[n]`, `out`: `[hidden]`.
+    pub fn collapse(streams: &[f32], weights: &[f32], out: &mut [f32]) = collapse_lanes
+}
+
+simd! {
+    /// `streams[to] = weights[to] * x + sum over from of weights[n + from * n + to] * streams[from]`. `x`: `[hidden]`, `weights`: `[n + n * n]`, `streams`: `[n, hidden]`.
+    pub fn expand(x: &[f32], weights: &[f32], streams: &mut [f32]) = expand_lanes
+}
+
+simd! {
+    /// The plain mean of streams. `streams`: `[n, hidden]`, `out`: `[hidden]`.
+    pub fn mean(streams: &[f32], out: &mut [f32]) = mean_lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_streams_exchange_adds_up_to_one() {
+        let mut weights: Vec<f32> = (0..weights_of(4)).map(|i| (i * 37 % 19) as f32 / 7.0 - 1.0).collect();
+        mixing(&mut weights, &[0.25; 24], [1.0, 0.5, 2.0], 1e-6, 20);
+        assert!(
+            weights[..4].iter().all(|w| (0.0..1.1).contains(w)) && weights[4..8].iter().all(|w| (0.0..2.0).contains(w))
+        );
+        let between = &weights[8..];
+        for i in 0..4 {
+            let (row, column): (f32, f32) =
+                ((0..4).map(|j| between[4 * i + j]).sum(), (0..4).map(|j| between[4 * j + i]).sum());
+            assert!((row - 1.0).abs() < 1e-3 && (column - 1.0).abs() < 1e-4, "{row} {column}");
+        }
+    }
+}
