@@ -8,6 +8,7 @@
 
 mod backend;
 mod blocks;
+mod caches;
 mod cuda;
 mod device;
 mod kernels;
