@@ -12,8 +12,8 @@ pub struct LayerNorm {
     pub bias: Tensor,
 }
 
-/// An indexer that selects whole pools of positions (GLM-5.3): each so many positions from position 0 on have one key, an average of theirs. Element by element it is weighed by a softmax of logits. The positions behind
-/// the last whole pool are always seen.
+/// An indexer that selects whole pools of positions (GLM-5.3). A pool is `size` positions in a row; its key is the average of theirs, weighed element by element by a softmax of logits. Positions behind the last whole
+/// pool are always seen.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexPool {
     /// Positions of a pool, which divide those that are selected.

@@ -65,11 +65,7 @@ impl ChannelDeltaWork {
                     for (head, rate) in rates.get(0, 0..heads).iter().enumerate() {
                         let cols = head * key_dim..(head + 1) * key_dim;
                         let (f, bias) = (f.get(t, cols.clone()), dt_bias.get(0, cols.clone()));
-                        let decays = decays.get_mut(t, cols);
-                        match layer.bound {
-                            Some(bound) => delta::bounded_channel_decays(isa, f, bias, *rate, bound, decays),
-                            None => delta::channel_decays(isa, f, bias, *rate, decays),
-                        }
+                        delta::channel_decays(isa, f, bias, *rate, layer.bound, decays.get_mut(t, cols));
                     }
                 }
             }

@@ -11,8 +11,8 @@ BLOCK_FORMATS(GEMV)
 // Rows that a block of `gemv_rows` takes, as src/kernels/choice.rs has it.
 template <class F> constexpr int ROWS_OF = F::HALVES == 1 ? 8 : 4;
 
-// The same where there are many rows: a block takes several, and each of its warps 32 lanes' columns of all of them, whose loads are under way together. Groups come to
-// shared memory, where each lane of the first warp carries one of the rows' chains.
+// The same where there are many rows. A block takes several, and each of its warps 1,024 columns of all of them, so that their loads are under way together. Groups go
+// to shared memory, and each lane of the first warp carries one chain of a row.
 template <class F> __device__ __forceinline__ void gemv_rows(const Matmul& p) {
     const int HALVES = F::HALVES, ROWS = ROWS_OF<F>;
     const u32 lane = threadIdx.x % WARP, first = blockIdx.x * ROWS, parts = p.cols / 32;

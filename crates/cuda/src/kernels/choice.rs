@@ -16,7 +16,7 @@ pub const SQUARE_THREADS: u32 = 256;
 /// From so many rows on a warp of a product for one token takes four.
 const WIDE_ROWS: usize = 8192;
 /// From so many rows on a warp takes several of weights in blocks.
-const BLOCK_ROWS: usize = 1024;
+const MIN_BLOCK_ROWS: usize = 1024;
 /// `SLOTS` of `kernels/gemv/int8.cu`.
 const SLOTS: usize = 33;
 
@@ -151,7 +151,7 @@ impl KernelFormat {
     /// The kernel for one token, or each by itself, where weights lie in blocks and there are so many rows in all that blocks take several, if its sums fit into `most`
     /// bytes of shared memory.
     pub fn gemv_rows(self, rows: usize, cols: usize, most: usize) -> Option<LaunchShape> {
-        let kernel = Kernel::of(Family::GemvRows, self, 0).filter(|_| rows >= BLOCK_ROWS)?;
+        let kernel = Kernel::of(Family::GemvRows, self, 0).filter(|_| rows >= MIN_BLOCK_ROWS)?;
         let halves = 32 / self.block_group();
         let (rows, parts) = (8 / halves, cols / 32);
         let shared = 16 * rows * ((parts * halves).next_multiple_of(8) + 4);

@@ -25,7 +25,7 @@ const MAX_SINGLE_BLOCK_ROUNDS: usize = 4;
 /// Up to this many columns small blocks encode as quickly.
 const MAX_SMALL_COLUMNS: usize = 2048;
 /// From so many bytes of weights in blocks on, a launch more to encode their input costs less than [`KernelFormat::gemv_rows`] gains.
-const SEVERAL_ROWS: u64 = 4 << 20;
+const MIN_ROWS_BYTES: u64 = 4 << 20;
 /// Columns whose squares are summed together.
 const NORMED: usize = 256;
 /// Rows of bf16 pairs that a warp takes, and the columns of them that it has in flight.
@@ -173,7 +173,7 @@ fn launch(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool, head
     }
     let rows: Vec<usize> = products.iter().map(|product| product.rows).collect();
     let bytes: u64 = products.iter().map(|product| product.rows as u64 * product.matrix.row_bytes).sum();
-    if blocks && bytes >= SEVERAL_ROWS && kind.gemv_rows(rows.iter().sum(), cols, gpu.device.shared).is_some() {
+    if blocks && bytes >= MIN_ROWS_BYTES && kind.gemv_rows(rows.iter().sum(), cols, gpu.device.shared).is_some() {
         return Ok(false);
     }
     let (multiprocessors, groups) = (gpu.device.multiprocessors, cols / GROUP);

@@ -12,7 +12,7 @@ use crate::math::{exp, sigmoid, softplus};
 use crate::rows::{Rows, RowsMut};
 
 #[inline(always)]
-unsafe fn decays_lanes<V: Lanes>(f: &[f32], bias: &[f32], rate: f32, decays: &mut [f32]) {
+unsafe fn decays_lanes<V: Lanes>(f: &[f32], bias: &[f32], rate: f32, bound: Option<f32>, decays: &mut [f32]) {
     let n = f.len();
     assert!([bias.len(), decays.len()] == [n; 2], "all have {n} channels");
     for i in (0..n).step_by(16) {
@@ -20,22 +20,11 @@ unsafe fn decays_lanes<V: Lanes>(f: &[f32], bias: &[f32], rate: f32, decays: &mu
         // SAFETY: `left` elements from `i` on are inside all three; the shell has the instruction set.
         unsafe {
             let f = V::load_first(f.as_ptr().add(i), left).add(V::load_first(bias.as_ptr().add(i), left));
-            exp(V::splat(rate).mul(softplus(f))).store_first(decays.as_mut_ptr().add(i), left);
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn bounded_decays_lanes<V: Lanes>(f: &[f32], bias: &[f32], rate: f32, bound: f32, decays: &mut [f32]) {
-    let n = f.len();
-    assert!([bias.len(), decays.len()] == [n; 2], "all have {n} channels");
-    for i in (0..n).step_by(16) {
-        let left = (n - i).min(16);
-        // SAFETY: `left` elements from `i` on are inside all three; the shell has the instruction set.
-        unsafe {
-            let f = V::load_first(f.as_ptr().add(i), left).add(V::load_first(bias.as_ptr().add(i), left));
-            let gate = sigmoid(V::splat(0.0 - rate).mul(f));
-            exp(V::splat(bound).mul(gate)).store_first(decays.as_mut_ptr().add(i), left);
+            let logarithm = match bound {
+                Some(bound) => V::splat(bound).mul(sigmoid(V::splat(0.0 - rate).mul(f))),
+                None => V::splat(rate).mul(softplus(f)),
+            };
+            exp(logarithm).store_first(decays.as_mut_ptr().add(i), left);
         }
     }
 }
@@ -165,13 +154,9 @@ unsafe fn block<V: Lanes, const N: usize>(s: Block, inputs: &ChannelInputs, out:
 }
 
 simd! {
-    /// What is left of each channel of a head's state, all `[key_dim]`: `decays = exp(rate * softplus(f + bias))`.
-    pub fn channel_decays(f: &[f32], bias: &[f32], rate: f32, decays: &mut [f32]) = decays_lanes
-}
-
-simd! {
-    /// The same where their logarithms have a lower bound: `decays = exp(bound * sigmoid((0 - rate) * (f + bias)))`.
-    pub fn bounded_channel_decays(f: &[f32], bias: &[f32], rate: f32, bound: f32, decays: &mut [f32]) = bounded_decays_lanes
+    /// What is left of each channel of a head's state, all `[key_dim]`: `decays = exp(rate * softplus(f + bias))`, or, where their logarithms have a lower bound,
+    /// `exp(bound * sigmoid((0 - rate) * (f + bias)))`.
+    pub fn channel_decays(f: &[f32], bias: &[f32], rate: f32, bound: Option<f32>, decays: &mut [f32]) = decays_lanes
 }
 
 simd! {

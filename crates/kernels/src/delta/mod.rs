@@ -8,7 +8,7 @@
 
 mod channels;
 
-pub use channels::{ChannelInputs, bounded_channel_decays, channel_decays, channel_recurrence};
+pub use channels::{ChannelInputs, channel_decays, channel_recurrence};
 
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;

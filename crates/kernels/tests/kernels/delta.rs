@@ -147,7 +147,7 @@ proptest! {
             }
             let (f, bias) = (random(dv, 7), random(dv, 8));
             let mut decays = vec![0.0; dv];
-            channel_decays(isa, &f, &bias, -1.5, &mut decays);
+            channel_decays(isa, &f, &bias, -1.5, None, &mut decays);
             let expect: Vec<f32> = f.iter().zip(&bias).map(|(f, b)| exp1(-1.5 * softplus1(f + b))).collect();
             prop_assert_eq!(bits(&decays), bits(&expect));
         }
