@@ -77,10 +77,31 @@ def test_what_begins_alike_goes_to_one_replica(handle):
 
 
 def test_prefixes_are_spread(handle):
-    from sluice.ray import prefix_of, ranked
+    from sluice.ray import Affinity, marks_of, prefix_of
 
-    chosen = [ranked(prefix_of(chat(f"Story {number}")), ["a", "b", "c", "d"])[0] for number in range(400)]
+    affinity, chosen = Affinity(), []
+    system = {"role": "system", "content": "You tell stories. " * 20}
+    for number in range(400):
+        marks = marks_of(prefix_of({"messages": [system, {"role": "user", "content": f"Story {number}. " * 40}]}))
+        chosen.append(affinity.order(marks, ["a", "b", "c", "d"])[0])
+        affinity.remember(marks, chosen[-1])
     assert all(60 < chosen.count(name) < 140 for name in "abcd")
+
+
+def test_a_document_keeps_its_replica_whatever_is_asked(handle):
+    from sluice.ray import Affinity, marks_of, prefix_of
+
+    affinity, document = Affinity(), "Once upon a time there was a small dog. " * 100
+    first = marks_of(prefix_of(chat(document + "Who was there?")))
+    affinity.remember(first, "b")
+    for number in range(20):
+        assert affinity.order(marks_of(prefix_of(chat(f"{document}Question {number}?"))), ["a", "b", "c"])[0] == "b"
+    # It is gone: another takes its place.
+    assert affinity.order(first, ["a", "c"])[0] in "ac"
+    text = "There was a king who had a large garden with many trees in it. " * 12
+    cached = [ask("/v1/chat/completions", chat(f"{text}Part {number}."))[1]["usage"]["prompt_tokens_details"]["cached_tokens"] for number in range(8)]
+    # The demo is a hybrid: the second prompt shows where a copy of the recurrent states is worth keeping.
+    assert min(cached[2:]) > 50, cached
 
 
 def test_methods_for_ray_serve_llm(handle):

@@ -3,8 +3,7 @@
 Each replica is an :class:`AsyncEngine` with cores or GPUs of its own. In front of them is the API of the server, all of its paths. Requests that begin alike go to the same replica
 as long as it is not much busier than the others, so that its prefix cache has what it needs.
 
-:class:`SluiceServer` has the methods of a ``server_cls`` of Ray Serve LLM too (``chat``, ``completions``, ``embeddings``, ``tokenize``, ``detokenize``, ``start``, ``check_health``, ``stop``).
-One model over several machines is in :mod:`sluice.ray_stages`. Ray Serve LLM itself needs vLLM or SGLang to be installed; this module needs ``ray[serve]`` alone.
+This module needs ``ray[serve]`` alone. For Ray Serve LLM there is a ``server_cls`` in :mod:`sluice.ray_llm`. One model over several machines is in :mod:`sluice.ray_stages`.
 """
 
 import fcntl
@@ -12,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import OrderedDict
 from typing import Any, AsyncIterator, Sequence
 
 from ray import serve
@@ -21,8 +21,10 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from .aio import AsyncEngine, _parts
 from .errors import EngineError, RequestError
 
-#: Characters of a prompt that decide which replica gets it, at most.
-_PREFIX = 2048
+#: Characters of a prompt that decide which replica gets it, at most, and between two marks.
+_PREFIX, _STEP = 1 << 16, 512
+#: Marks that a router remembers.
+_REMEMBERED = 100_000
 _KNOWN = {"model", "name", "options", "replicas", "autoscaling", "cpus", "gpus", "max_ongoing_requests", "imbalance", "pin_cores", "actor_options", "route_prefix", "ingress_replicas"}
 
 
@@ -47,15 +49,56 @@ def prefix_of(body: "dict[str, Any]") -> str:
     return json.dumps([body.get("cache_salt"), start], sort_keys=True)[:_PREFIX]
 
 
-def ranked(prefix: str, replicas: "Sequence[str]") -> "list[str]":
-    """The replicas, with the preferred one for a prefix first. It is rendezvous hashing: a replica that is added or removed moves only its own share of prefixes.
+def marks_of(prefix: str) -> "list[bytes]":
+    """Hashes of a prefix up to each 512 characters, and of all of it. Prefixes that begin alike have their first marks in common.
 
-    >>> order = ranked("Once", ["a", "b", "c"])
-    >>> [one for one in order if one != order[0]] == ranked("Once", [one for one in ["a", "b", "c"] if one != order[0]])
+    >>> [len(marks_of("a" * count)) for count in (0, 512, 513)]
+    [1, 1, 2]
+    >>> marks_of("a" * 513)[0] == marks_of("a" * 512)[0]
     True
     """
-    key = prefix.encode()
-    return sorted(replicas, key=lambda name: hashlib.blake2b(key + b"\0" + name.encode(), digest_size=8).digest())
+    hasher = hashlib.blake2b(digest_size=8)
+    marks = []
+    for start in range(0, max(len(prefix), 1), _STEP):
+        hasher.update(prefix[start : start + _STEP].encode())
+        marks.append(hasher.digest())
+    return marks
+
+
+def ranked(mark: bytes, replicas: "Sequence[str]") -> "list[str]":
+    """The replicas, with the preferred one for a mark first. It is rendezvous hashing: a replica that is added or removed moves only its own share.
+
+    >>> order = ranked(b"Once", ["a", "b", "c"])
+    >>> [one for one in order if one != order[0]] == ranked(b"Once", [one for one in ["a", "b", "c"] if one != order[0]])
+    True
+    """
+    return sorted(replicas, key=lambda name: hashlib.blake2b(mark + b"\0" + name.encode(), digest_size=8).digest())
+
+
+class Affinity:
+    """Which replica a prompt goes to: the one that got another with at least half of its marks, and else the one that hashing prefers. So a document keeps its replica, whatever is asked of it, and
+    prompts with nothing but a system message in common are spread."""
+
+    def __init__(self) -> None:
+        self._seen: "OrderedDict[bytes, str]" = OrderedDict()
+
+    def order(self, marks: "Sequence[bytes]", replicas: "Sequence[str]") -> "list[str]":
+        """The replicas, the preferred one first."""
+        order = ranked(marks[-1], replicas)
+        for mark in reversed(marks[(len(marks) - 1) // 2 :]):
+            name = self._seen.get(mark)
+            if name in order:
+                order.remove(name)
+                return [name, *order]
+        return order
+
+    def remember(self, marks: "Sequence[bytes]", name: str) -> None:
+        """A replica gets a prompt with these marks."""
+        for mark in marks:
+            self._seen[mark] = name
+            self._seen.move_to_end(mark)
+        while len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
 
 
 class PrefixRouter(RequestRouter):
@@ -64,21 +107,27 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, imbalance: int = 4) -> None:
         """``imbalance``: how many more requests than the least busy one a replica may have before it is not preferred any more."""
         self._imbalance = imbalance
+        self._affinity = Affinity()
 
     async def choose_replicas(
         self, candidate_replicas: "list[RunningReplica]", pending_request: "PendingRequest | None" = None
     ) -> "list[list[RunningReplica]]":
         """The replica that suits the request first, then the others."""
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        prefix = pending_request.kwargs.get("prefix") if pending_request is not None else None
-        if prefix is None or len(by_name) < 2:
+        marks = pending_request.kwargs.get("marks") if pending_request is not None else None
+        if not marks or len(by_name) < 2:
             return [candidate_replicas]
         waiting = {name: self.replica_queue_len_cache.get(replica.replica_id) or 0 for name, replica in by_name.items()}
-        best, *others = ranked(prefix, list(by_name))
+        best, *others = self._affinity.order(marks, list(by_name))
         if waiting[best] > min(waiting.values()) + self._imbalance:
-            others.append(best)
-            return [[by_name[name] for name in sorted(others, key=lambda name: waiting[name])]]
+            return [[by_name[name] for name in sorted([*others, best], key=lambda name: waiting[name])]]
         return [[by_name[best]], [by_name[name] for name in others]]
+
+    def on_request_routed(self, pending_request: "PendingRequest", replica_id: Any, result: Any) -> None:
+        """Remembers who got it: not always the one that suited it, since one that does not say in time how busy it is is passed over."""
+        marks = pending_request.kwargs.get("marks")
+        if marks:
+            self._affinity.remember(marks, replica_id.unique_id)
 
 
 class _Cores:
@@ -160,12 +209,12 @@ class SluiceServer:
         if getattr(self, "_engine", None) is not None:
             self._engine.model.close()  # type: ignore[union-attr]
 
-    async def http(self, method: str, path: str, body: bytes, prefix: "str | None" = None) -> "AsyncIterator[Any]":
+    async def http(self, method: str, path: str, body: bytes, marks: "list[bytes] | None" = None) -> "AsyncIterator[Any]":
         """The reply to a request: first its status and ignored fields, then bytes as they come."""
         async for part in _parts(self.engine.model.engine.request(method, path, body)):
             yield part
 
-    async def whole(self, method: str, path: str, body: bytes, prefix: "str | None" = None) -> "tuple[int, str, bytes]":
+    async def whole(self, method: str, path: str, body: bytes, marks: "list[bytes] | None" = None) -> "tuple[int, str, bytes]":
         """The same in one piece: status, ignored fields, and all bytes. Each piece of a stream is a message of its own, which costs a millisecond."""
         parts = self.http(method, path, body)
         status, ignored = await parts.__anext__()
@@ -181,17 +230,17 @@ class SluiceServer:
             yield f"data: {json.dumps(event)}\n\n"
         yield "data: [DONE]\n\n"
 
-    async def chat(self, request: Any, raw_request_info: Any = None, *, prefix: "str | None" = None) -> "AsyncIterator[Any]":
+    async def chat(self, request: Any, raw_request_info: Any = None, *, marks: "list[bytes] | None" = None) -> "AsyncIterator[Any]":
         """``/v1/chat/completions``."""
         async for part in self._answers("/v1/chat/completions", request):
             yield part
 
-    async def completions(self, request: Any, raw_request_info: Any = None, *, prefix: "str | None" = None) -> "AsyncIterator[Any]":
+    async def completions(self, request: Any, raw_request_info: Any = None, *, marks: "list[bytes] | None" = None) -> "AsyncIterator[Any]":
         """``/v1/completions``."""
         async for part in self._answers("/v1/completions", request):
             yield part
 
-    async def embeddings(self, request: Any, raw_request_info: Any = None, *, prefix: "str | None" = None) -> "AsyncIterator[Any]":
+    async def embeddings(self, request: Any, raw_request_info: Any = None, *, marks: "list[bytes] | None" = None) -> "AsyncIterator[Any]":
         """``/v1/embeddings``."""
         async for part in self._answers("/v1/embeddings", request):
             yield part
@@ -210,7 +259,8 @@ class SluiceServer:
 def _plain(request: Any) -> "dict[str, Any]":
     if isinstance(request, dict):
         return request
-    return request.model_dump(exclude_none=True, exclude_unset=True)
+    # Some classes take messages that they warn of when they give them back.
+    return request.model_dump(mode="json", exclude_none=True, exclude_unset=True, warnings=False)
 
 
 class Ingress:
@@ -222,27 +272,32 @@ class Ingress:
 
     async def __call__(self, request: Any) -> Any:
         """Passes a request on."""
-        from starlette.responses import Response, StreamingResponse
+        return await _respond(request, self._whole.remote, self._stream.remote)
 
-        body = await request.body()
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        try:
-            prefix = prefix_of(json.loads(body)) if body else None
-        except (ValueError, AttributeError):
-            prefix = None
-        if not _streams(body):
-            status, ignored, answer = await self._whole.remote(request.method, path, body, prefix=prefix)
-            kind = "application/json"
-            if request.method == "GET" and path.partition("?")[0] == "/metrics":
-                kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-            return Response(answer, status, {"sluice-ignored": ignored} if ignored else {}, kind)
-        # A failure before the first part becomes the status that the client gets.
-        parts = self._stream.remote(request.method, path, body, prefix=prefix).__aiter__()
-        status, ignored = await parts.__anext__()
-        headers = {"sluice-ignored": ignored} if ignored else {}
-        if status != 200:
-            return Response(b"".join([part async for part in parts]), status, headers, "application/json")
-        return StreamingResponse(parts, status, headers, "text/event-stream")
+
+async def _respond(request: Any, whole: Any, stream: Any) -> Any:
+    """The response to a request over HTTP: ``whole`` and ``stream`` are those methods of a replica, or of a handle to some."""
+    from starlette.responses import Response, StreamingResponse
+
+    body = await request.body()
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    try:
+        marks = marks_of(prefix_of(json.loads(body))) if body else None
+    except (ValueError, AttributeError):
+        marks = None
+    if not _streams(body):
+        status, ignored, answer = await whole(request.method, path, body, marks=marks)
+        kind = "application/json"
+        if request.method == "GET" and path.partition("?")[0] == "/metrics":
+            kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        return Response(answer, status, {"sluice-ignored": ignored} if ignored else {}, kind)
+    # A failure before the first part becomes the status that the client gets.
+    parts = stream(request.method, path, body, marks=marks).__aiter__()
+    status, ignored = await parts.__anext__()
+    headers = {"sluice-ignored": ignored} if ignored else {}
+    if status != 200:
+        return Response(b"".join([part async for part in parts]), status, headers, "application/json")
+    return StreamingResponse(parts, status, headers, "text/event-stream")
 
 
 def _streams(body: bytes) -> bool:
