@@ -55,6 +55,7 @@ PICKS = [
         Pick(f"Prompt of {n:,}, {LARGE}{FINELY}", f"prefill {n:,}, {LARGE}, 4 bit{FINELY}", "speed", "llama.cpp", front="GPU: prompt, 8B, int11" if n == 2048 else "")
         for n in (512, 2048, 8192, 32768)
     ),
+    *(Pick(f"Prompt of {n:,}, {MIXTURE}{FINELY}", f"prefill {n:,}, {MIXTURE}, 4 bit{FINELY}", "speed", "llama.cpp") for n in (2048, 8192)),
     *(Pick(f"{n} sequences, {LARGE}", f"{n} sequences, {LARGE}, 4 bit", "speed", "llama.cpp") for n in (8, 32, 64)),
     *(Pick(f"{n} sequences, {MIXTURE}", f"{n} sequences, {MIXTURE}, 4 bit", "speed", "llama.cpp") for n in (8, 32)),
     *(Pick(f"Decode, {share} of the experts in VRAM", f"decode, {share} of the experts in VRAM, {MIXTURE}", "speed", "llama.cpp") for share in ("none", "a quarter", "half")),
@@ -129,7 +130,7 @@ MEASURED = {
     f"{LARGE}: decode": lambda rounds: decode(LARGE, "q4", "Q4_0", rounds, 2.1, of_limit=0.6, matrices=lambda _: 0.85),
     f"{LARGE}: decode, int11": lambda rounds: decode_finely(rounds),
     f"{LARGE}: prompts": lambda rounds: prefill(LARGE, rounds, 1.2),
-    f"{LARGE}: prompts, int11": lambda rounds: prefill_finely(rounds),
+    f"{LARGE}: prompts, int11": lambda rounds: prefill_finely(LARGE, {512: 2.0, 2048: 2.2, 8192: 2.0, 32768: 2.0}, rounds, 0.5),
     f"{LARGE}: sequences": lambda rounds: sequences(LARGE, {8: 1.8, 32: 1.8, 64: 2.0}, rounds),
     f"{LARGE}: returning": lambda rounds: returning(rounds),
     f"{HYBRID}: decode": lambda rounds: decode(HYBRID, "q4", "Q4_0", rounds, 2.8),
@@ -137,6 +138,7 @@ MEASURED = {
     f"{HYBRID}: bits": lambda _: bits(HYBRID, "q4", ("int8",)),
     f"{MIXTURE}: decode": lambda rounds: decode(MIXTURE, "q4", "Q4_0", rounds, 2.4, matrices=lambda phase: 0.6 if phase == "experts" else None),
     f"{MIXTURE}: prompts": lambda rounds: prefill(MIXTURE, rounds, 1.3),
+    f"{MIXTURE}: prompts, int11": lambda rounds: prefill_finely(MIXTURE, {2048: 1.8, 8192: 1.8}, rounds),
     f"{MIXTURE}: sequences": lambda rounds: sequences(MIXTURE, {8: 2.0, 32: 1.5}, rounds),
     f"{MIXTURE}: experts, none": lambda rounds: experts("none", 0.0, 48, rounds, 2.0),
     f"{MIXTURE}: experts, half": lambda rounds: experts("half", 0.5, 24, rounds, 3.0),
@@ -281,17 +283,17 @@ def torch(shape, rounds, *prompts):
     return (lambda n: peer.all[0].get(str(n), []) if peer.all else []), peer.died
 
 
-def prefill_finely(rounds):
-    """Prompts up to a long one with finer integers, beside llama.cpp and beside torch in bf16."""
-    goals, folder = {512: 2.0, 2048: 2.2, 8192: 2.0, 32768: 2.0}, quickly(SHAPES[LARGE], "q4")
-    lines = ours("prefill", folder, rounds, "--tokens", ",".join(map(str, goals)), *FINE)
-    peer, died = beside(rounds, quickly(SHAPES[LARGE], "Q4_0"), "-p", ",".join(map(str, goals)), "-n", 0, "-b", 2048, "-ub", 2048)
-    other, without = torch(SHAPES[LARGE], rounds, *goals)
+def prefill_finely(name, goals, rounds, of_torch=None):
+    """Prompts up to a long one with finer integers, beside llama.cpp, and where there is a goal for it beside torch in bf16."""
+    lines = ours("prefill", quickly(SHAPES[name], "q4"), rounds, "--tokens", ",".join(map(str, goals)), *FINE)
+    peer, died = beside(rounds, quickly(SHAPES[name], "Q4_0"), "-p", ",".join(map(str, goals)), "-n", 0, "-b", 2048, "-ub", 2048)
+    other, without = torch(SHAPES[name], rounds, *goals) if of_torch else (None, "")
     rows = []
     for line, (n, goal) in zip(lines, goals.items()):
-        case = f"prefill {n:,}, {LARGE}, 4 bit{FINELY}"
+        case = f"prefill {n:,}, {name}, 4 bit{FINELY}"
         rows.append(compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(n, 0, 0), LLAMA.name("Q4_0"), goal, died=died))
-        rows.append(compare(SUITE, case, "speed", "tokens/s", speeds(line), other(n), TORCH, 0.5, died=without))
+        if of_torch:
+            rows.append(compare(SUITE, case, "speed", "tokens/s", speeds(line), other(n), TORCH, of_torch, died=without))
     return rows
 
 

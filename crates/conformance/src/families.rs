@@ -38,6 +38,7 @@ macro_rules! tests {
             mixtures_agree_with_the_generic_cpu MIXTURES;
             mixtures_of_one_token_agree_with_the_generic_cpu MIXTURES_OF_ONE_TOKEN;
             mixtures_of_few_tokens_agree_with_the_generic_cpu MIXTURES_OF_FEW_TOKENS;
+            mixtures_of_many_tokens_agree_with_the_generic_cpu MIXTURES_OF_MANY_TOKENS;
             clamped_mixtures_agree_with_the_generic_cpu CLAMPED_MIXTURES;
             mixtures_with_routers_of_their_own_agree_with_the_generic_cpu MIXTURES_WITH_ROUTERS_OF_THEIR_OWN;
             ordered_mixtures_agree_with_the_generic_cpu ORDERED_MIXTURES;

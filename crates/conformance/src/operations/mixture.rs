@@ -333,6 +333,14 @@ pub fn mixtures_of_few_tokens(c: &mut Case) {
     mixtures_of_one_format(c, format, 3, |_, _| (), |c, most| c.random.usize(2..=(3 * most).clamp(2, 32)));
 }
 
+/// The same with many: eight to 24 per expert on average.
+pub fn mixtures_of_many_tokens(c: &mut Case) {
+    let four = WeightFormat::Affine { bits: 4, group: c.one_of(&[64, 64, 128]), scale: Float::Bf16 };
+    let format = if c.once_in(3) { affine(c) } else { four };
+    let tokens = |c: &mut Case, most: usize| c.random.usize(8 * most..=24 * most).min(CAPACITY.tokens);
+    mixtures_of_one_format(c, format, 3, |_, _| (), tokens);
+}
+
 /// The same of a type of GGUF's blocks, or of a format of small floats.
 pub fn mixtures_of_blocks(c: &mut Case) {
     let format = c.blocks(256);
@@ -387,7 +395,11 @@ fn mixtures_of_one_format(
     // Few experts that are large, or many that are small.
     let (wide, count) = if c.once_in(4) { (1, c.random.usize(1..=512)) } else { (widest, c.random.usize(1..=40)) };
     let (hidden, stacked) = (256 * c.random.usize(1..=wide), c.coin());
-    let unit = if matches!(format, WeightFormat::Blocks(blocks) if blocks.block_columns() > 64) { 256 } else { 64 };
+    let unit = match format {
+        WeightFormat::Blocks(blocks) if blocks.block_columns() > 64 => 256,
+        WeightFormat::Affine { group: 128, .. } => 128,
+        _ => 64,
+    };
     let (intermediate, most, bias) =
         (unit * c.random.usize(1..=wide.min(6)), c.random.usize(1..=count.min(15)), c.coin());
     c.uniform = Some(format);

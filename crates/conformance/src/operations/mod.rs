@@ -47,6 +47,8 @@ pub const MIXTURES_OF_ONE_TOKEN: Family =
     Family { name: "mixtures of one token", cases: 40, run: mixture::mixtures_of_one_token };
 pub const MIXTURES_OF_FEW_TOKENS: Family =
     Family { name: "mixtures of few tokens", cases: 40, run: mixture::mixtures_of_few_tokens };
+pub const MIXTURES_OF_MANY_TOKENS: Family =
+    Family { name: "mixtures of many tokens", cases: 24, run: mixture::mixtures_of_many_tokens };
 pub const CLAMPED_MIXTURES: Family = Family { name: "clamped mixtures", cases: 40, run: mixture::clamped };
 pub const MIXTURES_WITH_ROUTERS_OF_THEIR_OWN: Family =
     Family { name: "mixtures with routers of their own", cases: 40, run: mixture::with_routers_of_their_own };

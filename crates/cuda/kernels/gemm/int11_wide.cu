@@ -2,6 +2,8 @@
 //
 // A block takes 128 rows and 128 tokens at a time: two warpgroups of 64 rows each multiply and fold, one brings weights by copies of sixteen bytes and tokens in
 // bulk, STAGES groups ahead. Weights are unpacked in registers. Of 128 tokens one half is folded while the other, or the next group's first, is multiplied.
+//
+// In a mixture (GROUPED) a tile has up to 128 pairs of one expert, whose tokens come by copies of sixteen bytes too, from wherever they are.
 #include "format/int11.cuh"
 #include "format/list.cuh"
 #include "gemm/matmul.cuh"
@@ -11,6 +13,8 @@
 #include "prim/wgmma.cuh"
 
 static const u32 STAGES = 8, ROWS = 128, TOKENS = 128, HALVES = 2;
+// Of a mixture's stages so many are under way before the first of them is waited for.
+static const u32 AHEAD = 4;
 // A stage: tokens, weights, sums of tokens. Before the stages: two turns of scales and biases, eight groups of each row.
 static const u32 WEIGHTS_AT = TILE_BYTES, SUMS_AT = WEIGHTS_AT + ROWS * 32, STAGE = (SUMS_AT + TOKENS * 4 + 1023) / 1024 * 1024;
 static const u32 SCALES = ROWS * 16, TURN = 2 * SCALES, STAGES_AT = 2 * TURN;
@@ -46,17 +50,18 @@ struct Fold {
         }
     }
 
-    template <u32 H> __device__ __forceinline__ void issue(u32 s, const u32 (&a)[16]) {
+    // Half H of the tokens, into D of two places for sums.
+    template <u32 H, u32 D = H> __device__ __forceinline__ void issue(u32 s, const u32 (&a)[16]) {
         const u64 b = rows_of_128(base + STAGES_AT + s * STAGE + H * 8192);
         wgmma_fence();
-        wgmma_f16(d[H], a, b, 0);
-        wgmma_f16(d[H], a + 4, b + 2, 1);
-        wgmma_f16(d[H], a + 8, b + 4, 1);
-        wgmma_f16(d[H], a + 12, b + 6, 1);
+        wgmma_f16(d[D], a, b, 0);
+        wgmma_f16(d[D], a + 4, b + 2, 1);
+        wgmma_f16(d[D], a + 8, b + 4, 1);
+        wgmma_f16(d[D], a + 12, b + 6, 1);
         wgmma_commit();
     }
 
-    template <u32 H> __device__ __forceinline__ void fold(const u32 (&v)[2]) {
+    template <u32 H, u32 D = H> __device__ __forceinline__ void fold(const u32 (&v)[2]) {
         const float s[2] = {half_value(v[0] & 0xffff, type), half_value(v[1] & 0xffff, type)}, b[2] = {half_value(v[0] >> 16, type), half_value(v[1] >> 16, type)};
 #pragma unroll
         for (u32 n = 0; n < 8; n += 2) {
@@ -66,7 +71,7 @@ struct Fold {
             for (u32 i = 0; i < 8; i++) {
                 const u32 h = i / 2 % 2;
                 float& c = acc[H][4 * n + i];
-                c = fma(b[h], m[i / 4 * 2 + i % 2], fma(s[h], d[H][4 * n + i], c));
+                c = fma(b[h], m[i / 4 * 2 + i % 2], fma(s[h], d[D][4 * n + i], c));
             }
         }
     }
@@ -90,16 +95,38 @@ struct Fold {
         }
         keep_until_here(a);
         fold<1>(v);
+        release(s, ph);
+    }
+
+    // The same of the first half alone: while it is folded, that of the next group is multiplied, into the other place.
+    template <u32 D, bool MORE> __device__ __forceinline__ void half_group(u32 g, const u32 (&a)[16], const u32 (&v)[2], u32 (&next)[16], u32 (&next_v)[2]) {
+        u32 s = stage + 1, ph = phase;
+        if (s == STAGES) s = 0, ph ^= 1;
+        if (MORE) {
+            barrier_wait(full + 8 * s, ph);
+            fragments(s, g + 1, next, next_v);
+            issue<0, 1 - D>(s, next);
+            wgmma_wait<1>(d[D]);
+        } else {
+            wgmma_wait<0>(d[D]);
+        }
+        keep_until_here(a);
+        fold<0, D>(v);
+        release(s, ph);
+    }
+
+    // Gives the stage back, and goes on with the next.
+    __device__ __forceinline__ void release(u32 next, u32 next_phase) {
         // Sums of tokens come by bulk copies, which may overtake reads that are still under way.
         fence_async();
         __syncwarp();
         if (lane == 0) barrier_arrive(empty + 8 * stage);
-        stage = s;
-        phase = ph;
+        stage = next;
+        phase = next_phase;
     }
 };
 
-// Which product a tile belongs to, and what is left of its number there.
+// Which product a tile belongs to, and what is left of its number there, for so many tiles of tokens.
 __device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count, u32 across, u32& tile) {
     u32 k = 0;
     for (; k + 1 < count; k++) {
@@ -110,61 +137,141 @@ __device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count,
     return all.parts[k];
 }
 
-__device__ __forceinline__ void gemm_wide(const Products& all) {
+// What a tile has: rows of a matrix from `row` on, and tokens. With GROUPED tokens are pairs in `order`, and tiles of the same pairs follow one another.
+struct Tile {
+    const Matmul* product;
+    const Matrix* matrix;
+    const u32* order;
+    u32 row;
+    u32 token;
+    u32 count;
+};
+
+template <bool GROUPED> __device__ __forceinline__ Tile tile_of(const Products& all, u32 count, u32 across, u32 of_rows, u32 tile) {
+    Tile t;
+    if (GROUPED) {
+        const uint4 pairs = ((const uint4*)all.parts[0].tiles)[1 + tile / of_rows];
+        tile %= of_rows;
+        t.product = &part_of(all, count, 1, tile);
+        t.matrix = t.product->table + pairs.x;
+        t.order = t.product->order + pairs.y;
+        t.row = tile * ROWS, t.token = 0, t.count = pairs.z;
+    } else {
+        t.product = &part_of(all, count, across, tile);
+        t.matrix = &t.product->matrix;
+        t.order = nullptr;
+        t.row = tile / across * ROWS, t.token = tile % across * TOKENS, t.count = min(TOKENS, t.product->outputs - t.token);
+    }
+    return t;
+}
+
+// Copies pairs of bytes that lie at any address.
+__device__ __forceinline__ void copy_slowly(u8* to, const u8* from, u32 pairs) {
+#pragma unroll 1
+    for (u32 i = 0; i < pairs; i++) ((u16*)to)[i] = (u16)(from[2 * i] | from[2 * i + 1] << 8);
+}
+
+template <bool GROUPED, u32 KIND> __device__ __forceinline__ void gemm_wide(const Products& all) {
     __shared__ __align__(8) u64 barriers[2 * STAGES];
+    // Of a tile's tokens: where results go, and what they are multiplied with.
+    __shared__ u32 outputs[TOKENS];
+    __shared__ float powers[TOKENS];
     const Matmul& first = all.parts[0];
     const u32 th = threadIdx.x, lane = th % WARP, groups = first.cols / 64, across = (first.outputs + TOKENS - 1) / TOKENS, log_wide = first.matrix.group == 128, turn_groups = 8u << log_wide;
-    u32 count = 1, tiles = (first.rows + ROWS - 1) / ROWS * across;
-    for (; count < 3 && all.parts[count].rows; count++) tiles += (all.parts[count].rows + ROWS - 1) / ROWS * across;
+    u32 count = 1, of_rows = (first.rows + ROWS - 1) / ROWS;
+    for (; count < 3 && all.parts[count].rows; count++) of_rows += (all.parts[count].rows + ROWS - 1) / ROWS;
     // Rows of 128 bytes are swizzled by their addresses.
     u8* mem = (u8*)smem + (-shared_address(smem) & 1023);
     const u32 base = shared_address(mem), full = shared_address(barriers), empty = full + 8 * STAGES;
     if (th == 0) {
         for (u32 i = 0; i < STAGES; i++) {
-            barrier_init(full + 8 * i, 129);
+            barrier_init(full + 8 * i, GROUPED ? 128 : 129);
             barrier_init(empty + 8 * i, 8);
         }
         barriers_are_made();
     }
     begin();
     __syncthreads();
+    const u32 tiles = of_rows * (GROUPED ? first.tiles[0] : across);
     if (th >= 256) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         const u32 k = th - 256;
-        u32 s = 0, ph = 1, turn = 0;
+        u32 s = 0, ph = 1, turn = 0, unannounced = 0, next = 0;
+        // What came by other than bulk copies is announced behind a fence, since wgmma reads it.
+        auto announce = [&]() {
+            fence_async();
+            barrier_arrive(full + 8 * next);
+            if (++next == STAGES) next = 0;
+            unannounced--;
+        };
 #pragma unroll 1
         for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            u32 own = tile;
-            const Matmul& p = part_of(all, count, across, own);
-            const u32 tx = own % across, r0 = own / across * ROWS;
-            // Beyond the last row, the last one again.
-            const u64 r = p.in_matrix(min(r0 + k, p.rows - 1));
-            const u8 *row = p.matrix.data + r * p.matrix.row_bytes, *scales = p.matrix.scales + 2 * r * p.matrix.groups, *biases = p.matrix.biases + 2 * r * p.matrix.groups;
-            const u8* x = (const u8*)first.x.n + (u64)tx * groups * TILE_BYTES;
-            const float* m = first.x.sn + tx * TOKENS;
+            const Tile of = tile_of<GROUPED>(all, count, across, of_rows, tile);
+            const Matrix& m = *of.matrix;
+            // An expert that is not on the device is skipped.
+            if (GROUPED && m.kind != KIND) continue;
+            // Beyond the last row, the last one again; and of tokens.
+            const u64 r = of.product->in_matrix(min(of.row + k, of.product->rows - 1));
+            const u8 *row = m.data + r * m.row_bytes, *scales = m.scales + 2 * r * m.groups, *biases = m.biases + 2 * r * m.groups;
+            const u32 token = GROUPED ? of.order[min(k, of.count - 1)] / of.product->per_row : of.token;
+            const u8* x = (const u8*)first.x.n + (GROUPED ? int11_row(token, 0, groups) : (u64)(token / TOKENS) * groups * TILE_BYTES);
+            const float* sums = first.x.sn + (GROUPED ? int11_place(token) : token);
+            const bool aligned = !GROUPED || (((u64)m.data & 15) | ((u64)m.scales & 3) | ((u64)m.biases & 3) | (m.groups & 1)) == 0;
 #pragma unroll 1
             for (u32 g = 0; g < groups; g++) {
                 const u32 at = base + STAGES_AT + s * STAGE, f = full + 8 * s;
-                u8* here = mem + STAGES_AT + s * STAGE;
+                u8 *here = mem + STAGES_AT + s * STAGE, *own = here + WEIGHTS_AT + k * 32;
                 barrier_wait(empty + 8 * s, ph);
-                if (k == 0) {
+                if (GROUPED && k < of.count) {
+                    // Sixteen bytes are swizzled by the row that they come from, and by the one that they go to.
+#pragma unroll
+                    for (u32 c = 0; c < 8; c++) cp_async_16(here + k * 128 + ((c ^ token ^ k) & 7) * 16, x + (u64)g * TILE_BYTES + c * 16);
+                    cp_async_4(here + SUMS_AT + int11_place(k) * 4, sums + (u64)g * first.x.padded);
+                } else if (!GROUPED && k == 0) {
                     barrier_expect(f, TILE_BYTES + TOKENS * 4);
                     copy_bulk(at, x + (u64)g * TILE_BYTES, TILE_BYTES, f);
-                    copy_bulk(at + SUMS_AT, m + (u64)g * first.x.padded, TOKENS * 4, f);
+                    copy_bulk(at + SUMS_AT, sums + (u64)g * first.x.padded, TOKENS * 4, f);
                 }
                 if ((g & (turn_groups - 1)) == 0) {
                     u8* to = mem + turn * TURN + k * 16;
-                    cp_async_16(to, scales + (g >> log_wide) * 2);
-                    cp_async_16(to + SCALES, biases + (g >> log_wide) * 2);
+                    const u32 from = g >> log_wide, left = m.groups - from;
                     turn ^= 1;
+                    if (!GROUPED) {
+                        cp_async_16(to, scales + from * 2);
+                        cp_async_16(to + SCALES, biases + from * 2);
+                    } else {
+                        // Two groups at a time, as far as the row has them.
+                        for (u32 i = 0; i < min(left, 8u); i += 2) {
+                            if (aligned) {
+                                cp_async_4(to + 2 * i, scales + (from + i) * 2);
+                                cp_async_4(to + 2 * i + SCALES, biases + (from + i) * 2);
+                            } else {
+                                copy_slowly(to + 2 * i, scales + (from + i) * 2, min(left - i, 2u));
+                                copy_slowly(to + 2 * i + SCALES, biases + (from + i) * 2, min(left - i, 2u));
+                            }
+                        }
+                    }
                 }
-                cp_async_16(here + WEIGHTS_AT + k * 32, row + (u64)g * 32);
-                cp_async_16(here + WEIGHTS_AT + k * 32 + 16, row + (u64)g * 32 + 16);
-                barrier_arrive_copied(f);
+                if (aligned) {
+                    cp_async_16(own, row + (u64)g * 32);
+                    cp_async_16(own + 16, row + (u64)g * 32 + 16);
+                } else {
+                    copy_slowly(own, row + (u64)g * 32, 16);
+                }
+                if (GROUPED) {
+                    cp_async_commit();
+                    if (++unannounced > AHEAD) {
+                        cp_async_wait<AHEAD>();
+                        announce();
+                    }
+                } else {
+                    barrier_arrive_copied(f);
+                }
                 if (++s == STAGES) s = 0, ph ^= 1;
             }
         }
         cp_async_wait_all();
+        while (GROUPED && unannounced) announce();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         Fold w;
@@ -179,14 +286,19 @@ __device__ __forceinline__ void gemm_wide(const Products& all) {
         w.empty = empty;
         w.mem = mem;
         // Of scales, turns alternate from tile to tile too.
-        const u32 turns = groups / turn_groups;
+        const u32 turns = (groups + turn_groups - 1) / turn_groups;
         u32 shift = 0;
         u32 a0[16], a1[16], v0[2], v1[2];
 #pragma unroll 1
         for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            u32 own = tile;
-            const Matmul& p = part_of(all, count, across, own);
-            const u32 t0 = own % across * TOKENS, r0 = own / across * ROWS;
+            const Tile of = tile_of<GROUPED>(all, count, across, of_rows, tile);
+            if (GROUPED && of.matrix->kind != KIND) continue;
+            u32 output = 0;
+            float power = 0.0f;
+            if (th < of.count) {
+                output = GROUPED ? of.order[th] : of.token + th;
+                power = first.x.tn[GROUPED ? output / of.product->per_row : output];
+            }
 #pragma unroll
             for (u32 q = 0; q < HALVES; q++)
 #pragma unroll
@@ -197,18 +309,27 @@ __device__ __forceinline__ void gemm_wide(const Products& all) {
                 barrier_wait(full + 8 * w.stage, w.phase);
                 w.fragments(w.stage, g + shift, a0, v0);
                 w.issue<0>(w.stage, a0);
+                if (GROUPED && of.count <= TOKENS / HALVES) {
+                    w.half_group<0, true>(g + shift, a0, v0, a1, v1);
+                    w.half_group<1, false>(g + shift + 1, a1, v1, a0, v0);
+                    continue;
+                }
                 w.group<true>(g + shift, a0, v0, a1, v1);
                 w.group<false>(g + shift + 1, a1, v1, a0, v0);
             }
             if (turns % 2) shift ^= turn_groups;
+            // Everybody has left the tile before.
+            wait_for_256(1);
+            if (th < TOKENS) outputs[th] = output, powers[th] = power;
+            wait_for_256(1);
 #pragma unroll
             for (u32 q = 0; q < HALVES; q++)
 #pragma unroll
                 for (u32 n = 0; n < 8; n++)
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
-                        const u32 t = t0 + q * 64 + n * 8 + 2 * w.j + i % 2, r = r0 + w.row + i / 2 * 8;
-                        if (t < p.outputs && r < p.rows) put(p, t, r, mul(w.acc[q][4 * n + i], first.x.tn[t]));
+                        const u32 t = q * 64 + n * 8 + 2 * w.j + i % 2, r = of.row + w.row + i / 2 * 8;
+                        if (t < of.count && r < of.product->rows) put(*of.product, outputs[t], r, mul(w.acc[q][4 * n + i], powers[t]));
                     }
         }
     }
@@ -216,6 +337,7 @@ __device__ __forceinline__ void gemm_wide(const Products& all) {
 #endif
 
 #define GEMM_WIDE(name, F) \
-    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide(p);) }
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide<false, KIND_OF<F>>(p);) } \
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name##_grouped(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide<true, KIND_OF<F>>(p);) }
 
 INT11_TENSOR_FORMATS(GEMM_WIDE)

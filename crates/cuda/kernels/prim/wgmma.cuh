@@ -72,6 +72,7 @@ __device__ __forceinline__ void wgmma_finish(u32 (&d)[64]) {
 // Orders this thread's accesses to shared memory before those of wgmma and bulk copies: what it wrote is seen, what it reads is not overwritten.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A barrier of 128 threads, by its number from 1 on.
+// Barriers of 128 and of 256 threads, by their numbers from 1 on.
 __device__ __forceinline__ void wait_for_128(u32 barrier) { asm volatile("barrier.sync %0, 128;" ::"r"(barrier) : "memory"); }
+__device__ __forceinline__ void wait_for_256(u32 barrier) { asm volatile("barrier.sync %0, 256;" ::"r"(barrier) : "memory"); }
 #endif

@@ -104,6 +104,11 @@ impl KernelFormat {
         Kernel::of(Family::GemmWide, self, 0)
     }
 
+    /// The same for a mixture, whose pairs are sorted by expert.
+    pub fn gemm_wide_grouped(self) -> Option<Kernel> {
+        Kernel::of(Family::GemmWide, self, 1)
+    }
+
     /// The kernel for prompts where [`KernelFormat::gemm_wide`] is not for the device.
     pub fn gemm_slices(self) -> Option<Kernel> {
         Kernel::of(Family::GemmSlices, self, 0)

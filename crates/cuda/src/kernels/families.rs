@@ -248,9 +248,9 @@ kernels! {
             in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_1", "_2", "_4", "_8"] takes Products;
             in "gemm/int11_floats_few" of INT11_FLOAT_FORMATS by ["_1", "_2", "_4", "_8"] takes Products;
         }
-        /// The same for prompts, by wgmma.
+        /// The same for prompts, by wgmma; of a mixture, whose pairs are sorted by expert.
         GemmWide "gemm_wide" {
-            in "gemm/int11_wide" of INT11_TENSOR_FORMATS by [""] takes Products;
+            in "gemm/int11_wide" of INT11_TENSOR_FORMATS by ["", "_grouped"] takes Products;
             in "gemm/int11_floats_wide" of INT11_FLOAT_FORMATS by [""] takes Products;
         }
         /// The same without wgmma.

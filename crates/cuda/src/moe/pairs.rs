@@ -10,6 +10,7 @@ use crate::moe::experts::part;
 use crate::moe::layer::MoeLayer;
 use crate::ops::activations::GROUP;
 use crate::ops::grouped_gemm::{self, GroupedProduct};
+use crate::ops::int11;
 use crate::ops::product::PairTiles;
 use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::weights::{self, KernelFormat};
@@ -20,6 +21,8 @@ const MIN_EXPERTS_PER_PAIR: usize = 8;
 const MAX_FEW_PAIRS: usize = 3;
 /// From this many pairs for each expert on, tiles are large.
 const MIN_LARGE_TILE_PAIRS: usize = 20;
+/// From this many pairs for each expert on, integers of 11 bits are multiplied on tensor cores.
+const MIN_WIDE_PAIRS: usize = 8;
 /// Threads of a block that counts or sorts an expert's pairs.
 const PAIR_THREADS: u32 = 512;
 
@@ -36,13 +39,17 @@ pub struct TileChoice {
 pub fn tile_choice(gpu: &Gpu, layer: &MoeLayer, pairs: usize) -> Option<TileChoice> {
     let MoeLayer { moe, kinds, groups, .. } = layer;
     let count = moe.experts.count;
+    let cols = |projection: usize| part(&moe.experts, projection).cols;
+    let int11 = |projection: usize| int11::takes_pairs(gpu, &kinds[projection], groups[projection], cols(projection));
+    if pairs >= MIN_WIDE_PAIRS * count && (0..PROJECTIONS).all(int11) {
+        return Some(TileChoice { tile_pairs: int11::PAIRS, few: false });
+    }
     let integers = kinds.iter().all(|kinds| kinds.len() == 1 && kinds[0].needs().int8);
     if !integers || !gpu.device.has(Variant::Tiles) || pairs * MIN_EXPERTS_PER_PAIR <= count {
         return None;
     }
-    let fits = |projection: usize| {
-        GroupedProduct::fits(gpu, &kinds[projection], groups[projection], part(&moe.experts, projection).cols)
-    };
+    let fits =
+        |projection: usize| GroupedProduct::fits(gpu, &kinds[projection], groups[projection], cols(projection));
     let alike = layer.is_plain && kinds[0] == kinds[1] && groups[0] == groups[1];
     if gpu.device.has(Variant::Few) && pairs <= MAX_FEW_PAIRS * count && alike && (0..PROJECTIONS).all(fits) {
         return Some(TileChoice { tile_pairs: grouped_gemm::TILE_TOKENS, few: true });

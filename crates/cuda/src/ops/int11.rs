@@ -11,7 +11,7 @@ use crate::device::sys::Address;
 use crate::kernels::{AFFINE, Exact, INT11_FLOAT_FORMATS, KernelFormat, STATIC_SHARED, Variant};
 use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, NORMED, encode};
 use crate::ops::int11_floats;
-use crate::ops::product::{MAX_GRID_Y, MatmulInput, Product};
+use crate::ops::product::{MAX_GRID_Y, MatmulInput, PairTiles, Product};
 use crate::parameters::{self as p, number};
 use crate::weights::{HALVES, Needs};
 
@@ -29,6 +29,8 @@ const ONE_BLOCKS: usize = 2;
 const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
 const WIDE_SHARED: usize = 8 * 21504 + 2 * 2 * 128 * 16 + 1024;
+/// Pairs of a tile of a mixture.
+pub const PAIRS: usize = WIDE;
 /// From so many tokens on large tiles are taken.
 const MIN_WIDE: usize = 24;
 
@@ -71,6 +73,10 @@ fn multiply_by(
 ) -> Result<bool> {
     let first = &products[0];
     let kind = first.kinds()[0];
+    if let Some(table) = first.table {
+        let sorted = table.tiles.filter(|_| takes_pairs(gpu, table.kinds, table.groups, first.cols));
+        return sorted.map_or(Ok(false), |tiles| multiply_pairs(gpu, products, parameters, tiles).map(|()| true));
+    }
     if INT11_FLOAT_FORMATS.contains(&kind) {
         return int11_floats::multiply(gpu, products, x, exact);
     }
@@ -109,6 +115,29 @@ fn multiply_by(
     // SAFETY: as above.
     unsafe { gpu.launch(kernel, grid, threads, number(bytes), parameters)? };
     Ok(true)
+}
+
+/// Whether [`multiply`] takes a mixture's products where its pairs are sorted by expert, in tiles of [`PAIRS`].
+pub fn takes_pairs(gpu: &Gpu, kinds: &[KernelFormat], groups: Option<(u32, u32)>, cols: usize) -> bool {
+    let kernel = kinds.first().and_then(|kind| kind.gemm_wide_grouped()).filter(|_| kinds.len() == 1);
+    gpu.device.exact().is_some_and(|exact| exact.wide[AFFINE])
+        && kernel.is_some_and(|kernel| gpu.device.has_kernel(kernel))
+        && groups.is_some_and(|(group, element)| matches!(group, 64 | 128) && HALVES.contains(&element))
+        && cols.is_multiple_of(2 * GROUP)
+        && WIDE_SHARED + STATIC_SHARED <= gpu.device.shared
+}
+
+fn multiply_pairs(gpu: &Gpu, products: &[Product], parameters: &p::Products, tiles: PairTiles) -> Result<()> {
+    let table = products[0].table.expect("a mixture");
+    let kernel = table.kinds[0].gemm_wide_grouped().expect("it was looked for");
+    let (group, element) = table.groups.expect("they were looked at");
+    let mut parameters = parameters.clone();
+    parameters.parts[0].matrix = p::Matrix { group, element, ..p::Matrix::default() };
+    let most = tiles.max_tiles * products.iter().map(|product| product.rows.div_ceil(WIDE)).sum::<usize>();
+    let grid = [number(most.min(gpu.device.multiprocessors)), 1, 1];
+    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers; the table has a matrix for each expert.
+    unsafe { gpu.launch(kernel, grid, WIDE_THREADS, number(WIDE_SHARED), &parameters)? };
+    Ok(())
 }
 
 /// Products of one token that comes as floats, which is normed and encoded on the way; if `gated`, of gate and up with `silu(gate) * up`. Returns whether a kernel
