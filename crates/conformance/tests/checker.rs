@@ -124,7 +124,8 @@ fn who_breaks_the_order_of_calls_is_told_so() {
         }),
         in_a_step(|c, _| {
             let (kv_type, mode) = (KvType::F32, AttentionMode::F32);
-            let layout = KvLayout { layers: 1, kv_heads: 1, k_dim: 8, v_dim: 8, kv_type, mode, block_tokens: 4 };
+            let layout =
+                KvLayout { layers: 1, kv_heads: 1, k_dim: 8, v_dim: 8, kv_type, mode, block_tokens: 4, every: 1 };
             let pool = c.alloc_kv(layout, 4).unwrap();
             c.commit_kv(&pool, 2).unwrap();
             c.copy_blocks(&pool, &[(0, 2)]);

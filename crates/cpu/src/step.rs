@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, ChannelDeltaLayer, DeltaLayer, Device, Elementwise, IndexLayer, LatentLayer, Linear,
-    Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
-    Routing, RowStats, StateSpaceLayer, StepInputs, StreamLayer, Streamed, Tensor,
+    AttentionLayer, Backend, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device, Elementwise,
+    IndexLayer, LatentLayer, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome,
+    Phase, Profile, Projection, Routing, RowStats, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Streamed,
+    Tensor,
 };
-use sluice_kernels::{affine, elementwise, norm};
+use sluice_kernels::{affine, elementwise, norm, rotary};
 use sluice_store::Bytes;
 
 use crate::cpu::Cpu;
@@ -143,6 +144,56 @@ impl Operations for Cpu {
         self.record(Phase::Attention, t0, std::iter::empty(), 0);
     }
 
+    fn compress(&mut self, layer: &CompressLayer) {
+        let t0 = Instant::now();
+        let operands = attention::CompressOperands {
+            values: self.place(layer.values),
+            logits: self.place(layer.logits),
+            bias: self.place(layer.bias),
+            norm: (self.place(layer.norm.weight), layer.norm.eps),
+            frequencies: &self.rotary[layer.rotary.number()].frequencies,
+        };
+        let [rows, entries] = [layer.rows.group, layer.entries.group].map(|group| self.kv[group]);
+        let [of_rows, of_entries] = self
+            .buffers
+            .get_disjoint_mut([rows.buffer.number(), entries.buffer.number()])
+            .expect("rows and entries are two groups");
+        let rows = attention::Blocks { layout: rows.layout, bytes: of_rows.as_bytes_mut() };
+        let entries = attention::Blocks { layout: entries.layout, bytes: of_entries.as_bytes_mut() };
+        attention::compress(context!(self, &[]), &self.inputs, (rows, entries), &operands, layer);
+        self.record(Phase::Attention, t0, std::iter::empty(), 0);
+    }
+
+    fn select(&mut self, layer: &SelectLayer) {
+        let t0 = Instant::now();
+        let operands = [layer.q, layer.weights].map(|t| self.place(t));
+        let (keys, entries) = (self.kv[layer.keys.group], self.kv[layer.entries_group].layout);
+        let bytes = self.buffers[keys.buffer.number()].as_bytes_mut();
+        let blocks = (&keys.layout, &*bytes, &entries);
+        self.index.select_entries(context!(self, &[]), &self.inputs, blocks, operands, layer);
+        self.record(Phase::Attention, t0, std::iter::empty(), 0);
+    }
+
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        let t0 = Instant::now();
+        let [q, row, out, sinks] = [layer.q, layer.row, layer.out, layer.sinks].map(|t| self.place(t));
+        let operands = attention::AttendOperands { q, row, out, sinks };
+        let rows = self.kv[layer.rows.group];
+        let of = rows.buffer.number();
+        let (rows, entries) = match layer.entries.map(|of| self.kv[of.cache.group]) {
+            None => (attention::Blocks { layout: rows.layout, bytes: self.buffers[of].as_bytes_mut() }, None),
+            Some(entries) => {
+                let both = self.buffers.get_disjoint_mut([of, entries.buffer.number()]);
+                let [of_rows, of_entries] = both.expect("rows and entries are two groups");
+                let rows = attention::Blocks { layout: rows.layout, bytes: of_rows.as_bytes_mut() };
+                (rows, Some((entries.layout, &*of_entries.as_bytes_mut())))
+            }
+        };
+        let context = context!(self, &[]);
+        self.compressed.attend(context, &self.inputs, (rows, entries), &operands, (layer, &self.index));
+        self.record(Phase::Attention, t0, std::iter::empty(), 0);
+    }
+
     fn delta_net(&mut self, layer: &DeltaLayer) {
         let t0 = Instant::now();
         let states = self.states.expect("a model with recurrent layers has a pool of states");
@@ -185,12 +236,13 @@ impl Operations for Cpu {
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let (x, residual) = (self.place(x), self.place(residual));
-        self.mixture.run(context!(self), moe.number(), x, residual, self.profile.as_mut());
+        let tokens = self.inputs.tokens();
+        self.mixture.run(context!(self), (moe.number(), tokens), x, residual, self.profile.as_mut());
     }
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
         let (x, normed, residual) = (self.place(x), self.place(normed), self.place(residual));
-        self.mixture.run_but_experts(context!(self), moe.number(), x, normed, residual)
+        self.mixture.run_but_experts(context!(self), (moe.number(), self.inputs.tokens()), x, normed, residual)
     }
 
     fn elementwise(&mut self, operation: &Elementwise) {
@@ -306,6 +358,20 @@ impl Operations for Cpu {
                     elementwise::gather(x, order, out);
                 });
                 self.record(Phase::Project, t0, std::iter::empty(), 0);
+            }
+            Elementwise::TurnPairs { x, head, rotary, back } => {
+                let (x, angles) = (self.place(x), self.rotary[rotary.number()].place());
+                let positions = &self.inputs.positions()[..tokens];
+                self.pool.run(tokens.div_ceil(ROWS), &|task, _| {
+                    for t in task * ROWS..((task + 1) * ROWS).min(tokens) {
+                        // SAFETY: a task alone uses its rows; angles are written before a step.
+                        let (x, angles) =
+                            unsafe { (x.get_mut(t, 0..x.cols), angles.get(positions[t] as usize, 0..angles.cols)) };
+                        let (cos, sin) = angles.split_at(angles.len() / 2);
+                        x.chunks_exact_mut(head).for_each(|x| rotary::rotate_pairs(isa, x, cos, sin, back));
+                    }
+                });
+                self.record(Phase::Attention, t0, std::iter::empty(), 0);
             }
             Elementwise::SplitPairs { x, head } => {
                 let x = self.place(x);
@@ -445,7 +511,8 @@ impl Backend for Cpu {
             + self.delta.bytes()
             + self.state_spaces.bytes()
             + self.channel_deltas.bytes()
-            + self.index.bytes();
+            + self.index.bytes()
+            + self.compressed.bytes();
         let bytes = |class| match class {
             MemoryClass::WeightsMapped => of(class) + weights(true),
             MemoryClass::WeightsCopied => of(class) + weights(false) + copies + self.tables.bytes(),

@@ -40,7 +40,7 @@ impl Cpu {
             // SAFETY: a task alone uses its rows, and streams are only read now.
             unsafe {
                 let own = weights.get_mut(t, 0..weights.cols);
-                streams::mixing(own, bias, layer.scales, layer.eps, layer.rounds);
+                streams::mixing(n, own, bias, layer.scales, layer.eps, layer.rounds);
                 streams::collapse(isa, from.get(t, 0..from.cols), &own[..n], out.get_mut(t, 0..out.cols));
             }
         });

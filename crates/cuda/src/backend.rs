@@ -5,11 +5,11 @@ use std::{cell::Cell, time::Instant};
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, Best, BufferId, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory, DeviceSampling,
-    Elementwise, ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, LatentLayer, Linear, Logits, Lookahead,
-    MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile,
-    Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, Scaled, StateSpaceLayer,
-    StepInputs, StepScratch, StreamLayer, Streamed, Tensor, Top,
+    AttentionLayer, Backend, Best, BufferId, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device,
+    DeviceMemory, DeviceSampling, Elementwise, ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, LatentLayer,
+    Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations,
+    Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats,
+    Scaled, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
@@ -201,6 +201,18 @@ impl Operations for Cuda {
         self.enqueue_phase(Phase::Attention, &[], 0, |own| own.index.run(&own.context, layer));
     }
 
+    fn compress(&mut self, _: &CompressLayer) {
+        unreachable!("refused at load");
+    }
+
+    fn select(&mut self, _: &SelectLayer) {
+        unreachable!("refused at load");
+    }
+
+    fn compressed_attention(&mut self, _: &CompressedLayer) {
+        unreachable!("refused at load");
+    }
+
     fn delta_net(&mut self, layer: &DeltaLayer) {
         self.enqueue_phase(Phase::DeltaNet, &[], 0, |own| own.delta.run(&own.context, layer));
     }
@@ -258,9 +270,10 @@ impl Operations for Cuda {
             | Elementwise::Gather { .. }
             | Elementwise::Expand { .. }
             | Elementwise::Mean { .. } => Phase::Project,
-            Elementwise::SplitPairs { .. } | Elementwise::Norm { .. } | Elementwise::ScaleRows { .. } => {
-                Phase::Attention
-            }
+            Elementwise::TurnPairs { .. }
+            | Elementwise::SplitPairs { .. }
+            | Elementwise::Norm { .. }
+            | Elementwise::ScaleRows { .. } => Phase::Attention,
         };
         self.enqueue_phase(phase, &[], 0, |own| elementwise(&own.context, operation));
     }

@@ -1,6 +1,6 @@
 //! A mixture as it is registered: what its kernels need to know of the router and the experts.
 
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, bail};
 use sluice_backend::{Activations, ExpertKind, Moe, Scoring, SharedExpert};
 
 use crate::device::memory::{DeviceBuffer, bytes_of};
@@ -53,6 +53,9 @@ impl MoeLayer {
             Scoring::Sigmoid { bias, .. } => bias,
             Scoring::SoftmaxTopK { scales, .. } => scales,
             Scoring::TopKSoftmax { .. } => &Vec::new(),
+            Scoring::RootSoftplus { .. } | Scoring::ByToken { .. } => {
+                bail!("DeepSeek-V4 does not run on a GPU yet: take --device cpu")
+            }
         };
         let of_scoring = match numbers_of_experts.is_empty() {
             true => None,
@@ -133,6 +136,7 @@ impl MoeLayer {
                 parameters.bias = of_scoring;
                 (parameters.groups, parameters.top_groups) = (number(*groups), number(*top_groups));
             }
+            Scoring::RootSoftplus { .. } | Scoring::ByToken { .. } => unreachable!("refused"),
         }
         parameters
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Caches, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory, DeviceSampling,
-    Elementwise, ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId,
-    MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
-    Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, StateSpaceLayer, StepInputs, StepScratch,
-    StreamLayer, Streamed, Tensor,
+    AttentionLayer, Backend, BufferId, Caches, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device,
+    DeviceMemory, DeviceSampling, Elementwise, ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
+    Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome,
+    Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, SelectLayer,
+    StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor,
 };
 use sluice_experts::Error;
 use sluice_store::{Bytes, Loading};
@@ -319,6 +319,18 @@ impl Operations for Pipeline {
             [q, k, weights, layer.norm.scale.weight, layer.norm.bias].into_iter().chain(of_pool).collect();
         let there = self.groups[layer.group].layers[layer.layer].1;
         self.prepare(home, &reads, &[q, k, weights]).index(&IndexLayer { layer: there, ..layer.clone() });
+    }
+
+    fn compress(&mut self, _: &CompressLayer) {
+        unreachable!("refused at load");
+    }
+
+    fn select(&mut self, _: &SelectLayer) {
+        unreachable!("refused at load");
+    }
+
+    fn compressed_attention(&mut self, _: &CompressedLayer) {
+        unreachable!("refused at load");
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

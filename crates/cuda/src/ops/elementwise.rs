@@ -107,6 +107,7 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
             let parameters = p::Between { other: context.place(out), norm, cols: number(out.cols), ..of(x) };
             (Kernel::BETWEEN_GATHER, parts(out), THREADS, parameters)
         }
+        Elementwise::TurnPairs { .. } => unreachable!("refused at load"),
         Elementwise::SplitPairs { x, head } => {
             check(&[x]);
             assert!(

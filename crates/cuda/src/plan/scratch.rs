@@ -2,9 +2,9 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, ChannelDeltaLayer, DeltaLayer, DeltaShape, Elementwise, ExpertKind, IndexLayer,
-    KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer,
-    StepInputs, StepScratch, StreamLayer, Tensor,
+    Activations, AttentionLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, DeltaShape,
+    Elementwise, ExpertKind, IndexLayer, KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations,
+    Projection, Routing, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Tensor,
 };
 
 use crate::kernels::INT11_FLOAT_FORMATS;
@@ -235,6 +235,18 @@ impl Operations for ScratchPlanner<'_> {
         grow(&mut self.index_scores, scores);
         self.index_at = self.operations.len();
         self.note(OperationKey::Attention(layer.group, layer.layer), &[], None);
+    }
+
+    fn compress(&mut self, _: &CompressLayer) {
+        unreachable!("refused at load");
+    }
+
+    fn select(&mut self, _: &SelectLayer) {
+        unreachable!("refused at load");
+    }
+
+    fn compressed_attention(&mut self, _: &CompressedLayer) {
+        unreachable!("refused at load");
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
