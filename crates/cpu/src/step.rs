@@ -8,7 +8,7 @@ use sluice_backend::{
     Phase, Profile, Projection, Routing, RowStats, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Streamed,
     Tensor,
 };
-use sluice_kernels::{affine, elementwise, norm, rotary};
+use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
 
 use crate::cpu::Cpu;
@@ -145,53 +145,15 @@ impl Operations for Cpu {
     }
 
     fn compress(&mut self, layer: &CompressLayer) {
-        let t0 = Instant::now();
-        let operands = attention::CompressOperands {
-            values: self.place(layer.values),
-            logits: self.place(layer.logits),
-            bias: self.place(layer.bias),
-            norm: (self.place(layer.norm.weight), layer.norm.eps),
-            frequencies: &self.rotary[layer.rotary.number()].frequencies,
-        };
-        let [rows, entries] = [layer.rows.group, layer.entries.group].map(|group| self.kv[group]);
-        let [of_rows, of_entries] = self
-            .buffers
-            .get_disjoint_mut([rows.buffer.number(), entries.buffer.number()])
-            .expect("rows and entries are two groups");
-        let rows = attention::Blocks { layout: rows.layout, bytes: of_rows.as_bytes_mut() };
-        let entries = attention::Blocks { layout: entries.layout, bytes: of_entries.as_bytes_mut() };
-        attention::compress(context!(self, &[]), &self.inputs, (rows, entries), &operands, layer);
-        self.record(Phase::Attention, t0, std::iter::empty(), 0);
+        self.make_entries(layer);
     }
 
     fn select(&mut self, layer: &SelectLayer) {
-        let t0 = Instant::now();
-        let operands = [layer.q, layer.weights].map(|t| self.place(t));
-        let (keys, entries) = (self.kv[layer.keys.group], self.kv[layer.entries_group].layout);
-        let bytes = self.buffers[keys.buffer.number()].as_bytes_mut();
-        let blocks = (&keys.layout, &*bytes, &entries);
-        self.index.select_entries(context!(self, &[]), &self.inputs, blocks, operands, layer);
-        self.record(Phase::Attention, t0, std::iter::empty(), 0);
+        self.select_entries(layer);
     }
 
     fn compressed_attention(&mut self, layer: &CompressedLayer) {
-        let t0 = Instant::now();
-        let [q, row, out, sinks] = [layer.q, layer.row, layer.out, layer.sinks].map(|t| self.place(t));
-        let operands = attention::AttendOperands { q, row, out, sinks };
-        let rows = self.kv[layer.rows.group];
-        let of = rows.buffer.number();
-        let (rows, entries) = match layer.entries.map(|of| self.kv[of.cache.group]) {
-            None => (attention::Blocks { layout: rows.layout, bytes: self.buffers[of].as_bytes_mut() }, None),
-            Some(entries) => {
-                let both = self.buffers.get_disjoint_mut([of, entries.buffer.number()]);
-                let [of_rows, of_entries] = both.expect("rows and entries are two groups");
-                let rows = attention::Blocks { layout: rows.layout, bytes: of_rows.as_bytes_mut() };
-                (rows, Some((entries.layout, &*of_entries.as_bytes_mut())))
-            }
-        };
-        let context = context!(self, &[]);
-        self.compressed.attend(context, &self.inputs, (rows, entries), &operands, (layer, &self.index));
-        self.record(Phase::Attention, t0, std::iter::empty(), 0);
+        self.attend_compressed(layer);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
@@ -280,14 +242,8 @@ impl Operations for Cpu {
                 });
                 self.record(Phase::Mlp, t0, std::iter::empty(), 0);
             }
-            Elementwise::Expand { x, weights, streams } => {
-                self.expand_streams(x, weights, streams);
-                self.record(Phase::Project, t0, std::iter::empty(), 0);
-            }
-            Elementwise::Mean { streams, out } => {
-                self.mean_of_streams(streams, out);
-                self.record(Phase::Project, t0, std::iter::empty(), 0);
-            }
+            Elementwise::Expand { x, weights, streams } => self.expand_streams(x, weights, streams),
+            Elementwise::Mean { streams, out } => self.mean_of_streams(streams, out),
             Elementwise::SquaredRelu { x } => {
                 let x = self.place(x);
                 // SAFETY: a task alone uses its rows.
@@ -359,29 +315,8 @@ impl Operations for Cpu {
                 });
                 self.record(Phase::Project, t0, std::iter::empty(), 0);
             }
-            Elementwise::TurnPairs { x, head, rotary, back } => {
-                let (x, angles) = (self.place(x), self.rotary[rotary.number()].place());
-                let positions = &self.inputs.positions()[..tokens];
-                self.pool.run(tokens.div_ceil(ROWS), &|task, _| {
-                    for t in task * ROWS..((task + 1) * ROWS).min(tokens) {
-                        // SAFETY: a task alone uses its rows; angles are written before a step.
-                        let (x, angles) =
-                            unsafe { (x.get_mut(t, 0..x.cols), angles.get(positions[t] as usize, 0..angles.cols)) };
-                        let (cos, sin) = angles.split_at(angles.len() / 2);
-                        x.chunks_exact_mut(head).for_each(|x| rotary::rotate_pairs(isa, x, cos, sin, back));
-                    }
-                });
-                self.record(Phase::Attention, t0, std::iter::empty(), 0);
-            }
-            Elementwise::SplitPairs { x, head } => {
-                let x = self.place(x);
-                self.workers.reserve(0, head, 0, 0);
-                self.each_row(tokens, &|t, row| {
-                    // SAFETY: a task alone uses its rows.
-                    unsafe { elementwise::split_pairs(x.get_mut(t, 0..x.cols), part(row, head)) }
-                });
-                self.record(Phase::Attention, t0, std::iter::empty(), 0);
-            }
+            Elementwise::TurnPairs { x, head, rotary, back } => self.turn_pairs(x, head, (rotary, back)),
+            Elementwise::SplitPairs { x, head } => self.split_pairs(x, head),
         }
     }
 

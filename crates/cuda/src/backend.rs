@@ -18,6 +18,7 @@ use crate::cuda::{Cuda, expect_device};
 use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::loading;
 use crate::moe::offload::{ExpertStreaming, RESERVE, min_bytes};
+use crate::ops::compressed;
 use crate::ops::context::{Buffer, Context, contiguous_pieces};
 use crate::ops::elementwise::{elementwise, soft_cap};
 use crate::ops::logits::embed;
@@ -201,16 +202,19 @@ impl Operations for Cuda {
         self.enqueue_phase(Phase::Attention, &[], 0, |own| own.index.run(&own.context, layer));
     }
 
-    fn compress(&mut self, _: &CompressLayer) {
-        unreachable!("refused at load");
+    fn compress(&mut self, layer: &CompressLayer) {
+        self.encoded.encoded_from = None;
+        self.enqueue_phase(Phase::Attention, &[], 0, |own| compressed::compress(&own.context, layer));
     }
 
-    fn select(&mut self, _: &SelectLayer) {
-        unreachable!("refused at load");
+    fn select(&mut self, layer: &SelectLayer) {
+        self.encoded.encoded_from = None;
+        self.enqueue_phase(Phase::Attention, &[], 0, |own| own.index.run_entries(&own.context, layer));
     }
 
-    fn compressed_attention(&mut self, _: &CompressedLayer) {
-        unreachable!("refused at load");
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        self.encoded.encoded_from = None;
+        self.enqueue_phase(Phase::Attention, &[], 0, |own| compressed::attend(&own.context, layer, own.index.entries));
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

@@ -54,8 +54,8 @@ unsafe fn rotate_lanes<V: Lanes>(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-// No iterator adapters: their closures may be compiled without the instruction set of the kernel around them.
-#[allow(clippy::needless_range_loop)]
+// No iterator adapters: their closures may be compiled without the instruction set of the kernel around them. Pairs are taken one by one, and the compiler makes registers of them.
+#[allow(clippy::needless_range_loop, clippy::extra_unused_type_parameters)]
 #[inline(always)]
 unsafe fn rotate_pairs_lanes<V: Lanes>(head: &mut [f32], cos: &[f32], sin: &[f32], back: bool) {
     let n = cos.len();

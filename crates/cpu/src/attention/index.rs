@@ -379,8 +379,8 @@ fn store_pools(
         if is_last(t) {
             let (table, first) =
                 (inputs.table(group, inputs.sequence_of(t)), inputs.positions()[t] as usize + 1 - size);
-            // SAFETY: this task alone uses this token's row.
             let rows = (0..size).map(|i| Pooled { position: first + i, heads: [0, 1] });
+            // SAFETY: this task alone uses this token's row.
             average_rows(isa, &kv, table, rows, bias, unsafe { k.get_mut(t, 0..dim) });
         }
     });

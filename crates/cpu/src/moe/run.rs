@@ -399,11 +399,11 @@ fn choose(
     routing.weights.resize(n * k, 0.0);
     let (ids, weights) = (Parts::new(&mut routing.experts), Parts::new(&mut routing.weights));
     context.pool.run(n.div_ceil(8), &|task, _| {
-        for t in task * 8..((task + 1) * 8).min(n) {
+        for (t, token) in tokens.iter().enumerate().take(n).skip(task * 8).take(8) {
             // SAFETY: this task alone uses this token's parts.
             let (logits, ids, weights) =
                 unsafe { (out.get_mut(t, 0..count), ids.get(t * k..(t + 1) * k), weights.get(t * k..(t + 1) * k)) };
-            route::route(isa, &moe.scoring, tokens[t], logits, ids, weights);
+            route::route(isa, &moe.scoring, *token, logits, ids, weights);
         }
     });
 }

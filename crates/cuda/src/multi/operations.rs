@@ -309,28 +309,20 @@ impl Operations for Pipeline {
             .latent_attention(&LatentLayer { layer: there, ..layer.clone() });
     }
 
-    /// On the device of the rows that are selected: the plan cuts nothing between.
     fn index(&mut self, layer: &IndexLayer) {
-        let home = self.home(OperationKey::Attention(layer.group, layer.layer));
-        let tokens = self.devices[0].context.inputs.tokens().len();
-        let [q, k, weights] = [layer.q, layer.k, layer.weights].map(|t| t.first_rows(tokens));
-        let of_pool = layer.pool.into_iter().flat_map(|pool| [pool.logits.first_rows(tokens), pool.bias]);
-        let reads: Vec<Tensor> =
-            [q, k, weights, layer.norm.scale.weight, layer.norm.bias].into_iter().chain(of_pool).collect();
-        let there = self.groups[layer.group].layers[layer.layer].1;
-        self.prepare(home, &reads, &[q, k, weights]).index(&IndexLayer { layer: there, ..layer.clone() });
+        self.select_positions(layer);
     }
 
-    fn compress(&mut self, _: &CompressLayer) {
-        unreachable!("refused at load");
+    fn compress(&mut self, layer: &CompressLayer) {
+        self.make_entries(layer);
     }
 
-    fn select(&mut self, _: &SelectLayer) {
-        unreachable!("refused at load");
+    fn select(&mut self, layer: &SelectLayer) {
+        self.select_entries(layer);
     }
 
-    fn compressed_attention(&mut self, _: &CompressedLayer) {
-        unreachable!("refused at load");
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        self.attend_compressed(layer);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

@@ -2,7 +2,7 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, DeltaShape,
+    Activations, AttentionLayer, CacheLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, DeltaShape,
     Elementwise, ExpertKind, IndexLayer, KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations,
     Projection, Routing, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Tensor,
 };
@@ -237,16 +237,20 @@ impl Operations for ScratchPlanner<'_> {
         self.note(OperationKey::Attention(layer.group, layer.layer), &[], None);
     }
 
-    fn compress(&mut self, _: &CompressLayer) {
-        unreachable!("refused at load");
+    fn compress(&mut self, layer: &CompressLayer) {
+        for CacheLayer { group, layer } in [layer.rows, layer.entries] {
+            self.note(OperationKey::Attention(group, layer), &[], None);
+        }
     }
 
-    fn select(&mut self, _: &SelectLayer) {
-        unreachable!("refused at load");
+    fn select(&mut self, layer: &SelectLayer) {
+        grow(&mut self.index_slots, 4 * self.tokens * layer.top);
+        grow(&mut self.index_scores, index::scores_bytes(self.tokens));
+        self.note(OperationKey::Attention(layer.keys.group, layer.keys.layer), &[], None);
     }
 
-    fn compressed_attention(&mut self, _: &CompressedLayer) {
-        unreachable!("refused at load");
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        self.note(OperationKey::Attention(layer.rows.group, layer.rows.layer), &[], None);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

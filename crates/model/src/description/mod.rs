@@ -2,8 +2,10 @@
 //! use nothing else, so a new architecture is one file that makes a [`Description`].
 
 mod attention;
+mod cache_group;
 mod channel_delta_weights;
 mod compressed;
+mod compressed_weights;
 mod cut;
 mod delta_net;
 mod experts;
@@ -27,11 +29,12 @@ use crate::config::Config;
 use crate::mlx_lm::MlxLm;
 use crate::rope::Rotary;
 pub use attention::{
-    AttentionBiases, AttentionDescription, AttentionVariant, CacheContent, CacheGroup, CacheKind, IndexDescription,
-    LatentDescription, QueryGrowth, ValueSource,
+    AttentionBiases, AttentionDescription, AttentionVariant, IndexDescription, LatentDescription, QueryGrowth,
+    ValueSource,
 };
-pub(crate) use compressed::COMPRESSORS;
+pub use cache_group::{CacheContent, CacheGroup, CacheKind};
 pub use compressed::{CompressedDescription, CompressionDescription, EntryIndexDescription};
+pub(crate) use compressed_weights::COMPRESSORS;
 pub use delta_net::{ChannelDeltaDescription, DeltaDescription, ProjectionLayout};
 pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
