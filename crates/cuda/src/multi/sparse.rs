@@ -1,6 +1,8 @@
 //! Indexers and compressed attention on several devices: all of a layer is on one of them.
 
-use sluice_backend::{CacheLayer, CompressLayer, CompressedLayer, Entries, IndexLayer, Operations, SelectLayer, Tensor};
+use sluice_backend::{
+    CacheLayer, CompressLayer, CompressedLayer, Entries, IndexLayer, Operations, SelectLayer, Tensor,
+};
 
 use crate::multi::partition::OperationKey;
 use crate::multi::pipeline::Pipeline;
