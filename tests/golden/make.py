@@ -85,6 +85,8 @@ def build(config, seed):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("tid2eid"):
+                buffer.copy_(torch.stack([torch.randperm(config.n_routed_experts, generator=generator)[:buffer.shape[1]] for _ in buffer]))
             if name.endswith("layer_scalar"):
                 buffer.copy_(0.6 + 0.5 * torch.rand(buffer.shape, generator=generator))
     return model.float().eval()
@@ -147,7 +149,7 @@ def margin(router, given, logits):
     bias = given[1] if len(given) > 1 else getattr(router, "e_score_correction_bias", None)
     if bias is None:
         return gap(logits, router.top_k)
-    scores = logits.sigmoid() + bias
+    scores = getattr(router, "score_fn", torch.sigmoid)(logits) + bias
     groups, top = getattr(router, "num_group", 1), getattr(router, "topk_group", 1)
     if groups == 1:
         return gap(scores, router.top_k)
@@ -161,7 +163,7 @@ def margin(router, given, logits):
 def examine(name, model, tokens, reference):
     """How much each kind of layer matters, and how near the routers come to a tie. Complains where a case would test too little."""
     facts = {}
-    for what, pattern in {"attention": ("self_attn.o_proj.weight", "mixer.o_proj.weight"), "linear attention": "linear_attn.out_proj.weight",
+    for what, pattern in {"attention": ("self_attn.o_proj.weight", "self_attn.o_b_proj.weight", "mixer.o_proj.weight"), "linear attention": "linear_attn.out_proj.weight",
                           "state space": ("mamba.out_proj.weight", "mixer.out_proj.weight"), "mlp": ("mlp.down_proj.weight", "mixer.down_proj.weight"),
                           "experts": ("mlp.experts.down_proj", ".experts.down_proj"), "per-layer embeddings": "embed_tokens_per_layer.weight",
                           "shared expert": ("mlp.shared_expert.down_proj.weight", "mlp.shared_experts.down_proj.weight", "mixer.shared_experts.down_proj.weight"),

@@ -7,13 +7,29 @@ tie, too.
 import torch
 
 import make
-from make import NearTie, changed, main, old_style
+from make import NearTie, changed, main, old_style, without
 
 MARGIN = 2e-5  # of the greatest score of an indexer, between the last selected and the first other
 MLA = dict(vocab_size=256, hidden_size=48, intermediate_size=60, moe_intermediate_size=20, num_attention_heads=6, num_key_value_heads=6, q_lora_rank=24, kv_lora_rank=32,
            qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=12, n_shared_experts=1, num_experts_per_tok=3, max_position_embeddings=128)
 GLM_IMAGES = dict(image_token_id=250, video_token_id=251, image_start_token_id=252, image_end_token_id=253, video_start_token_id=254, video_end_token_id=255,
                   vision_config=dict(depth=1, hidden_size=16, intermediate_size=24, num_heads=2, patch_size=4, image_size=16, out_hidden_size=40, projection_intermediate_size=24))
+SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
+
+
+def published(name, tensor):
+    """Names outside of layers as DeepSeek publishes them; transformers writes its own there."""
+    name = name.removeprefix("model.")
+    return {{"embed_tokens.weight": "embed.weight"}.get(name, name.replace("hc_head.hc_", "hc_head_")): tensor}
+
+
+def hub_keys(config):
+    """The keys of DeepSeek's own config, in the place of lists that transformers makes of them."""
+    scaling = {k: v for k, v in config["rope_parameters"]["compress"].items() if k not in ("rope_type", "rope_theta", "partial_rotary_factor", "attention_factor")}
+    rates = config["compress_rates"]
+    return config | {"compress_ratios": [{SLIDING: 0, SPARSE: 4, HEAVY: 128}[kind] for kind in config["layer_types"]], "compress_rate_csa": rates[SPARSE], "compress_rate_hca": rates[HEAVY],
+                     "num_hash_layers": config["mlp_layer_types"].count("hash_moe"), "rope_scaling": scaling | {"type": "yarn"}}
+
 
 CHECKPOINTS = {
     "deepseek_v32": dict(
@@ -37,6 +53,16 @@ CHECKPOINTS = {
                                      layer_types=["linear_attention", "indexed_attention", "linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
                                      indexer_types=["full", "full", "full", "full", "shared", "full"], mlp_layer_types=["dense", "sparse", "dense", "sparse", "dense", "dense"],
                                      **(MLA | dict(hidden_size=40, qk_rope_head_dim=0, n_routed_experts=8))))),
+    "deepseek_v4": dict(
+        seed=194, dtype="bfloat16", tensors=published,
+        note="DeepSeek-V4: four residual streams with a head of their own, layers with a window of 12 alone and with entries of 4 positions that an indexer selects and of 8, YaRN for these, grouped output projections, "
+        "experts by the token's number in two layers, a limit of SwiGLU that is reached, names as published, bf16",
+        config=dict(model_type="deepseek_v4", vocab_size=256, hidden_size=40, moe_intermediate_size=20, num_hidden_layers=4, num_attention_heads=6, head_dim=24, qk_rope_head_dim=8, q_lora_rank=24,
+                    num_experts_per_tok=3, n_routed_experts=8, routed_scaling_factor=1.5, layer_types=[SLIDING, SPARSE, HEAVY, SPARSE], compress_rates={SPARSE: 4, HEAVY: 8},
+                    mlp_layer_types=["hash_moe", "hash_moe", "moe", "moe"], sliding_window=12, o_groups=2, o_lora_rank=16, index_n_heads=10, index_head_dim=16, index_topk=5, swiglu_limit=1.2,
+                    tie_word_embeddings=False, max_position_embeddings=128, compress_rope_theta=5000.0, rope_theta=1000.0,
+                    rope_parameters={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0}),
+        variants={"-hub": [hub_keys, without("rope_parameters", "layer_types", "mlp_layer_types", "compress_rates", "partial_rotary_factor"), dict(note="keys of DeepSeek's own config")]}),
 }
 
 
@@ -44,7 +70,8 @@ def without_ties(logits_by_steps):
     """`make.logits_by_steps` of a model whose indexers come nowhere near a tie."""
     def run(model, tokens):
         gaps, topk = [], torch.Tensor.topk
-        pool = getattr(model.config.get_text_config(), "index_kpool", 1)
+        text = model.config.get_text_config()
+        pool = getattr(text, "compress_rates", {}).get(SPARSE) or getattr(text, "index_kpool", 1)
 
         def watched(scores, k, **arguments):
             if scores.dim() == 3 and scores.shape[1] == len(tokens) and scores.shape[-1] == len(tokens) // pool > k:  # of an indexer: [batch, tokens, positions or pools]

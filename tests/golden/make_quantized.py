@@ -45,6 +45,13 @@ LATENT = {k: v for k, v in DENSE.items() if k != "head_dim"} | dict(
     num_key_value_heads=2, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=2.5, num_nextn_predict_layers=0,
     q_lora_rank=32, kv_lora_rank=160, qk_nope_head_dim=80, qk_rope_head_dim=16, v_head_dim=64,
 )
+# Compressed attention, of all three kinds of layers.
+V4 = dict(
+    model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"], hidden_size=64, moe_intermediate_size=32, num_hidden_layers=3, vocab_size=64, num_attention_heads=4,
+    num_key_value_heads=1, head_dim=64, qk_rope_head_dim=16, q_lora_rank=32, o_groups=2, o_lora_rank=32, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+    routed_scaling_factor=1.5, compress_ratios=[0, 4, 128], compress_rate_hca=8, num_hash_layers=1, sliding_window=6, index_n_heads=2, index_head_dim=32, index_topk=2,
+    hc_mult=2, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=5000.0, tie_word_embeddings=False,
+)
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
@@ -87,6 +94,18 @@ def fp8_blocks(scale_dtype=torch.float32, power=False):
         stored = scale.to(torch.float8_e8m0fnu) if power else scale.to(scale_dtype)
         return {"weight": q.contiguous(), "weight_scale_inv": stored.contiguous()}, values
     return quantize
+
+
+def deepseek_v4(w, of_experts):
+    """FP8 of blocks, and numbers of four bits in bytes with a sign for experts; all scales are powers of 2."""
+    if not of_experts:
+        tensors, values = fp8_blocks(power=True)(w)
+        return {"weight": tensors["weight"], "scale": tensors["weight_scale_inv"]}, values
+    groups = grouped(w, 32)
+    scale = torch.exp2(torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True) / 6)))
+    codes = nearest_e2m1(groups / scale)
+    values = (E2M1[codes.long()] * scale).reshape(w.shape)
+    return {"weight": nibbles(codes.reshape(w.shape)).view(torch.int8), "scale": scale.squeeze(-1).to(torch.float8_e8m0fnu)}, values
 
 
 def fp8_rows(w):
@@ -290,6 +309,7 @@ CASES = {
     "fp8_minimax_m2": (MINIMAX, (fp8_blocks(), FP8)),
     "fp8_glm4_moe": (GLM, (fp8_rows, FP8_ROWS)),
     "fp8_deepseek_v3": (LATENT, (fp8_blocks(), FP8)),
+    "fp8_deepseek_v4": (V4, (deepseek_v4, FP8 | {"scale_fmt": "ue8m0"})),
     "gptq_deepseek_v3": (LATENT, (gptq(), {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True})),
     "w4a16_deepseek_v3": (LATENT, packed(format="pack-quantized", group_size=32)),
     "fp8_channels": (DENSE, packed(format="float-quantized", num_bits=8, type="float", strategy="channel")),
@@ -316,8 +336,22 @@ CASES = {
 }
 
 
+# Behind each other: what transformers calls parts of DeepSeek-V4, and its publisher.
+V4_NAMES = [
+    ("model.", ""), ("compressor.indexer.scorer.weights_proj", "indexer.weights_proj"), ("compressor.indexer.q_b_proj", "indexer.wq_b"), ("compressor.indexer.", "indexer.compressor."),
+    ("compressor.gate_proj", "compressor.wgate"), ("self_attn.", "attn."), ("q_a_proj", "wq_a"), ("q_b_proj", "wq_b"), ("kv_proj", "wkv"), ("o_a_proj", "wo_a"), ("o_b_proj", "wo_b"),
+    ("q_a_norm", "q_norm"), ("kv_norm", "norm"), ("position_bias", "ape"), ("sinks", "attn_sink"), ("mlp.", "ffn."), ("gate.e_score_correction_bias", "gate.bias"), (".gate_proj.", ".w1."),
+    (".up_proj.", ".w3."), (".down_proj.", ".w2."), ("attn_hc.", "hc_attn_"), ("ffn_hc.", "hc_ffn_"), ("hc_head.hc_", "hc_head_"), ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"), ("embed_tokens", "embed"), ("lm_head", "head"),
+]
+
+
 def published(name, model_type):
     """What published checkpoints call a tensor."""
+    if model_type == "deepseek_v4":
+        for theirs, ours in V4_NAMES:
+            name = name.replace(theirs, ours)
+        return name
     if model_type != "minimax_m2":
         return name
     for ours, theirs in [(".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".up_proj.", ".w3."), (".down_proj.", ".w2.")]:
@@ -332,9 +366,12 @@ def make(name, config, method, quantization):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), attn_implementation="eager").float().eval()
-    stored, values = {}, {}
+    stored, values, is_v4 = {}, {}, config["model_type"] == "deepseek_v4"
     for key, w in model.state_dict().items():
-        if key == "lm_head.weight":
+        if key == "lm_head.weight" and config["tie_word_embeddings"]:
+            continue
+        if key.endswith("tid2eid"):
+            values[key] = stored[key] = torch.stack([torch.randperm(config["n_routed_experts"])[:w.shape[1]] for _ in w])
             continue
         w = (torch.randn(w.shape) * (0.1 if w.dim() > 1 else 0.02) + (1 if w.dim() == 1 else 0)).bfloat16().float()
         if key.endswith("e_score_correction_bias"):
@@ -346,10 +383,10 @@ def make(name, config, method, quantization):
             parts = [("gate_proj", slice(0, half)), ("up_proj", slice(half, None))] if key.endswith("gate_up_proj") else [("down_proj", slice(None))]
             for e in range(w.shape[0]):
                 for part, rows in parts:
-                    tensors, values[key][e, rows] = method(w[e, rows].contiguous())
+                    tensors, values[key][e, rows] = method(w[e, rows].contiguous(), *[True][:is_v4])
                     stored |= {f"{prefix}.{e}.{part}.{leaf}": t for leaf, t in tensors.items()}
-        elif w.dim() == 2 and "_proj" in key:
-            tensors, values[key] = method(w)
+        elif w.dim() == 2 and "_proj" in key and not (is_v4 and ("compressor" in key and "q_b_proj" not in key)):
+            tensors, values[key] = method(w, *[False][:is_v4])
             stored |= {f"{key[:-len('weight')]}{leaf}": t for leaf, t in tensors.items()}
         else:
             stored[key] = w.bfloat16()

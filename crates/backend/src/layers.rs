@@ -174,6 +174,17 @@ pub enum Elementwise {
         /// `[tokens, cols]`, no part of `x`.
         out: Tensor,
     },
+    /// The last elements of each run of `head` columns, pairs beside each other, are turned by the angles of the token's position, or back by them (DeepSeek-V4).
+    TurnPairs {
+        /// `[tokens, heads * head]`
+        x: Tensor,
+        /// Columns of a run: at least as many as are turned.
+        head: usize,
+        /// The angles.
+        rotary: RotaryId,
+        /// Turns back.
+        back: bool,
+    },
     /// In each run of `head` columns, elements 2i and 2i + 1 go to i and i + head / 2.
     SplitPairs {
         /// `[tokens, heads * head]`

@@ -8,6 +8,7 @@
 
 mod backend;
 mod channel_delta;
+mod compressed;
 mod index;
 mod latent;
 mod layers;
@@ -23,6 +24,7 @@ mod streams;
 
 pub use backend::Backend;
 pub use channel_delta::ChannelDeltaLayer;
+pub use compressed::{CacheLayer, CompressLayer, CompressedLayer, Entries, SelectLayer};
 pub use index::{IndexLayer, IndexPool, LayerNorm};
 pub use latent::{HeadRows, LatentKeys, LatentLayer};
 pub use layers::*;

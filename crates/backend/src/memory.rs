@@ -203,12 +203,19 @@ pub struct KvLayout {
     pub mode: AttentionMode,
     /// Positions of a block.
     pub block_tokens: usize,
+    /// Positions that have one row together, which divide those of a block; 1: each has its own.
+    pub every: usize,
 }
 
 impl KvLayout {
+    /// Rows of a block for each KV head. Slots divided by [`KvLayout::every`] count them.
+    pub fn block_rows(&self) -> usize {
+        self.block_tokens / self.every
+    }
+
     /// Bytes of one layer in a block.
     pub fn layer_bytes(&self) -> usize {
-        let rows = self.kv_heads * self.block_tokens;
+        let rows = self.kv_heads * self.block_rows();
         let values = if self.v_dim > 0 { self.kv_type.bytes(rows, self.v_dim) } else { 0 };
         self.kv_type.bytes(rows, self.k_dim) + values
     }

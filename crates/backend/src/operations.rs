@@ -1,8 +1,9 @@
 //! The operations that a model is written in.
 
 use crate::{
-    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, LatentLayer, Linear, MatrixId, Mlp, MoeId,
-    Norm, Projection, Routing, StateSpaceLayer, StreamLayer, Tensor,
+    AttentionLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, IndexLayer,
+    LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing, SelectLayer, StateSpaceLayer, StreamLayer,
+    Tensor,
 };
 
 /// What a step computes, one method per fused operation. Shapes stand at the arguments; `tokens` is the number of rows of the step.
@@ -26,6 +27,12 @@ pub trait Operations {
     fn latent_attention(&mut self, layer: &LatentLayer);
     /// Norms and turns an indexer's keys and stores them in their slots; scores what each token may see, and selects what the latent attention behind sees.
     fn index(&mut self, layer: &IndexLayer);
+    /// Stores rows and their logits in their slots, and makes the entries of windows that end with a token of the step.
+    fn compress(&mut self, layer: &CompressLayer);
+    /// Scores the entries that each token may see, and selects what the compressed attention behind sees.
+    fn select(&mut self, layer: &SelectLayer);
+    /// Stores rows in their slots, and attends over those of windows and over entries.
+    fn compressed_attention(&mut self, layer: &CompressedLayer);
     /// Short convolution, gates, delta rule and gated norm.
     fn delta_net(&mut self, layer: &DeltaLayer);
     /// Kimi Delta Attention: short convolution, gates, delta rule and gated norm.

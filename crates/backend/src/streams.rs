@@ -3,7 +3,7 @@
 use crate::layers::{Linear, Norm};
 use crate::memory::Tensor;
 
-/// The beginning of a block between several residual streams (Xie et al. 2026). From all streams of a token come its weights: how much of each stream goes into the block, how much of what the block puts out goes to each,
+/// The beginning of a block between several residual streams (Xie et al. 2026), or of what is behind the last (DeepSeek-V4), which gives nothing back to them: then there is only the first part of the weights, n of them. From all streams of a token come its weights: how much of each stream goes into the block, how much of what the block puts out goes to each,
 /// and how much of each stream to each.
 #[derive(Clone, Debug)]
 pub struct StreamLayer {

@@ -30,6 +30,7 @@ macro_rules! tests {
             attention_behind_deep_contexts_agrees_with_the_generic_cpu DEEP_CONTEXTS;
             latent_attention_agrees_with_the_generic_cpu LATENT_ATTENTION;
             sparse_indexers_agree_with_the_generic_cpu SPARSE_INDEXERS;
+            compressed_attention_agrees_with_the_generic_cpu COMPRESSED_ATTENTION;
             delta_rules_agree_with_the_generic_cpu DELTA_RULES;
             delta_rules_of_one_token_agree_with_the_generic_cpu DELTA_RULES_OF_ONE_TOKEN;
             delta_rules_by_channels_agree_with_the_generic_cpu CHANNEL_DELTAS;

@@ -13,7 +13,7 @@ use sluice_conformance::{Candidate, Checker, FAMILIES, Family, check};
 use sluice_engine::{Cpu, Engine, Isa, MemoryClass as Class, Options, Placement};
 use support::*;
 
-const FOLDERS: [&str; 11] = [
+const FOLDERS: [&str; 12] = [
     "qwen3",
     "qwen3_window",
     "qwen3_moe",
@@ -21,6 +21,7 @@ const FOLDERS: [&str; 11] = [
     "nemotron_h_moe",
     "kimi_linear",
     "glm5_next",
+    "deepseek_v4",
     "deepseek_v32",
     "mlx_qwen3_widths",
     "mlx_qwen3_next",
@@ -124,7 +125,8 @@ fn who_breaks_the_order_of_calls_is_told_so() {
         }),
         in_a_step(|c, _| {
             let (kv_type, mode) = (KvType::F32, AttentionMode::F32);
-            let layout = KvLayout { layers: 1, kv_heads: 1, k_dim: 8, v_dim: 8, kv_type, mode, block_tokens: 4 };
+            let layout =
+                KvLayout { layers: 1, kv_heads: 1, k_dim: 8, v_dim: 8, kv_type, mode, block_tokens: 4, every: 1 };
             let pool = c.alloc_kv(layout, 4).unwrap();
             c.commit_kv(&pool, 2).unwrap();
             c.copy_blocks(&pool, &[(0, 2)]);

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use sluice_backend::{Activations, Capacity, KvPool, Logits, Norm, Phase, Profile, StepInputs, Tensor};
 use sluice_kernels::Isa;
 
-use crate::attention::{AttentionWork, IndexWork, LatentWork};
+use crate::attention::{AttentionWork, CompressedWork, IndexWork, LatentWork};
 use crate::channel_delta::ChannelDeltaWork;
 use crate::delta_net::DeltaWork;
 use crate::encoded::Encoded;
@@ -55,6 +55,7 @@ pub struct Cpu {
     pub(crate) channel_deltas: ChannelDeltaWork,
     pub(crate) state_spaces: StateSpaceWork,
     pub(crate) index: IndexWork,
+    pub(crate) compressed: CompressedWork,
     pub(crate) mixture: HostMixture,
     /// Tables that stay on disk.
     pub(crate) tables: Tables,
@@ -98,6 +99,7 @@ impl Cpu {
             channel_deltas: ChannelDeltaWork::default(),
             state_spaces: StateSpaceWork::default(),
             index: IndexWork::default(),
+            compressed: CompressedWork::default(),
             mixture: HostMixture::default(),
             tables: Tables::default(),
             logits: Vec::new(),

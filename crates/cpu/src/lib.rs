@@ -4,6 +4,7 @@
 
 mod attention;
 mod channel_delta;
+mod compressed;
 mod convolution;
 mod cpu;
 mod delta_net;
@@ -13,6 +14,7 @@ mod matmul;
 mod memory;
 mod moe;
 mod numa;
+mod pairs;
 mod platform;
 mod recurrence;
 mod resources;

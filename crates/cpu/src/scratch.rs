@@ -15,9 +15,9 @@ use crate::moe::MAX_KEPT_BYTES;
 use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
-    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, IndexLayer, KvLayout,
-    LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer,
-    StepInputs, StepScratch, StreamLayer, Tensor,
+    AttentionLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows,
+    IndexLayer, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection,
+    Routing, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -88,6 +88,7 @@ struct Sizes {
     state_spaces: usize,
     channel_deltas: usize,
     index: usize,
+    compressed: usize,
     per_128_positions: usize,
     index_per_128_positions: usize,
 }
@@ -120,6 +121,7 @@ impl Sizes {
             + self.state_spaces
             + self.channel_deltas
             + self.index
+            + self.compressed
     }
 }
 
@@ -375,6 +377,29 @@ impl Operations for ScratchPlanner<'_> {
         let (scores, keys) = tasks::index_sizes(self.tokens, self.threads, 128);
         grow(&mut self.sizes.index_per_128_positions, 4 * scores + 8 * keys);
         grow(&mut self.sizes.index, 4 * self.tokens * layer.most_seen());
+    }
+
+    fn compress(&mut self, layer: &CompressLayer) {
+        grow(&mut self.sizes.row, 2 * layer.dim());
+    }
+
+    fn select(&mut self, layer: &SelectLayer) {
+        let (scores, keys) = tasks::index_sizes(self.tokens, self.threads, 128);
+        grow(&mut self.sizes.index_per_128_positions, 4 * scores + 8 * keys);
+        grow(&mut self.sizes.index, 4 * self.tokens * layer.top);
+    }
+
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        let shape = tasks::kv_shape(&self.layouts[layer.rows.group], layer.rows.layer);
+        let (dim, heads) = (layer.dim(), layer.heads.min(tasks::HEADS));
+        grow(&mut self.sizes.floats, attention::scratch_len(&shape, heads, 1));
+        let part = 4 * self.threads * heads * (dim + 2);
+        // Of entries there is a partition for each 128, or as many as are selected.
+        let most = layer.entries.map_or(0, |of| of.top.unwrap_or(0));
+        let all = layer.entries.filter(|of| of.top.is_none());
+        grow(&mut self.sizes.compressed, part * (tasks::most_parts(layer, 0) + most.div_ceil(128) + 1));
+        let growing = all.map_or(0, |of| part.div_ceil(of.rate));
+        grow(&mut self.sizes.per_128_positions, growing + 128 * self.angles);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, ChannelDeltaLayer, DeltaLayer, Device, Elementwise, IndexLayer, LatentLayer, Linear,
-    Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
-    Routing, RowStats, StateSpaceLayer, StepInputs, StreamLayer, Streamed, Tensor,
+    AttentionLayer, Backend, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device, Elementwise,
+    IndexLayer, LatentLayer, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome,
+    Phase, Profile, Projection, Routing, RowStats, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Streamed,
+    Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
@@ -143,6 +144,18 @@ impl Operations for Cpu {
         self.record(Phase::Attention, t0, std::iter::empty(), 0);
     }
 
+    fn compress(&mut self, layer: &CompressLayer) {
+        self.make_entries(layer);
+    }
+
+    fn select(&mut self, layer: &SelectLayer) {
+        self.select_entries(layer);
+    }
+
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        self.attend_compressed(layer);
+    }
+
     fn delta_net(&mut self, layer: &DeltaLayer) {
         let t0 = Instant::now();
         let states = self.states.expect("a model with recurrent layers has a pool of states");
@@ -185,12 +198,13 @@ impl Operations for Cpu {
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let (x, residual) = (self.place(x), self.place(residual));
-        self.mixture.run(context!(self), moe.number(), x, residual, self.profile.as_mut());
+        let tokens = self.inputs.tokens();
+        self.mixture.run(context!(self), (moe.number(), tokens), x, residual, self.profile.as_mut());
     }
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
         let (x, normed, residual) = (self.place(x), self.place(normed), self.place(residual));
-        self.mixture.run_but_experts(context!(self), moe.number(), x, normed, residual)
+        self.mixture.run_but_experts(context!(self), (moe.number(), self.inputs.tokens()), x, normed, residual)
     }
 
     fn elementwise(&mut self, operation: &Elementwise) {
@@ -228,14 +242,8 @@ impl Operations for Cpu {
                 });
                 self.record(Phase::Mlp, t0, std::iter::empty(), 0);
             }
-            Elementwise::Expand { x, weights, streams } => {
-                self.expand_streams(x, weights, streams);
-                self.record(Phase::Project, t0, std::iter::empty(), 0);
-            }
-            Elementwise::Mean { streams, out } => {
-                self.mean_of_streams(streams, out);
-                self.record(Phase::Project, t0, std::iter::empty(), 0);
-            }
+            Elementwise::Expand { x, weights, streams } => self.expand_streams(x, weights, streams),
+            Elementwise::Mean { streams, out } => self.mean_of_streams(streams, out),
             Elementwise::SquaredRelu { x } => {
                 let x = self.place(x);
                 // SAFETY: a task alone uses its rows.
@@ -307,15 +315,8 @@ impl Operations for Cpu {
                 });
                 self.record(Phase::Project, t0, std::iter::empty(), 0);
             }
-            Elementwise::SplitPairs { x, head } => {
-                let x = self.place(x);
-                self.workers.reserve(0, head, 0, 0);
-                self.each_row(tokens, &|t, row| {
-                    // SAFETY: a task alone uses its rows.
-                    unsafe { elementwise::split_pairs(x.get_mut(t, 0..x.cols), part(row, head)) }
-                });
-                self.record(Phase::Attention, t0, std::iter::empty(), 0);
-            }
+            Elementwise::TurnPairs { x, head, rotary, back } => self.turn_pairs(x, head, (rotary, back)),
+            Elementwise::SplitPairs { x, head } => self.split_pairs(x, head),
         }
     }
 
@@ -445,7 +446,8 @@ impl Backend for Cpu {
             + self.delta.bytes()
             + self.state_spaces.bytes()
             + self.channel_deltas.bytes()
-            + self.index.bytes();
+            + self.index.bytes()
+            + self.compressed.bytes();
         let bytes = |class| match class {
             MemoryClass::WeightsMapped => of(class) + weights(true),
             MemoryClass::WeightsCopied => of(class) + weights(false) + copies + self.tables.bytes(),

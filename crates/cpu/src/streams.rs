@@ -40,7 +40,7 @@ impl Cpu {
             // SAFETY: a task alone uses its rows, and streams are only read now.
             unsafe {
                 let own = weights.get_mut(t, 0..weights.cols);
-                streams::mixing(own, bias, layer.scales, layer.eps, layer.rounds);
+                streams::mixing(n, own, bias, layer.scales, layer.eps, layer.rounds);
                 streams::collapse(isa, from.get(t, 0..from.cols), &own[..n], out.get_mut(t, 0..out.cols));
             }
         });
@@ -49,6 +49,7 @@ impl Cpu {
 
     /// The end of a block: what it puts out, and what streams exchange.
     pub(crate) fn expand_streams(&mut self, x: Tensor, weights: Tensor, streams: Tensor) {
+        let t0 = Instant::now();
         let (tokens, isa, n) = (self.inputs.tokens().len(), self.isa, streams.cols / x.cols);
         let [x, weights, to] = [x, weights, streams].map(|tensor| self.place(tensor));
         self.each_row(tokens, &|t, _| {
@@ -58,15 +59,18 @@ impl Cpu {
                 streams::expand(isa, x.get(t, 0..x.cols), weights, to.get_mut(t, 0..to.cols));
             }
         });
+        self.record(Phase::Project, t0, std::iter::empty(), 0);
     }
 
     /// The mean of all streams.
     pub(crate) fn mean_of_streams(&mut self, streams: Tensor, out: Tensor) {
+        let t0 = Instant::now();
         let (tokens, isa) = (self.inputs.tokens().len(), self.isa);
         let [from, out] = [streams, out].map(|tensor| self.place(tensor));
         self.each_row(tokens, &|t, _| {
             // SAFETY: a task alone uses its rows.
             unsafe { streams::mean(isa, from.get(t, 0..from.cols), out.get_mut(t, 0..out.cols)) }
         });
+        self.record(Phase::Project, t0, std::iter::empty(), 0);
     }
 }

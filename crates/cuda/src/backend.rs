@@ -5,11 +5,11 @@ use std::{cell::Cell, time::Instant};
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, Best, BufferId, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory, DeviceSampling,
-    Elementwise, ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, LatentLayer, Linear, Logits, Lookahead,
-    MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile,
-    Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, Scaled, StateSpaceLayer,
-    StepInputs, StepScratch, StreamLayer, Streamed, Tensor, Top,
+    AttentionLayer, Backend, Best, BufferId, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device,
+    DeviceMemory, DeviceSampling, Elementwise, ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, LatentLayer,
+    Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations,
+    Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats,
+    Scaled, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
@@ -18,6 +18,7 @@ use crate::cuda::{Cuda, expect_device};
 use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::loading;
 use crate::moe::offload::{ExpertStreaming, RESERVE, min_bytes};
+use crate::ops::compressed;
 use crate::ops::context::{Buffer, Context, contiguous_pieces};
 use crate::ops::elementwise::{elementwise, soft_cap};
 use crate::ops::logits::embed;
@@ -201,6 +202,21 @@ impl Operations for Cuda {
         self.enqueue_phase(Phase::Attention, &[], 0, |own| own.index.run(&own.context, layer));
     }
 
+    fn compress(&mut self, layer: &CompressLayer) {
+        self.encoded.encoded_from = None;
+        self.enqueue_phase(Phase::Attention, &[], 0, |own| compressed::compress(&own.context, layer));
+    }
+
+    fn select(&mut self, layer: &SelectLayer) {
+        self.encoded.encoded_from = None;
+        self.enqueue_phase(Phase::Attention, &[], 0, |own| own.index.run_entries(&own.context, layer));
+    }
+
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        self.encoded.encoded_from = None;
+        self.enqueue_phase(Phase::Attention, &[], 0, |own| compressed::attend(&own.context, layer, own.index.entries));
+    }
+
     fn delta_net(&mut self, layer: &DeltaLayer) {
         self.enqueue_phase(Phase::DeltaNet, &[], 0, |own| own.delta.run(&own.context, layer));
     }
@@ -258,9 +274,10 @@ impl Operations for Cuda {
             | Elementwise::Gather { .. }
             | Elementwise::Expand { .. }
             | Elementwise::Mean { .. } => Phase::Project,
-            Elementwise::SplitPairs { .. } | Elementwise::Norm { .. } | Elementwise::ScaleRows { .. } => {
-                Phase::Attention
-            }
+            Elementwise::TurnPairs { .. }
+            | Elementwise::SplitPairs { .. }
+            | Elementwise::Norm { .. }
+            | Elementwise::ScaleRows { .. } => Phase::Attention,
         };
         self.enqueue_phase(phase, &[], 0, |own| elementwise(&own.context, operation));
     }

@@ -28,9 +28,11 @@ macro_rules! parameters {
     )* };
 }
 
+mod compressed;
 mod latent;
 mod recurrent;
 
+pub use compressed::{Compress, Compressed};
 pub use latent::{Index, LatentGather, LatentHeads, LatentQueries};
 pub use recurrent::{Convolution, Delta, StateSpace};
 
@@ -144,6 +146,8 @@ parameters! {
         count: u32,
         rows: u32,
         hidden: u32,
+        alone: u32,
+        unused: u32,
     }
     Matmul {
         matrix: Matrix,
@@ -325,6 +329,8 @@ parameters! {
         groups: u32,
         top_groups: u32,
         scale: f32,
+        table: Address,
+        numbers: Address,
     }
     Pairs {
         chosen: Address,

@@ -1,5 +1,4 @@
-//! Whole models on the GPU have the CPU's logits, bit for bit. Without a GPU most tests pass and print that they were skipped. `SLUICE_GPU=N` requires a device, and
-//! `SLUICE_MODELS=FOLDER:FOLDER` takes other models than the golden ones.
+//! Whole models on the GPU have the CPU's logits, bit for bit. Without a GPU most tests pass and print that they were skipped. `SLUICE_GPU=N` requires a device, and `SLUICE_MODELS=FOLDER:FOLDER` takes other models than the golden ones.
 
 #[path = "models/drafts.rs"]
 mod drafts;
@@ -13,13 +12,14 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling, TablePlacement};
 
-const MODELS: [&str; 48] = [
+const MODELS: [&str; 49] = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
     "glm4_moe_lite",
     "glm_moe_dsa",
     "glm5_next",
+    "deepseek_v4",
     "mistral4",
     "gemma4",
     "gemma4_moe",

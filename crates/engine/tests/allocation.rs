@@ -20,6 +20,7 @@ fn a_step_allocates_nothing() {
         "qwen3_next",
         "kimi_linear",
         "glm5_next",
+        "deepseek_v4",
         "deepseek_v32",
         "nemotron_h",
         "mlx_qwen3_widths",
@@ -35,11 +36,13 @@ fn a_step_allocates_nothing() {
         let by_model = DraftOptions { drafter: DrafterChoice::Model, ..drafting };
         let with = [drafting, by_model].map(|drafts| (Activations::Int8, Placement::Mapped, Some(drafts)));
         for (activations, experts, drafts) in without.chain(with) {
-            if experts != Placement::Mapped && !(folder.contains("moe") || folder.contains("next")) {
+            if experts != Placement::Mapped
+                && !(folder.contains("moe") || folder.contains("next") || folder.contains("v4"))
+            {
                 continue;
             }
             // A draft model stays within the context that it was made for: 128 tokens here, fewer than the prompt has.
-            if ["deepseek_v32", "glm5_next"].contains(&folder)
+            if ["deepseek_v32", "glm5_next", "deepseek_v4"].contains(&folder)
                 && drafts.is_some_and(|d| d.drafter == DrafterChoice::Model)
             {
                 continue;

@@ -54,6 +54,21 @@ unsafe fn rotate_lanes<V: Lanes>(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
+// No iterator adapters: their closures may be compiled without the instruction set of the kernel around them. Pairs are taken one by one, and the compiler makes registers of them.
+#[allow(clippy::needless_range_loop, clippy::extra_unused_type_parameters)]
+#[inline(always)]
+unsafe fn rotate_pairs_lanes<V: Lanes>(head: &mut [f32], cos: &[f32], sin: &[f32], back: bool) {
+    let n = cos.len();
+    assert!(sin.len() == n && 2 * n <= head.len(), "{n} cosines, {} sines, head of {}", sin.len(), head.len());
+    let from = head.len() - 2 * n;
+    for i in 0..n {
+        let (x, y) = (head[from + 2 * i], head[from + 2 * i + 1]);
+        let sin = if back { 0.0 - sin[i] } else { sin[i] };
+        head[from + 2 * i] = y.mul_add(0.0 - sin, x * cos[i]);
+        head[from + 2 * i + 1] = x.mul_add(sin, y * cos[i]);
+    }
+}
+
 #[inline(always)]
 unsafe fn norm_rotate_lanes<V: Lanes>(head: &mut [f32], w: Option<&[f32]>, eps: f32, cos: &[f32], sin: &[f32]) {
     // SAFETY: both check their lengths; the shell has the instruction set.
@@ -70,6 +85,12 @@ simd! {
 }
 
 simd! {
+    /// Rotates the last `2 * cos.len()` elements of `head` where they are: with x and y beside each other, `x' = fma(y, -sin, x * cos)` and `y' = fma(x, sin, y * cos)`.
+    /// `back`: with `-sin` in the place of sin.
+    pub fn rotate_pairs(head: &mut [f32], cos: &[f32], sin: &[f32], back: bool) = rotate_pairs_lanes
+}
+
+simd! {
     /// RMS norm of the whole head (`w` of `None`: all ones) and then [`rotate`], in place.
     pub fn norm_rotate(head: &mut [f32], w: Option<&[f32]>, eps: f32, cos: &[f32], sin: &[f32]) = norm_rotate_lanes
 }
@@ -81,6 +102,18 @@ mod tests {
     use crate::norm::rms_norm;
     use crate::test_random::{assert_close, bits, random};
     use proptest::prelude::*;
+
+    #[test]
+    fn what_is_turned_back_is_where_it_was() {
+        let (mut head, angles) = (random(20, 1), RotaryFrequencies { inv_freq: vec![1.0, 0.3, 0.01], scaling: 1.0 });
+        let (before, mut cos, mut sin) = (head.clone(), [0.0; 3], [0.0; 3]);
+        angles.angles(7, &mut cos, &mut sin);
+        rotate_pairs(Isa::GENERIC, &mut head, &cos, &sin, false);
+        assert_eq!(head[..14], before[..14]);
+        assert!((head[14] - (before[14] * cos[0] - before[15] * sin[0])).abs() < 1e-6 && head[19] != before[19]);
+        rotate_pairs(Isa::GENERIC, &mut head, &cos, &sin, true);
+        assert!(head.iter().zip(&before).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
 
     proptest! {
         #[test]

@@ -4,10 +4,11 @@
 //! summed; sums over the chosen run in rank order (best first), as a lane sum.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
-use crate::math::{exp, sigmoid};
+use crate::math::{exp, sigmoid, softplus};
 
 /// How router logits become a choice.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +22,10 @@ pub enum Scoring {
     /// consecutive ones (1: no groups), of which the `top_groups` with the greatest sum of two best take part. With `renormalise`
     /// weights are divided by (their sum + 1e-20); then they are multiplied by `scale`.
     Sigmoid { k: usize, bias: Vec<f32>, groups: usize, top_groups: usize, renormalise: bool, scale: f32 },
+    /// DeepSeek-V4: scores are roots of softplus; they choose with `bias` added, weigh without. Weights are divided by (their sum + 1e-20), and multiplied by `scale`.
+    RootSoftplus { k: usize, bias: Vec<f32>, scale: f32 },
+    /// The same scores and weights, of experts that depend on the token's number alone: `table` has `k` of each token.
+    ByToken { k: usize, table: Arc<[u32]>, scale: f32 },
 }
 
 /// The greatest number of expert groups.
@@ -30,7 +35,11 @@ impl Scoring {
     /// Experts per token.
     pub fn k(&self) -> usize {
         match self {
-            Scoring::SoftmaxTopK { k, .. } | Scoring::TopKSoftmax { k } | Scoring::Sigmoid { k, .. } => *k,
+            Scoring::SoftmaxTopK { k, .. }
+            | Scoring::TopKSoftmax { k }
+            | Scoring::Sigmoid { k, .. }
+            | Scoring::RootSoftplus { k, .. }
+            | Scoring::ByToken { k, .. } => *k,
         }
     }
 
@@ -45,6 +54,22 @@ impl Scoring {
             && scales.len() != experts
         {
             return Err(format!("scales of {} experts for {experts}", scales.len()));
+        }
+        if let Scoring::RootSoftplus { bias, .. } = self
+            && !bias.is_empty()
+            && bias.len() != experts
+        {
+            return Err(format!("a correction bias of {} for {experts} experts", bias.len()));
+        }
+        if let Scoring::ByToken { table, .. } = self {
+            if table.is_empty() || !table.len().is_multiple_of(k) {
+                return Err(format!("a table of {} experts, {k} of each token", table.len()));
+            }
+            let is_wrong =
+                |own: &[u32]| own.iter().enumerate().any(|(i, e)| *e as usize >= experts || own[..i].contains(e));
+            if let Some(token) = table.chunks_exact(k).position(is_wrong) {
+                return Err(format!("experts of token {token} that are none of {experts}, or are named twice"));
+            }
         }
         if let Scoring::Sigmoid { bias, groups, top_groups, .. } = self {
             if !bias.is_empty() && bias.len() != experts {
@@ -211,10 +236,39 @@ fn sort(experts: &mut [u32], weights: &mut [f32]) {
     }
 }
 
+/// `x = sqrt(softplus(x))`
 #[inline(always)]
-unsafe fn route_lanes<V: Lanes>(scoring: &Scoring, logits: &mut [f32], experts: &mut [u32], weights: &mut [f32]) {
+unsafe fn root_softplus<V: Lanes>(x: &mut [f32]) {
+    for c in x.chunks_mut(16) {
+        // SAFETY: as many elements as the chunk has; the caller vouches for the instruction set.
+        unsafe { softplus(V::load_first(c.as_ptr(), c.len())).sqrt().store_first(c.as_mut_ptr(), c.len()) };
+    }
+}
+
+/// The weights of those that are chosen, by their scores.
+#[inline(always)]
+unsafe fn weigh_scores<V: Lanes>(best: &mut Ranking, scores: &[f32], scale: f32) {
+    best.ids.iter().zip(best.scores.iter_mut()).for_each(|(e, w)| *w = scores[*e as usize]);
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let sum = lane_sum::<V>(best.scores) + 1e-20;
+        divide::<V>(best.scores, sum);
+    }
+    best.scores.iter_mut().for_each(|w| *w *= scale);
+}
+
+#[inline(always)]
+unsafe fn route_lanes<V: Lanes>(
+    scoring: &Scoring,
+    token: u32,
+    logits: &mut [f32],
+    experts: &mut [u32],
+    weights: &mut [f32],
+) {
     let n = logits.len();
-    scoring.check(n).unwrap_or_else(|e| panic!("{e}"));
+    if !matches!(scoring, Scoring::ByToken { .. }) {
+        scoring.check(n).unwrap_or_else(|e| panic!("{e}"));
+    }
     let k = scoring.k();
     assert!(experts.len() == k && weights.len() == k, "room for {} and {} of {k}", experts.len(), weights.len());
     let mut best = Ranking { ids: experts, scores: weights, taken: 0 };
@@ -258,15 +312,25 @@ unsafe fn route_lanes<V: Lanes>(scoring: &Scoring, logits: &mut [f32], experts: 
                 }
                 best.scores.iter_mut().for_each(|w| *w *= scale);
             }
+            Scoring::RootSoftplus { bias, scale, .. } => {
+                root_softplus::<V>(logits);
+                best.offer::<V>(logits, bias, 0..n);
+                weigh_scores::<V>(&mut best, logits, *scale);
+            }
+            Scoring::ByToken { table, scale, .. } => {
+                root_softplus::<V>(logits);
+                best.ids.copy_from_slice(&table[token as usize * k..][..k]);
+                weigh_scores::<V>(&mut best, logits, *scale);
+            }
         }
     }
     sort(experts, weights);
 }
 
 simd! {
-    /// Chooses the experts of one token. `logits`: `[experts]`, overwritten with scores; `experts` and `weights`: `[k]`, ascending by
-    /// expert number. Panics where [`Scoring::check`] is an error.
-    pub fn route(scoring: &Scoring, logits: &mut [f32], experts: &mut [u32], weights: &mut [f32]) = route_lanes
+    /// Chooses the experts of the token of this number. `logits`: `[experts]`, overwritten with scores; `experts` and `weights`: `[k]`, ascending by
+    /// expert number. Panics where [`Scoring::check`] is an error, and for a token that a table does not have.
+    pub fn route(scoring: &Scoring, token: u32, logits: &mut [f32], experts: &mut [u32], weights: &mut [f32]) = route_lanes
 }
 
 #[cfg(test)]
@@ -279,7 +343,7 @@ mod tests {
 
     fn run(isa: Isa, scoring: &Scoring, logits: &[f32]) -> (Vec<u32>, Vec<f32>) {
         let (mut ids, mut weights) = (vec![0; scoring.k()], vec![0.0; scoring.k()]);
-        route(isa, scoring, &mut logits.to_vec(), &mut ids, &mut weights);
+        route(isa, scoring, 1, &mut logits.to_vec(), &mut ids, &mut weights);
         (ids, weights)
     }
 
@@ -328,6 +392,8 @@ mod tests {
             Scoring::TopKSoftmax { k },
             sigmoid(vec![], 1, 1),
             sigmoid(random(experts, seed), groups, groups.min(2)),
+            Scoring::RootSoftplus { k, bias: random(experts, seed + 1), scale: 1.5 },
+            Scoring::ByToken { k, table: (0..2 * k).map(|i| (experts - 1 - i % k) as u32).collect(), scale: 1.5 },
         ]
     }
 
@@ -347,7 +413,7 @@ mod tests {
                     let got = run(isa, &scoring, &logits);
                     prop_assert_eq!((&got.0, bits(&got.1)), (&oracle.0, bits(&oracle.1)));
                 }
-                if !matches!(scoring, Scoring::Sigmoid { .. }) && (coarse || matches!(scoring, Scoring::TopKSoftmax { .. })) {
+                if matches!(scoring, Scoring::SoftmaxTopK { .. } | Scoring::TopKSoftmax { .. }) && (coarse || matches!(scoring, Scoring::TopKSoftmax { .. })) {
                     prop_assert_eq!(&oracle.0, &sorted_best(&logits, scoring.k()));
                 }
             }

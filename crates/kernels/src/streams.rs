@@ -16,16 +16,23 @@ pub const fn weights_of(streams: usize) -> usize {
 }
 
 /// Makes a token's weights of their logits, in place: `[streams]` that go in, `[streams]` that come out, and `[streams from, streams to]`, whose rows and columns are divided by their sums in turns, `rounds` times,
-/// first as a softmax of rows. `bias`: one for each; `scales`: one for each of the three parts.
-pub fn mixing(weights: &mut [f32], bias: &[f32], scales: [f32; 3], eps: f32, rounds: usize) {
-    let n = (1..=MOST_STREAMS).find(|n| weights_of(*n) == weights.len()).expect("weights of a few streams");
+/// first as a softmax of rows. Behind all blocks there are only those that go in. `bias`: one for each; `scales`: one for each of the three parts.
+pub fn mixing(n: usize, weights: &mut [f32], bias: &[f32], scales: [f32; 3], eps: f32, rounds: usize) {
+    assert!(
+        [n, weights_of(n)].contains(&weights.len()) && n <= MOST_STREAMS,
+        "{} weights of {n} streams",
+        weights.len()
+    );
     assert_eq!(bias.len(), weights.len(), "a bias for each");
     for (i, (w, bias)) in weights.iter_mut().zip(bias).enumerate() {
         *w = w.mul_add(scales[(i / n).min(2)], *bias);
     }
-    let (ends, between) = weights.split_at_mut(2 * n);
+    let (ends, between) = weights.split_at_mut(weights.len().min(2 * n));
     for (i, w) in ends.iter_mut().enumerate() {
         *w = if i < n { sigmoid1(*w) + eps } else { 2.0 * sigmoid1(*w) };
+    }
+    if between.is_empty() {
+        return;
     }
     for row in between.chunks_exact_mut(n) {
         let most = row.iter().fold(row[0], |most, x| if *x > most { *x } else { most });
@@ -132,7 +139,7 @@ mod tests {
     #[test]
     fn what_streams_exchange_adds_up_to_one() {
         let mut weights: Vec<f32> = (0..weights_of(4)).map(|i| (i * 37 % 19) as f32 / 7.0 - 1.0).collect();
-        mixing(&mut weights, &[0.25; 24], [1.0, 0.5, 2.0], 1e-6, 20);
+        mixing(4, &mut weights, &[0.25; 24], [1.0, 0.5, 2.0], 1e-6, 20);
         assert!(
             weights[..4].iter().all(|w| (0.0..1.1).contains(w)) && weights[4..8].iter().all(|w| (0.0..2.0).contains(w))
         );

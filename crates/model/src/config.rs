@@ -181,7 +181,7 @@ impl Config {
             "minimax_m2" => 196_608,
             "glm4_moe_lite" | "glm_moe_dsa" => 202_752,
             "deepseek_v32" => 163_840,
-            "mistral4" | "glm5_next" | "glm5_next_text" => 1_048_576,
+            "mistral4" | "glm5_next" | "glm5_next_text" | "deepseek_v4" => 1_048_576,
             "ministral3" => 262_144,
             _ => 32768,
         };

@@ -5,17 +5,17 @@ use std::ops::Range;
 
 use anyhow::Result;
 use sluice_backend::{
-    Backend, Elementwise, Linear, MatrixId, Norm, Operations, Projection, RotaryFrequencies, Routing, StepInputs,
-    Tensor,
+    Backend, CacheLayer, Elementwise, Linear, MatrixId, Norm, Operations, Projection, RotaryFrequencies, Routing,
+    StepInputs, Tensor,
 };
 
 use crate::description::{
     AttentionDescription, AttentionVariant, Description, EmbeddingScale, JOIN, MixerDescription, MtpDescription, NORMS,
 };
 use crate::layers::{
-    Attention, AttentionScratch, ChannelDelta, ChannelDeltaScratch, DeltaNet, DeltaScratch, FeedForward,
-    FeedForwardScratch, LatentAttention, LatentScratch, PerLayer, PerLayerBlock, StateSpace, StateSpaceScratch,
-    StreamBlock, Streams,
+    Attention, AttentionScratch, ChannelDelta, ChannelDeltaScratch, CompressedAttention, CompressedScratch, DeltaNet,
+    DeltaScratch, FeedForward, FeedForwardScratch, LatentAttention, LatentScratch, PerLayer, PerLayerBlock, StateSpace,
+    StateSpaceScratch, StreamBlock, Streams, StreamsEnd,
 };
 use crate::weights::Weights;
 
@@ -23,6 +23,7 @@ use crate::weights::Weights;
 enum Mixer {
     Attention(Box<Attention>),
     Latent(Box<LatentAttention>),
+    Compressed(Box<CompressedAttention>),
     DeltaNet(Box<DeltaNet>),
     ChannelDelta(Box<ChannelDelta>),
     StateSpace(Box<StateSpace>),
@@ -36,6 +37,7 @@ impl Mixer {
         match self {
             Mixer::Attention(attention) => attention.forward(backend, x, out),
             Mixer::Latent(latent) => latent.forward(backend, x, out),
+            Mixer::Compressed(compressed) => compressed.forward(backend, x, out),
             Mixer::DeltaNet(delta_net) => delta_net.forward(backend, x, out),
             Mixer::ChannelDelta(delta) => delta.forward(backend, x, out),
             Mixer::StateSpace(state_space) => state_space.forward(backend, x, out),
@@ -141,9 +143,9 @@ struct Head {
 
 /// A loaded model.
 pub struct Decoder {
-    /// The residual stream: `[max_tokens, hidden]`. Where there are several, their mean at the end of a step.
+    /// The residual stream: `[max_tokens, hidden]`. Where there are several, what is made of them at the end of a step.
     x: Tensor,
-    streams: Option<Streams>,
+    streams: Option<(Streams, StreamsEnd)>,
     /// `None`: other layers come first, whose residual stream is this one's input.
     embedding: Option<MatrixId>,
     /// What its rows are multiplied by.
@@ -181,6 +183,7 @@ impl Decoder {
         let inner = FeedForwardScratch::alloc(w, d)?;
         let has_attention = d.attention_layers().any(|a| a.variant == AttentionVariant::Grouped);
         let latent = LatentScratch::alloc(w, d)?;
+        let compressed = CompressedScratch::alloc(w, d)?;
         let attention = has_attention.then(|| AttentionScratch::alloc(w, d)).transpose()?;
         let (mut delta, mut channel_delta, mut state_space) = (None, None, None);
         for mixer in d.recurrent_layers() {
@@ -200,6 +203,18 @@ impl Decoder {
         let mut layers: Vec<Layer> = Vec::with_capacity(d.stored_layers());
         for (i, layer) in (0..d.stored_layers()).filter_map(|i| Some((i, d.layer(i)?))) {
             let mixer = match &layer.mixer {
+                MixerDescription::Attention(a) if let AttentionVariant::Compressed(sizes) = a.variant => {
+                    let slot = |own| {
+                        let group = d.number_of_group(&own);
+                        of_group[group] += 1;
+                        CacheLayer { group, layer: of_group[group] - 1 }
+                    };
+                    let slots: Vec<CacheLayer> = a.cache_groups().into_iter().map(slot).collect();
+                    let rotary = if a.has_window_rotary() { of_windows } else { rotary };
+                    let scratch = compressed.as_ref().expect("of this layer");
+                    let attention = CompressedAttention::load(w, (a, sizes), scratch, rotary, i, &slots)?;
+                    Mixer::Compressed(Box::new(attention))
+                }
                 MixerDescription::Attention(a) => {
                     let group = d.group_of(a);
                     of_group[group] += usize::from(!a.shared);
@@ -278,6 +293,10 @@ impl Decoder {
             None => None,
         };
         let softcap = d.logit_softcap;
+        let streams = match streams {
+            Some(streams) => Some((streams, streams.ending(w, x)?)),
+            None => None,
+        };
         Ok(Decoder { x, streams, embedding, scale, per_layer, layers, head, softcap, mtp })
     }
 
@@ -290,8 +309,8 @@ impl Decoder {
         for (number, layer) in self.layers.iter().enumerate() {
             layer.forward(backend, self.before(number), x);
         }
-        if let Some(streams) = &self.streams {
-            streams.end(backend, x);
+        if let Some((streams, end)) = &self.streams {
+            streams.end(backend, end, x);
         }
         if let Some(head) = self.head.filter(|_| !inputs.wanted().is_empty()) {
             backend.logits(x, head.scaled_norm, head.matrix, self.softcap);
@@ -378,7 +397,7 @@ impl Decoder {
     pub fn embed(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
         let Some(embedding) = self.embedding else { return };
         let x = self.x.first_rows(inputs.tokens().len());
-        if let Some(streams) = &self.streams {
+        if let Some((streams, _)) = &self.streams {
             return streams.embed(backend, (embedding, self.scale), x.rows);
         }
         backend.embed(embedding, x);

@@ -228,6 +228,7 @@ mod tests {
             ("minimax-m2", 230e9, 10e9),
             ("deepseek-v3", 671e9, 37e9),
             ("deepseek-v3.2", 671e9, 37e9),
+            ("deepseek-v4-flash", 284e9, 13e9),
             ("glm-5", 744e9, 40e9),
             ("kimi-k2", 1.03e12, 32e9),
             ("glm-4.7-flash", 30e9, 3.6e9),

@@ -10,7 +10,7 @@ use sluice_store::{MAX_SETTINGS, read_small};
 use crate::hub;
 
 /// Names and texts of configs.
-pub const PRESETS: [(&str, &str); 24] = [
+pub const PRESETS: [(&str, &str); 25] = [
     ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
     ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
     ("qwen3.5-35b-a3b", include_str!("qwen3.5-35b-a3b.json")),
@@ -28,6 +28,7 @@ pub const PRESETS: [(&str, &str); 24] = [
     ("minimax-m2", include_str!("minimax-m2.json")),
     ("deepseek-v3", include_str!("deepseek-v3.json")),
     ("deepseek-v3.2", include_str!("deepseek-v3.2.json")),
+    ("deepseek-v4-flash", include_str!("deepseek-v4-flash.json")),
     ("kimi-k2", include_str!("kimi-k2.json")),
     ("glm-4.7-flash", include_str!("glm-4.7-flash.json")),
     ("glm-5", include_str!("glm-5.json")),

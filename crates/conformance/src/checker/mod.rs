@@ -15,9 +15,10 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
-    AttentionLayer, Backend, Capacity, ChannelDeltaLayer, DeltaLayer, DeviceSampling, Elementwise, Failed, IndexLayer,
-    KvPool, LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome, Profile,
-    Projection, Routing, RowStats, StateSpaceLayer, StepInputs, StreamLayer, Streamed, Tensor,
+    AttentionLayer, Backend, Capacity, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, DeviceSampling,
+    Elementwise, Failed, IndexLayer, KvPool, LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm,
+    Operations, Outcome, Profile, Projection, Routing, RowStats, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer,
+    Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
@@ -246,6 +247,18 @@ impl Operations for Checker {
 
     fn index(&mut self, layer: &IndexLayer) {
         self.checked("index").index(layer);
+    }
+
+    fn compress(&mut self, layer: &CompressLayer) {
+        self.checked("compress").compress(layer);
+    }
+
+    fn select(&mut self, layer: &SelectLayer) {
+        self.checked("select").select(layer);
+    }
+
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        self.checked("compressed_attention").compressed_attention(layer);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

@@ -1,9 +1,10 @@
 //! The checker's own handles, and the inner handles and shapes that belong to them.
 
 use sluice_backend::{
-    AttentionLayer, BufferId, ChannelDeltaLayer, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts,
-    HeadRows, IndexLayer, IndexPool, KvPool, LatentKeys, LatentLayer, LayerNorm, Linear, MatrixId, Mlp, Moe, MoeId,
-    Norm, Projection, RotaryId, RowFactors, SharedExpert, StateSpaceLayer, StreamLayer, Tensor,
+    AttentionLayer, BufferId, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, ExpertBiases,
+    ExpertMatrix, Experts, HeadRows, IndexLayer, IndexPool, KvPool, LatentKeys, LatentLayer, LayerNorm, Linear,
+    MatrixId, Mlp, Moe, MoeId, Norm, Projection, RotaryId, RowFactors, SelectLayer, SharedExpert, StateSpaceLayer,
+    StreamLayer, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -235,8 +236,28 @@ impl Names {
             Elementwise::Gather { x, order, out } => {
                 Elementwise::Gather { x: self.tensor(x), order: self.tensor(order), out: self.tensor(out) }
             }
+            Elementwise::TurnPairs { x, head, rotary, back } => {
+                let rotary = self.rotaries.get(rotary.number(), "rotary embedding").0;
+                Elementwise::TurnPairs { x: self.tensor(x), head, rotary, back }
+            }
             Elementwise::SplitPairs { x, head } => Elementwise::SplitPairs { x: self.tensor(x), head },
         }
+    }
+
+    pub fn compress(&self, l: &CompressLayer) -> CompressLayer {
+        let [values, logits, bias] = [l.values, l.logits, l.bias].map(|t| self.tensor(t));
+        let rotary = self.rotaries.get(l.rotary.number(), "rotary embedding").0;
+        CompressLayer { values, logits, bias, norm: self.norm(l.norm), rotary, ..l.clone() }
+    }
+
+    pub fn select(&self, l: &SelectLayer) -> SelectLayer {
+        let [q, weights] = [l.q, l.weights].map(|t| self.tensor(t));
+        SelectLayer { q, weights, ..l.clone() }
+    }
+
+    pub fn compressed(&self, l: &CompressedLayer) -> CompressedLayer {
+        let [q, row, out, sinks] = [l.q, l.row, l.out, l.sinks].map(|t| self.tensor(t));
+        CompressedLayer { q, row, out, sinks, ..l.clone() }
     }
 
     pub fn index(&self, l: &IndexLayer) -> IndexLayer {

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use sluice_backend::{
-    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, LatentKeys, LatentLayer, Linear,
-    MatrixId, Mlp, MoeId, Norm, Operations, Projection, RotaryId, Routing, StateSpaceLayer, StepInputs, StreamLayer,
-    Tensor,
+    AttentionLayer, CacheLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, IndexLayer,
+    KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Operations, Projection, RotaryId, Routing,
+    SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Tensor,
 };
 
 use super::names::Names;
@@ -43,7 +43,13 @@ impl CheckedStep<'_> {
     }
 
     /// Where an attention layer's rows go, and where those that it sees are.
-    fn check_slots(&self, group: usize, block_tokens: usize, window: Option<usize>, rotary: RotaryId) {
+    fn check_slots(
+        &self,
+        group: usize,
+        block_tokens: usize,
+        window: Option<usize>,
+        rotary: impl Into<Option<RotaryId>>,
+    ) {
         let (inputs, pool) = (&self.step.inputs, self.names.pools.all().get(group).expect("a cache group"));
         let mut taken = HashSet::new();
         for slot in inputs.slots(group) {
@@ -57,8 +63,24 @@ impl CheckedStep<'_> {
             let blocks = &inputs.table(group, s)[seen..=last];
             assert!(blocks.iter().all(|b| (*b as usize) < pool.committed), "a block that is not committed");
         }
+        let Some(rotary) = rotary.into() else { return };
         let positions = self.names.rotaries.get(rotary.number(), "rotary embedding").1;
         assert!(inputs.reach() <= positions, "position {} of {positions}", inputs.reach() - 1);
+    }
+
+    /// A layer of rows that are keys and values: its KV heads, the elements of a row, and positions that may share one.
+    fn check_rows(
+        &self,
+        CacheLayer { group, layer }: CacheLayer,
+        (heads, dim, rate): (usize, usize, usize),
+        window: Option<usize>,
+        rotary: Option<RotaryId>,
+    ) {
+        let pool = self.names.pools.all().get(group).expect("a cache group");
+        let KvLayout { kv_heads, k_dim, v_dim, block_tokens, layers, every, .. } = pool.outer.layout;
+        assert_eq!((kv_heads, k_dim, v_dim), (heads, dim, 0), "rows of a group");
+        assert!(layer < layers && rate.is_multiple_of(every), "layers of a group, and rows of {every} positions");
+        self.check_slots(group, block_tokens, window, rotary);
     }
 
     /// Whether recurrent layer `layer` has its place, of `len` elements, in a state for each sequence.
@@ -91,6 +113,9 @@ impl CheckedStep<'_> {
             Operation::Attention(layer) => b.attention(&n.attention(layer)),
             Operation::LatentAttention(layer) => b.latent_attention(&n.latent(layer)),
             Operation::Index(layer) => b.index(&n.index(layer)),
+            Operation::Compress(layer) => b.compress(&n.compress(layer)),
+            Operation::Select(layer) => b.select(&n.select(layer)),
+            Operation::CompressedAttention(layer) => b.compressed_attention(&n.compressed(layer)),
             Operation::DeltaNet(layer) => b.delta_net(&n.delta(layer)),
             Operation::ChannelDelta(layer) => b.channel_delta(&n.channel_delta(layer)),
             Operation::StateSpace(layer) => b.state_space(&n.state_space(layer)),
@@ -197,6 +222,50 @@ impl Operations for CheckedStep<'_> {
         self.run(Operation::Index(layer.clone()));
     }
 
+    fn compress(&mut self, layer: &CompressLayer) {
+        let tokens = self.tokens();
+        let CompressLayer { values, logits, bias, rate, .. } = *layer;
+        let (dim, series) = (layer.dim(), layer.series());
+        assert!([values, logits].iter().all(|t| t.rows >= tokens && t.cols == series * dim), "a row for each token");
+        assert!((1..=2).contains(&series) && rate > 0, "{series} series, entries of {rate} positions");
+        assert_eq!((bias.rows, bias.cols), (1, layer.rows_of_entry() * dim), "a bias for each row of an entry");
+        if !self.step.is_sizing {
+            let window = layer.rows_of_entry();
+            self.check_rows(layer.rows, (2 * series, dim, 1), Some(window), Some(layer.rotary));
+            self.check_rows(layer.entries, (1, dim, rate), None, Some(layer.rotary));
+        }
+        self.run(Operation::Compress(layer.clone()));
+    }
+
+    fn select(&mut self, layer: &SelectLayer) {
+        let tokens = self.tokens();
+        let SelectLayer { q, weights, heads, top, rate, keys, .. } = *layer;
+        assert!([q, weights].iter().all(|t| t.rows >= tokens) && weights.cols == heads, "a row for each token");
+        assert!(heads > 0 && q.cols.is_multiple_of(heads) && top > 0, "columns of an indexer");
+        if !self.step.is_sizing {
+            self.check_rows(keys, (1, q.cols / heads, rate), None, None);
+        }
+        self.run(Operation::Select(layer.clone()));
+    }
+
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        let tokens = self.tokens();
+        let CompressedLayer { q, row, out, heads, rows, window, entries, sinks, .. } = *layer;
+        assert!([q, row, out].iter().all(|t| t.rows >= tokens) && window > 0, "a row for each token");
+        let width = heads * layer.dim();
+        assert_eq!((q.cols, out.cols, sinks.rows, sinks.cols), (width, width, 1, heads), "columns of heads");
+        let selects = |o: &Operation| matches!(o, Operation::Select(of) if Some(of.top) == entries.and_then(|e| e.top));
+        let limited = entries.is_some_and(|of| of.top.is_some());
+        assert!(!limited || self.step.operations.iter().any(selects), "an indexer before, in this step");
+        if !self.step.is_sizing {
+            self.check_rows(rows, (1, layer.dim(), 1), Some(window), None);
+            if let Some(of) = entries {
+                self.check_rows(of.cache, (1, layer.dim(), of.rate), None, None);
+            }
+        }
+        self.run(Operation::CompressedAttention(layer.clone()));
+    }
+
     fn delta_net(&mut self, layer: &DeltaLayer) {
         let tokens = self.tokens();
         let DeltaLayer { shape, qkv, z, b, a, out, .. } = *layer;
@@ -238,7 +307,8 @@ impl Operations for CheckedStep<'_> {
         let StreamLayer { streams, weights, out, bias, .. } = *layer;
         assert!([streams, weights, out].iter().all(|t| t.rows >= tokens), "a row for each token");
         assert!(n > 0 && streams.cols == n * out.cols && layer.norm.weight.cols == streams.cols, "columns of streams");
-        assert!(weights.cols == (2 + n) * n && (bias.rows, bias.cols) == (1, weights.cols), "columns of weights");
+        assert!([n, (2 + n) * n].contains(&weights.cols), "columns of weights");
+        assert_eq!((bias.rows, bias.cols), (1, weights.cols), "a bias for each");
         self.run(Operation::Collapse(layer.clone()));
     }
 
@@ -283,6 +353,11 @@ impl Operations for CheckedStep<'_> {
                 assert!(x.rows >= tokens && out.rows >= tokens, "a row for each token");
                 assert!(order.rows == 1 && order.cols == out.cols, "a number for each column");
                 assert!(x.buffer != out.buffer, "what is gathered is read elsewhere");
+            }
+            Elementwise::TurnPairs { x, head, rotary, .. } => {
+                assert!(x.rows >= tokens && head > 0 && x.cols.is_multiple_of(head), "heads of pairs");
+                let positions = self.names.rotaries.get(rotary.number(), "rotary embedding").1;
+                assert!(self.step.is_sizing || self.step.inputs.reach() <= positions, "angles of all positions");
             }
             Elementwise::SplitPairs { x, head } => {
                 assert!(x.rows >= tokens && head > 0 && head.is_multiple_of(2), "heads of pairs");

@@ -1,9 +1,9 @@
 //! Recorded calls of a backend, and their replay on another.
 
 use sluice_backend::{
-    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
-    MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StateSpaceLayer,
-    StepInputs, StreamLayer, Tensor,
+    AttentionLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout,
+    KvPool, LatentLayer, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, Norm, Projection,
+    RotaryFrequencies, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Tensor,
 };
 
 /// A call before the steps. Handles are the checker's.
@@ -28,6 +28,9 @@ pub enum Operation {
     Attention(AttentionLayer),
     LatentAttention(LatentLayer),
     Index(IndexLayer),
+    Compress(CompressLayer),
+    Select(SelectLayer),
+    CompressedAttention(CompressedLayer),
     DeltaNet(DeltaLayer),
     ChannelDelta(ChannelDeltaLayer),
     StateSpace(StateSpaceLayer),
@@ -47,6 +50,9 @@ impl Operation {
             Operation::Attention(_) => "attention",
             Operation::LatentAttention(_) => "latent_attention",
             Operation::Index(_) => "index",
+            Operation::Compress(_) => "compress",
+            Operation::Select(_) => "select",
+            Operation::CompressedAttention(_) => "compressed_attention",
             Operation::DeltaNet(_) => "delta_net",
             Operation::ChannelDelta(_) => "channel_delta",
             Operation::StateSpace(_) => "state_space",

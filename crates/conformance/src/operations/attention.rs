@@ -16,7 +16,7 @@ pub const POSITIONS: usize = 1200;
 /// A block of ordinary numbers in the layout's element type.
 pub fn random_block(c: &mut Case, layout: &KvLayout) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(layout.block_bytes());
-    let rows = layout.kv_heads * layout.block_tokens;
+    let rows = layout.kv_heads * layout.block_rows();
     for _ in 0..layout.layers {
         for dim in [layout.k_dim, layout.v_dim].into_iter().filter(|dim| *dim > 0) {
             match layout.kv_type {

@@ -97,6 +97,7 @@ impl Case {
             kv_type,
             mode,
             block_tokens: if self.coin() { self.one_of(&[16, 32]) } else { self.random.usize(1..70) },
+            every: 1,
         };
         // Widths that have kernels of their own, for attention on integers and else.
         match self.random.u8(..9) {

@@ -2,6 +2,7 @@
 
 use sluice_backend::{Elementwise, RowFactors};
 
+use super::attention::POSITIONS;
 use crate::case::Case;
 
 pub fn elementwise(c: &mut Case) {
@@ -18,6 +19,10 @@ pub fn elementwise(c: &mut Case) {
         backend.elementwise(&Elementwise::GeGlu { gate: a, up: b });
     });
     c.see("gate", x.whole);
+    let pairs = c.random.usize(1..=head / 2);
+    let (rotary, back) = (c.rotary(pairs, POSITIONS), c.coin());
+    c.step(tokens, |backend| backend.elementwise(&Elementwise::TurnPairs { x: a, head, rotary, back }));
+    c.see("turned", x.whole);
     // A norm over all columns, or over each head.
     let of_heads = c.norm(head);
     let norm = if c.coin() { norm } else { of_heads };

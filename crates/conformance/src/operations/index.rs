@@ -52,8 +52,16 @@ pub fn sparse_indexers(c: &mut Case) {
     let (kv_type, mode) = c.one_of(&KV_TYPES);
     let of_index = if kv_type == KvType::Int16 { KvType::F16 } else { kv_type };
     let (layers, blocks) = (c.random.usize(1..=2), [c.one_of(&[16, 48, 128]), c.one_of(&[16, 48, 128])]);
-    let rows =
-        KvLayout { layers, kv_heads: 1, k_dim: rank + rotated, v_dim: 0, kv_type, mode, block_tokens: blocks[0] };
+    let rows = KvLayout {
+        layers,
+        kv_heads: 1,
+        k_dim: rank + rotated,
+        v_dim: 0,
+        kv_type,
+        mode,
+        block_tokens: blocks[0],
+        every: 1,
+    };
     let k_dim = c.one_of(&[8, 12, 32, 128]);
     let pool = c.one_of(&[None, None, Some(1), Some(4), Some(16)]);
     let kv_heads = 1 + usize::from(pool.is_some());

@@ -75,7 +75,8 @@ pub fn latent_attention(c: &mut Case) {
     // The longest rows have no sums of sixteen bits.
     let (rank, rotated) = if mode == AttentionMode::Int16 { (rank.min(448), rotated) } else { (rank, rotated) };
     let (layers, block_tokens) = (c.random.usize(1..=2), c.one_of(&[16, 48, 128]));
-    let layout = KvLayout { layers, kv_heads: 1, k_dim: rank + rotated, v_dim: 0, kv_type, mode, block_tokens };
+    let layout =
+        KvLayout { layers, kv_heads: 1, k_dim: rank + rotated, v_dim: 0, kv_type, mode, block_tokens, every: 1 };
     let mut groups = vec![c.group_with(layout, 0, (SEQUENCES + 1) * 700, None, |_| Vec::new())];
     let cases: Vec<LatentCase> = (0..layers).map(|layer| c.latent_layer(&layout, rank, (0, layer), tokens)).collect();
     // 1. Some sequences are in the middle of a context, and some share its beginning

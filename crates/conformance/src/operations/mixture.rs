@@ -44,11 +44,16 @@ impl Drawn {
     }
 }
 
+/// Tokens whose experts a table has: more than any case knows.
+const TOKENS: usize = 150;
+
 impl Case {
     pub fn scoring(&mut self, count: usize) -> Scoring {
         let k = self.random.usize(1..=count.min(6));
         let renormalise = self.coin();
-        let scoring = match self.random.u8(..3) {
+        let scoring = match self.random.u8(..5) {
+            3 => Scoring::RootSoftplus { k, bias: self.small(count, 0.5), scale: 1.5 },
+            4 => self.by_token(k, count),
             0 => Scoring::SoftmaxTopK { k, renormalise, scales: Vec::new() },
             1 => Scoring::TopKSoftmax { k },
             _ => {
@@ -61,6 +66,17 @@ impl Case {
         };
         scoring.check(count).unwrap();
         scoring
+    }
+
+    /// Experts by the token's number, for some tokens.
+    fn by_token(&mut self, k: usize, count: usize) -> Scoring {
+        let mut of_token = || {
+            let mut all: Vec<u32> = (0..count as u32).collect();
+            self.random.shuffle(&mut all);
+            all.truncate(k);
+            all
+        };
+        Scoring::ByToken { k, table: (0..TOKENS).flat_map(|_| of_token()).collect(), scale: 1.5 }
     }
 
     /// Experts in one stacked matrix for each projection, in one for gate and up, or in a matrix each.
@@ -406,7 +422,9 @@ fn mixtures_of_one_format(
     let mut drawn = c.experts(count, hidden, intermediate, stacked);
     change(c, &mut drawn);
     let ids: Vec<MatrixId> = drawn.matrices.iter().map(|parts| c.register(parts)).collect();
-    let scoring = match c.random.u8(..3) {
+    let scoring = match c.random.u8(..5) {
+        3 => Scoring::RootSoftplus { k: most, bias: c.small(count, 0.5), scale: 1.5 },
+        4 => c.by_token(most, count),
         0 => Scoring::SoftmaxTopK { k: most, renormalise: c.coin(), scales: Vec::new() },
         1 => Scoring::TopKSoftmax { k: most },
         _ => {

@@ -3,6 +3,7 @@
 mod attention;
 mod buffers;
 mod channel_delta;
+mod compressed;
 mod delta_rule;
 mod dense;
 mod elementwise;
@@ -35,6 +36,8 @@ pub const DEEP_CONTEXTS: Family = Family { name: "deep contexts", cases: 40, run
 pub const SHARED_PREFIXES: Family = Family { name: "shared prefixes", cases: 40, run: attention::shared_prefixes };
 pub const LATENT_ATTENTION: Family = Family { name: "latent attention", cases: 60, run: latent::latent_attention };
 pub const SPARSE_INDEXERS: Family = Family { name: "sparse indexers", cases: 60, run: index::sparse_indexers };
+pub const COMPRESSED_ATTENTION: Family =
+    Family { name: "compressed attention", cases: 60, run: compressed::compressed_attention };
 pub const DELTA_RULES: Family = Family { name: "delta rules", cases: 60, run: delta_rule::delta_rules };
 pub const DELTA_RULES_OF_ONE_TOKEN: Family =
     Family { name: "delta rules of one token", cases: 60, run: delta_rule::delta_rules_of_one_token };

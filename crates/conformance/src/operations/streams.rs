@@ -33,4 +33,10 @@ pub fn streams(c: &mut Case) {
     });
     c.see("streams", streams.whole);
     c.see("mean", mean.whole);
+    // One mixture of them, and nothing back.
+    let (inward, mix, bias) = (c.tensor(tokens, n), c.linear(n, all, false), c.small(n, 1.0));
+    let head = StreamLayer { mix, bias: c.vector(&bias), weights: inward.tensor, ..layer };
+    c.step(tokens, |backend| backend.collapse(&head));
+    c.see("weights of the last", inward.whole);
+    c.see("the last", out.whole);
 }

@@ -1,8 +1,12 @@
 //! Sparse indexers on the CPU. Keys go into their slots; where a token sees more positions than are wanted, all of them are scored, by runs of positions, and the best
 //! are kept for the attention behind.
 
-use sluice_backend::{IndexLayer, StepInputs};
-use sluice_kernels::attention::{KvShape, KvView, PARTITION, best_positions, index_scores, pool_key, store_row};
+use std::ops::Range;
+
+use sluice_backend::{IndexLayer, KvLayout, SelectLayer, StepInputs};
+use sluice_kernels::attention::{
+    KvShape, KvView, PARTITION, Pooled, average_rows, best_positions, index_scores, store_row,
+};
 use sluice_kernels::{elementwise, norm};
 
 use super::turn::Turn;
@@ -11,7 +15,7 @@ use crate::exec::ExecContext;
 use crate::memory::{Parts, Place, grow, part};
 
 /// Tokens whose keys and queries one task makes.
-const TOKENS: usize = 4;
+pub(super) const TOKENS: usize = 4;
 /// Positions that one task scores for a token.
 const POSITIONS: usize = 8 * PARTITION;
 
@@ -26,6 +30,22 @@ pub struct IndexWork {
     slots: Vec<u32>,
     /// How many there are; `None`: each token sees all that is before it.
     choice: Option<Choice>,
+    /// The same of entries, in place of positions: the most that a token sees.
+    entries: Option<usize>,
+}
+
+/// What is scored: all pools of positions that a token sees, or positions.
+struct Scored {
+    q: Place,
+    weights: Place,
+    heads: usize,
+    scale: f32,
+    /// The cache group of the keys.
+    group: usize,
+    /// Positions of a pool.
+    size: usize,
+    /// Of the keys, one for each pool.
+    shape: KvShape,
 }
 
 /// How many positions tokens see of those before them.
@@ -118,13 +138,7 @@ impl IndexWork {
         if self.choice.is_none() {
             return;
         }
-        // Room for the longest context that there may be; memory is committed when it is used.
-        let most = sizes(tokens, threads, blocks.bytes.len() / shape.block_bytes * shape.block_tokens);
-        self.scores.reserve_exact(most.0.saturating_sub(self.scores.len()));
-        self.keys.reserve_exact(most.1.saturating_sub(self.keys.len()));
-        let (scores, keys) = sizes(tokens, threads, inputs.reach());
-        grow(&mut self.scores, scores);
-        grow(&mut self.keys, keys);
+        self.make_room(tokens, threads, blocks.bytes.len() / shape.block_bytes * shape.block_tokens, inputs.reach());
         grow(&mut self.slots, tokens * layer.most_seen());
         let at_once = tokens.min(threads);
         for first in (0..tokens).step_by(at_once) {
@@ -137,6 +151,73 @@ impl IndexWork {
                 (first, at_once),
                 row_block,
             );
+        }
+    }
+
+    /// Room for scores of a step that reaches to `reach` positions.
+    fn make_room(&mut self, tokens: usize, threads: usize, longest: usize, reach: usize) {
+        // For the longest context that there may be; memory is committed when it is used.
+        let most = sizes(tokens, threads, longest);
+        self.scores.reserve_exact(most.0.saturating_sub(self.scores.len()));
+        self.keys.reserve_exact(most.1.saturating_sub(self.keys.len()));
+        let (scores, keys) = sizes(tokens, threads, reach);
+        grow(&mut self.scores, scores);
+        grow(&mut self.keys, keys);
+    }
+
+    /// The rows of the entries that token `t` of a step sees, of `n` there are; `None`: all.
+    pub fn seen_entries(&self, t: usize, n: usize) -> Option<&[u32]> {
+        self.entries.map(|top| &self.slots[t * top..t * top + n.min(top)])
+    }
+
+    /// Selects entries for the tokens of `inputs`. `kv_bytes`: of the keys; `entries`: the layout of what is selected.
+    pub fn select_entries(
+        &mut self,
+        mut context: ExecContext,
+        inputs: &StepInputs,
+        (keys, kv_bytes, entries): (&KvLayout, &[u8], &KvLayout),
+        [q, weights]: [Place; 2],
+        layer: &SelectLayer,
+    ) {
+        let (rate, top) = (layer.rate, layer.top);
+        self.entries = (inputs.reach() / rate > top).then_some(top);
+        if self.entries.is_none() {
+            return;
+        }
+        let shape = KvShape {
+            v_dim: keys.k_dim,
+            values_in_keys: true,
+            every: rate / keys.every,
+            ..kv_shape(keys, layer.keys.layer)
+        };
+        let (tokens, threads) = (inputs.tokens().len(), context.pool.threads());
+        let blocks = kv_bytes.len() / shape.block_bytes;
+        self.make_room(tokens, threads, blocks * keys.block_tokens, inputs.reach());
+        grow(&mut self.slots, tokens * top);
+        let (heads, scale, group) = (layer.heads, layer.scale, layer.keys.group);
+        let scored = Scored { q, weights, heads, scale, group, size: rate, shape };
+        let at_once = tokens.min(threads);
+        let positions = inputs.reach().next_multiple_of(PARTITION);
+        for first in (0..tokens).step_by(at_once) {
+            let some = first..(first + at_once).min(tokens);
+            let scores = self.score(context.reborrow(), inputs, kv_bytes, &scored, some.clone());
+            let (rooms, lists) = (Parts::new(&mut self.keys[..]), Parts::new(&mut self.slots[..]));
+            context.pool.run(some.len(), &|i, thread| {
+                let t = some.start + i;
+                let n = (inputs.positions()[t] as usize + 1) / rate;
+                let table = inputs.table(layer.entries_group, inputs.sequence_of(t));
+                // SAFETY: a thread alone uses its room, and a task its token's list; scores are only read now.
+                unsafe {
+                    let list = lists.get(t * top..t * top + n.min(top));
+                    if n <= top {
+                        list.iter_mut().zip(0..).for_each(|(entry, e)| *entry = e);
+                    } else {
+                        let room = rooms.get(thread * positions..(thread + 1) * positions);
+                        best_positions(scores.get(i, 0..n), room, list);
+                    }
+                    list.iter_mut().for_each(|entry| *entry = row_of_entry(table, entries, rate, *entry));
+                }
+            });
         }
     }
 
@@ -182,11 +263,43 @@ impl IndexWork {
         });
     }
 
+    /// Scores all that some tokens see: `[tokens, positions]`.
+    fn score(
+        &mut self,
+        context: ExecContext,
+        inputs: &StepInputs,
+        kv_bytes: &[u8],
+        scored: &Scored,
+        some: Range<usize>,
+    ) -> Place {
+        let &Scored { q, weights, heads, scale, group, size, shape } = scored;
+        let positions = inputs.reach().next_multiple_of(PARTITION);
+        let ExecContext { isa, pool, .. } = context;
+        let kv = KvView { bytes: kv_bytes, shape };
+        let scores = Place::of_slice(&mut self.scores[..some.len() * positions], positions);
+        let runs = positions.div_ceil(POSITIONS);
+        pool.run(some.len() * runs, &|task, _| {
+            let (i, from) = (task / runs, task % runs * POSITIONS);
+            let t = some.start + i;
+            let run = from..(from + POSITIONS).min((inputs.positions()[t] as usize + 1) / size);
+            if run.is_empty() {
+                return;
+            }
+            // SAFETY: this task alone writes these scores; queries and weights are only read now.
+            unsafe {
+                let (q, weights) = (q.get(t, 0..heads * shape.k_dim), weights.get(t, 0..heads));
+                let to = scores.get_mut(i, run.clone());
+                index_scores(isa, &kv, inputs.table(group, inputs.sequence_of(t)), (q, weights, scale), run, to);
+            }
+        });
+        scores
+    }
+
     /// Scores all positions, or pools of them, that some tokens see, and selects the best.
     #[allow(clippy::too_many_arguments)]
     fn select(
         &mut self,
-        context: ExecContext,
+        mut context: ExecContext,
         inputs: &StepInputs,
         kv_bytes: &[u8],
         (operands, layer): (&IndexOperands, &IndexLayer),
@@ -194,31 +307,23 @@ impl IndexWork {
         (first, at_once): (usize, usize),
         row_block: usize,
     ) {
-        let (tokens, dim, heads, choice) = (inputs.tokens().len(), layer.dim(), layer.heads, Choice::of(layer));
+        let (tokens, choice) = (inputs.tokens().len(), Choice::of(layer));
         let some = first..(first + at_once).min(tokens);
         let positions = inputs.reach().next_multiple_of(PARTITION);
-        let ExecContext { isa, pool, .. } = context;
         // What is scored of each token: whole pools.
         let seen = |t: usize| (inputs.positions()[t] as usize + 1) / choice.pool;
-        let kv = KvView { bytes: kv_bytes, shape: KvShape { every: choice.pool, ..shape } };
-        let scores = Place::of_slice(&mut self.scores[..at_once * positions], positions);
         // 1. scores
-        let runs = positions.div_ceil(POSITIONS);
-        pool.run(some.len() * runs, &|task, _| {
-            let (i, from) = (task / runs, task % runs * POSITIONS);
-            let t = some.start + i;
-            let run = from..(from + POSITIONS).min(seen(t));
-            if run.is_empty() {
-                return;
-            }
-            // SAFETY: this task alone writes these scores; queries and weights are only read now.
-            unsafe {
-                let (q, weights) = (operands.q.get(t, 0..heads * dim), operands.weights.get(t, 0..heads));
-                let to = scores.get_mut(i, run.clone());
-                let table = inputs.table(layer.group, inputs.sequence_of(t));
-                index_scores(isa, &kv, table, (q, weights, layer.scale), run, to);
-            }
-        });
+        let scored = Scored {
+            q: operands.q,
+            weights: operands.weights,
+            heads: layer.heads,
+            scale: layer.scale,
+            group: layer.group,
+            size: choice.pool,
+            shape: KvShape { every: choice.pool, ..shape },
+        };
+        let scores = self.score(context.reborrow(), inputs, kv_bytes, &scored, some.clone());
+        let pool = context.pool;
         // 2. choices
         let (rooms, lists) = (Parts::new(&mut self.keys[..]), Parts::new(&mut self.slots[..]));
         pool.run(some.len(), &|i, thread| {
@@ -248,6 +353,13 @@ impl IndexWork {
     }
 }
 
+/// The row of an entry in its group, by the group's block table.
+pub fn row_of_entry(table: &[u32], layout: &KvLayout, rate: usize, entry: u32) -> u32 {
+    let last = entry as usize * rate + rate - 1;
+    let (block, within) = (last / layout.block_tokens, last % layout.block_tokens);
+    table[block] * layout.block_rows() as u32 + (within / layout.every) as u32
+}
+
 /// Where a token is the last of its pool, the pool's key takes the place of the token's own. `k`: the tokens' keys, which are stored by now and make room for those of pools.
 fn store_pools(
     context: ExecContext,
@@ -267,8 +379,9 @@ fn store_pools(
         if is_last(t) {
             let (table, first) =
                 (inputs.table(group, inputs.sequence_of(t)), inputs.positions()[t] as usize + 1 - size);
+            let rows = (0..size).map(|i| Pooled { position: first + i, heads: [0, 1] });
             // SAFETY: this task alone uses this token's row.
-            pool_key(isa, &kv, table, (first, size), bias, unsafe { k.get_mut(t, 0..dim) });
+            average_rows(isa, &kv, table, rows, bias, unsafe { k.get_mut(t, 0..dim) });
         }
     });
     let kv_bytes = Parts::new(kv_bytes);

@@ -254,7 +254,7 @@ impl LatentWork {
 }
 
 /// Heads that one task takes through what a token sees.
-const HEADS: usize = 16;
+pub const HEADS: usize = 16;
 
 /// Attends, for each token, over what was selected for it.
 fn attend_selected(

@@ -1,6 +1,7 @@
 //! Paged attention on the CPU, in rounds of tasks: norms, rotation and cache writes by tokens; attention by KV heads and units of [`WorkSplit`] (which also norms and
 //! rotates the queries of longer runs); and the join of partitions.
 
+mod compressed;
 mod index;
 mod latent;
 mod turn;
@@ -16,8 +17,9 @@ use sluice_kernels::{Isa, elementwise, rotary};
 use crate::exec::{ExecContext, Worker};
 use crate::memory::{Parts, PerThread, Place, part};
 use crate::threads::Pool;
+pub use compressed::{AttendOperands, CompressOperands, CompressedWork, compress, most_parts};
 pub use index::{IndexOperands, IndexWork, sizes as index_sizes};
-pub use latent::{LatentOperands, LatentWork, heads_at_once, most_rows, product_rows, shape_of_latents};
+pub use latent::{HEADS, LatentOperands, LatentWork, heads_at_once, most_rows, product_rows, shape_of_latents};
 use sluice_backend::{AttentionLayer, KvLayout, StepInputs};
 pub use work_split::{PARTITION_BYTES, ROWS, SEQUENCE_BYTES, TOKEN_BYTES};
 use work_split::{WorkSplit, run_of};
@@ -47,7 +49,9 @@ impl AttentionWork {
 }
 
 pub fn kv_shape(layout: &KvLayout, layer: usize) -> KvShape {
-    let KvLayout { kv_heads, k_dim, v_dim, kv_type, mode, block_tokens, .. } = *layout;
+    let KvLayout { kv_heads, k_dim, v_dim, kv_type, mode, .. } = *layout;
+    // Where positions share rows, tables and slots are in rows, too.
+    let block_tokens = layout.block_rows();
     let k_offset = layer * layout.layer_bytes();
     let v_offset = k_offset + kv_type.bytes(kv_heads * block_tokens, k_dim);
     KvShape {

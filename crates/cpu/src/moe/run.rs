@@ -122,11 +122,11 @@ impl HostMixture {
         self.identity_rows.extend(from..n as u32);
     }
 
-    /// `residual += mixture(norm(x))`, where `x` may be the residual.
+    /// `residual += mixture(norm(x))`, where `x` may be the residual. `tokens`: the numbers of the step's tokens.
     pub fn run(
         &mut self,
         mut context: ExecContext,
-        number: usize,
+        (number, tokens): (usize, &[u32]),
         x: Place,
         residual: Place,
         profile: Option<&mut Profile>,
@@ -138,7 +138,7 @@ impl HostMixture {
         let next = next.map(|n| (n, &moes[n].moe));
         // 1. norm, router
         self.norm(context.reborrow(), moe, x);
-        self.route(context.reborrow(), moe, x);
+        self.route(context.reborrow(), moe, tokens, x);
         if let Some(routed) = &mut self.routed {
             let guessed = self.guess.moe.take_if(|m| *m == number).map(|_| self.guess.routing.experts.clone());
             routed.push(Routed {
@@ -158,10 +158,10 @@ impl HostMixture {
             guess.experts.reserve(pairs.saturating_sub(guess.experts.len()));
             guess.weights.reserve(pairs.saturating_sub(guess.weights.len()));
         }
-        self.look_ahead(context.reborrow(), x, next, PrefetchPoint::Early);
+        self.look_ahead(context.reborrow(), (x, tokens), next, PrefetchPoint::Early);
         // 3. experts, and their sum
         self.experts(context.reborrow(), moe, residual);
-        self.look_ahead(context.reborrow(), x, next, PrefetchPoint::Late);
+        self.look_ahead(context.reborrow(), (x, tokens), next, PrefetchPoint::Late);
         if let Some(profile) = profile {
             self.record(&context, moe, x.rows, profile, t0, t1);
         }
@@ -172,7 +172,7 @@ impl HostMixture {
     pub fn run_but_experts(
         &mut self,
         mut context: ExecContext,
-        number: usize,
+        (number, tokens): (usize, &[u32]),
         x: Place,
         normed: Place,
         residual: Place,
@@ -184,7 +184,7 @@ impl HostMixture {
             // SAFETY: no task is running.
             unsafe { normed.get_mut(t, 0..x.cols) }.copy_from_slice(row);
         }
-        self.route(context.reborrow(), moe, x);
+        self.route(context.reborrow(), moe, tokens, x);
         let none = Routing { k: self.routing.k, ..Routing::default() };
         let routing = std::mem::replace(&mut self.routing, none);
         self.grouping.fill(&context, &self.routing, &moe.experts);
@@ -212,15 +212,16 @@ impl HostMixture {
     }
 
     /// Routes the rows, which are normed.
-    fn route(&mut self, mut context: ExecContext, moe: &Moe, x: Place) {
-        let tokens = x.rows;
+    fn route(&mut self, mut context: ExecContext, moe: &Moe, tokens: &[u32], x: Place) {
+        let count = x.rows;
         let (x, norm) = match &moe.router_norm {
             Some(norm) => (x, Some(norm)),
-            None => (self.normed(moe, tokens), None),
+            None => (self.normed(moe, count), None),
         };
-        self.extend_identity_rows(tokens);
+        self.extend_identity_rows(count);
         matmul::encode(context.reborrow(), x, norm, Needs::of([ActivationFormat::F32]), &mut self.encoded);
-        choose(context, moe, &self.encoded, &self.identity_rows[..tokens], &mut self.logits, &mut self.routing);
+        let rows = (&self.identity_rows[..count], tokens);
+        choose(context, moe, &self.encoded, rows, &mut self.logits, &mut self.routing);
     }
 
     /// `residual += sum of the routed experts of the normed rows + their shared expert`
@@ -320,7 +321,13 @@ impl HostMixture {
     }
 
     /// Predicts the next mixture's experts from the current residual stream, and prefetches them. Changes no result.
-    fn look_ahead(&mut self, context: ExecContext, x: Place, next: Option<(usize, &Moe)>, sight: PrefetchPoint) {
+    fn look_ahead(
+        &mut self,
+        context: ExecContext,
+        (x, tokens): (Place, &[u32]),
+        next: Option<(usize, &Moe)>,
+        sight: PrefetchPoint,
+    ) {
         let Some((number, moe)) = next else { return };
         let few = self.streaming.as_ref().is_none_or(Streaming::out_of_order);
         let ahead = self.streaming.as_ref().is_some_and(Streaming::looks_ahead);
@@ -329,7 +336,7 @@ impl HostMixture {
             return;
         }
         if self.routed.is_some() || self.streaming.as_ref().is_some_and(Streaming::predicts) {
-            self.guess(context, x, number, moe);
+            self.guess(context, (x, tokens), number, moe);
         }
         if let Some(s) = self.streaming.as_mut().filter(|_| ahead) {
             s.look_ahead(number, moe.experts.count, &self.guess.routing, sight == PrefetchPoint::Late);
@@ -337,7 +344,7 @@ impl HostMixture {
     }
 
     /// The choice of the router of mixture `number` for the input `x`.
-    fn guess(&mut self, mut context: ExecContext, x: Place, number: usize, moe: &Moe) {
+    fn guess(&mut self, mut context: ExecContext, (x, tokens): (Place, &[u32]), number: usize, moe: &Moe) {
         self.extend_identity_rows(x.rows);
         matmul::encode(
             context.reborrow(),
@@ -346,7 +353,8 @@ impl HostMixture {
             Needs::of([ActivationFormat::F32]),
             &mut self.encoded,
         );
-        choose(context, moe, &self.encoded, &self.identity_rows[..x.rows], &mut self.logits, &mut self.guess.routing);
+        let rows = (&self.identity_rows[..x.rows], tokens);
+        choose(context, moe, &self.encoded, rows, &mut self.logits, &mut self.guess.routing);
         self.guess.moe = Some(number);
     }
 
@@ -377,25 +385,25 @@ fn choose(
     mut context: ExecContext,
     moe: &Moe,
     x: &Encoded,
-    tokens: &[u32],
+    (rows, tokens): (&[u32], &[u32]),
     logits: &mut Vec<f32>,
     routing: &mut Routing,
 ) {
-    let (n, count, k, isa) = (tokens.len(), moe.router.rows.len(), moe.scoring.k(), context.isa);
+    let (n, count, k, isa) = (rows.len(), moe.router.rows.len(), moe.scoring.k(), context.isa);
     context.wait_for([&moe.router]);
     let out = Place::of_slice(part(logits, n * count), count);
     let product = context.product(&moe.router, out, false);
-    matmul::run_products(ExecContext { mode: Activations::F32, ..context.reborrow() }, &mut [product], x, tokens);
+    matmul::run_products(ExecContext { mode: Activations::F32, ..context.reborrow() }, &mut [product], x, rows);
     routing.k = k;
     routing.experts.resize(n * k, 0);
     routing.weights.resize(n * k, 0.0);
     let (ids, weights) = (Parts::new(&mut routing.experts), Parts::new(&mut routing.weights));
     context.pool.run(n.div_ceil(8), &|task, _| {
-        for t in task * 8..((task + 1) * 8).min(n) {
+        for (t, token) in tokens.iter().enumerate().take(n).skip(task * 8).take(8) {
             // SAFETY: this task alone uses this token's parts.
             let (logits, ids, weights) =
                 unsafe { (out.get_mut(t, 0..count), ids.get(t * k..(t + 1) * k), weights.get(t * k..(t + 1) * k)) };
-            route::route(isa, &moe.scoring, logits, ids, weights);
+            route::route(isa, &moe.scoring, *token, logits, ids, weights);
         }
     });
 }

@@ -1,6 +1,7 @@
-// Sparse indexers: keys into their slots, scores of all positions that a token sees, or of pools of them, and the slots of the best.
+// Sparse indexers: keys into their slots, scores of all positions that a token sees, of pools of them or of entries, and the slots of the best.
 #include "attention/cache.cuh"
 #include "attention/lanes.cuh"
+#include "attention/pooled.cuh"
 #include "attention/turn_part.cuh"
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
@@ -49,6 +50,10 @@ struct Index {
     float weight_scale;
     // Positions that have one key and are selected together.
     u32 pool;
+    // Rows of the cache that have one key: as many, unless positions share rows.
+    u32 key_rows;
+    // Where entries are selected, and not positions: rows that have one. 0: positions are.
+    u32 entry_rows;
     u32 unused;
 };
 
@@ -93,13 +98,6 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_store(const In
         store(p.logits.row(t), dim, c.type, place(c, c.k, c.k_scales, dim, slot / c.block_tokens, slot % c.block_tokens, 1));
     }
     for (u32 h = warp - 1; h < p.heads; h += INDEX_THREADS / WARP - 1) turn_in_place(p.q.row(t) + (u64)h * dim, room, p, angles);
-}
-
-// Element `i` of a position's row: of its key, or of what weighs it.
-__device__ __forceinline__ float pooled(const Cache& c, const u32* table, u32 at, u32 kv_head, u32 i) {
-    const Place row = place(c, c.k, c.k_scales, c.k_dim, table[at / c.block_tokens], at % c.block_tokens, kv_head);
-    const float x = cached(row.row, c.type, i);
-    return c.type == INT8 ? mul(x, read_scale(row.scale)) : x;
 }
 
 // Where a token is the last of its pool, the pool's key takes the place of its own. A block takes a token, a thread an element. Shared memory: a row.
@@ -176,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_scores(const I
     for (u32 h = threadIdx.x; h < p.heads; h += INDEX_THREADS) weights[h] = p.weights.row(t)[h];
     __syncthreads();
     if (at >= count) return;
-    const u32 position = at * p.pool + p.pool - 1, block = (p.tables + p.table_starts[p.sequences[t]])[position / c.block_tokens];
+    const u32 position = at * p.key_rows + p.key_rows - 1, block = (p.tables + p.table_starts[p.sequences[t]])[position / c.block_tokens];
     const Place key = place(c, c.k, c.k_scales, c.k_dim, block, position % c.block_tokens, 0);
     const float key_scale = c.type == INT8 ? read_scale(key.scale) : 1.0f;
     float s;
@@ -197,16 +195,21 @@ __device__ __forceinline__ u32 rank_of(float score) {
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(const Index p) {
     __shared__ u32 counts[256], digit, left, sums[2][SELECT_THREADS / WARP];
     begin();
-    const u32 t = p.first + blockIdx.x, all = p.positions[t] + 1, n = all / p.pool, most = p.top / p.pool, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const u32 t = p.first + blockIdx.x, all = p.positions[t] + 1, n = all / p.pool, each = p.entry_rows ? 1 : p.pool, most = p.top / each, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const float* scores = p.scores + (u64)blockIdx.x * p.reach;
     const u32* table = p.row_tables + p.row_starts[p.sequences[t]];
-    u32* to = p.selected + (u64)t * (p.top + p.pool - 1);
-    auto slot = [&](u32 at) { return table[at / p.row_block] * p.row_block + at % p.row_block; };
+    u32* to = p.selected + (u64)t * (p.top + each - 1);
+    auto slot = [&](u32 at) {
+        if (p.entry_rows) at = at * p.entry_rows + p.entry_rows - 1;
+        return table[at / p.row_block] * p.row_block + at % p.row_block;
+    };
     if (n <= most) {
-        for (u32 i = threadIdx.x; i < all; i += SELECT_THREADS) to[i] = slot(i);
+        const u32 seen = p.entry_rows ? n : all;
+        for (u32 i = threadIdx.x; i < seen; i += SELECT_THREADS) to[i] = slot(i);
         return;
     }
-    for (u32 i = threadIdx.x; i < all % p.pool; i += SELECT_THREADS) to[p.top + i] = slot(n * p.pool + i);
+    const u32 behind = p.entry_rows ? 0 : all % p.pool;
+    for (u32 i = threadIdx.x; i < behind; i += SELECT_THREADS) to[p.top + i] = slot(n * p.pool + i);
     // 1. The rank of the last that is taken, a byte at a time, and how many of its equals are
     u32 prefix = 0, wanted = most;
 #pragma unroll 1
@@ -244,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(const 
         // Of the equals before this position, as many are taken as are wanted.
         const u32 place = taken + own_above + min(own_equals, wanted) - min(equals, wanted);
         if (above || equal && own_equals < wanted) {
-            for (u32 i = 0; i < p.pool; i++) to[place * p.pool + i] = slot(at * p.pool + i);
+            for (u32 i = 0; i < each; i++) to[place * each + i] = slot(at * each + i);
         }
         taken += block_above + min(equals + block_equals, wanted) - min(equals, wanted);
         equals += block_equals;

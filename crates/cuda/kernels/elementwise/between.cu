@@ -146,3 +146,17 @@ extern "C" __global__ void between_split_pairs(const Between p) {
         if (i < half) head[i] = first, head[half + i] = second;
     }
 }
+
+// Turns the last `2 * steps` elements of each head where they are, pairs beside each other, or back. `norm.weight` has the angles, [positions, 2 * steps]; `by` is 1 or -1. Grid (rows, heads).
+extern "C" __global__ void between_turn_pairs(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float* angles = p.norm.weight + (u64)p.positions[r] * 2 * p.steps;
+        float* x = p.x.row(r) + (u64)(blockIdx.y + 1) * p.head - 2 * p.steps;
+        for (u32 i = threadIdx.x; i < p.steps; i += blockDim.x) {
+            const float a = x[2 * i], b = x[2 * i + 1], cos = angles[i], s = angles[p.steps + i], sin = p.by < 0.0f ? sub(0.0f, s) : s;
+            x[2 * i] = fma(b, sub(0.0f, sin), mul(a, cos));
+            x[2 * i + 1] = fma(a, sin, mul(b, cos));
+        }
+    }
+}

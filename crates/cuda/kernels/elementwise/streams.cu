@@ -17,6 +17,9 @@ struct Streams {
     u32 count;
     u32 rows;
     u32 hidden;
+    // Whether there are only weights of what goes in, [rows, count].
+    u32 alone;
+    u32 unused;
 };
 
 static const u32 MOST_STREAMS = 8;
@@ -25,8 +28,9 @@ static const u32 MOST_STREAMS = 8;
 extern "C" __global__ void __launch_bounds__(96) stream_weights(const Streams p) {
     __shared__ float own[(2 + MOST_STREAMS) * MOST_STREAMS];
     begin();
-    const u32 n = p.count, all = (2 + n) * n, i = threadIdx.x;
-    const bool ends = i < 2 * n, between = !ends && i < all;
+    // Behind the last block there are only those that go in.
+    const u32 n = p.count, all = p.alone ? n : (2 + n) * n, i = threadIdx.x;
+    const bool ends = i < min(2 * n, all), between = !ends && i < all;
     // Where the row and the column of what streams exchange begin.
     const float *row = own + i / n * n, *column = own + 2 * n + i % n;
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
@@ -53,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(96) stream_weights(const Streams p)
         if (between) own[i] = w;
         __syncthreads();
         // 2. Rows and columns by their sums, in turns
-        for (u32 half = 1; half < 2 * p.rounds; half++) {
+        for (u32 half = 1; !p.alone && half < 2 * p.rounds; half++) {
             if (between) {
                 float sum = 0.0f;
                 for (u32 k = 0; k < n; k++) sum = add(sum, half % 2 ? column[k * n] : row[k]);

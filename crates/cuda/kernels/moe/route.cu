@@ -19,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(32) moe_route(const Route p) {
         for (u32 i = lane; i < p.experts; i += WARP) score[i] = p.logits[(u64)t * p.experts + i];
         __syncwarp();
         if (p.scoring == SOFTMAX_TOP_K) softmax(score, p.experts);
-        if (p.scoring == SIGMOID) {
-            for (u32 i = lane; i < p.experts; i += WARP) score[i] = sigmoid(score[i]);
+        if (scored_alone(p.scoring)) {
+            for (u32 i = lane; i < p.experts; i += WARP) score[i] = score_alone(p.scoring, score[i]);
         }
         __syncwarp();
         // 2. values to choose by; a NaN score counts as the least. NaN as a value marks experts that take no part, or no longer.
@@ -54,7 +54,9 @@ extern "C" __global__ void __launch_bounds__(32) moe_route(const Route p) {
         }
         __syncwarp();
         // 3. the best, best first
-        for (u32 n = 0; n < p.k; n++) {
+        for (u32 n = lane; p.table && n < p.k; n += WARP) chosen[n] = p.table[(u64)p.numbers[t] * p.k + n];
+        __syncwarp();
+        for (u32 n = 0; !p.table && n < p.k; n++) {
             float best = bits(NEGATIVE_INFINITY);
             u32 id = TAKEN;
             for (u32 i = lane; i < p.experts; i += WARP) {
@@ -79,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(32) moe_route(const Route p) {
             __syncwarp();
         }
         // 4. their weights
-        if (p.scoring == SIGMOID) {
+        if (scored_alone(p.scoring)) {
             for (u32 n = lane; n < p.k; n += WARP) weights[n] = score[chosen[n]];
             __syncwarp();
         }

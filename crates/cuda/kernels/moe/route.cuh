@@ -21,9 +21,17 @@ struct Route {
     u32 groups;
     u32 top_groups;
     float scale;
+    // Experts by the token's number, [numbers, k], and the numbers of tokens; null: the router chooses.
+    const u32* table;
+    const u32* numbers;
 };
 
-static const u32 SOFTMAX_TOP_K = 0, TOP_K_SOFTMAX = 1, SIGMOID = 2;
+static const u32 SOFTMAX_TOP_K = 0, TOP_K_SOFTMAX = 1, SIGMOID = 2, ROOT_SOFTPLUS = 3;
+
+// Whether scores are made one by one, and weights of them are scaled.
+__device__ __forceinline__ bool scored_alone(u32 scoring) { return scoring >= SIGMOID; }
+__device__ __forceinline__ float score_alone(u32 scoring, float x) { return scoring == SIGMOID ? sigmoid(x) : __fsqrt_rn(softplus(x)); }
+
 static const u32 MAX_GROUPS = 64;
 
 // `x = softmax(x)`, by a warp, with a wide sum.
@@ -63,12 +71,12 @@ __device__ __forceinline__ void weigh(u32 scoring, bool renormalise, float scale
     if (scoring == TOP_K_SOFTMAX) softmax(weights, k);
     if (scoring != TOP_K_SOFTMAX && renormalise) {
         float sum = lane_sum(weights, k);
-        if (scoring == SIGMOID) sum = add(sum, 1e-20f);
+        if (scored_alone(scoring)) sum = add(sum, 1e-20f);
         __syncwarp();
         for (u32 n = lane; n < k; n += WARP) weights[n] = div(weights[n], sum);
         __syncwarp();
     }
-    if (scoring == SIGMOID) {
+    if (scored_alone(scoring)) {
         for (u32 n = lane; n < k; n += WARP) weights[n] = mul(weights[n], scale);
         __syncwarp();
     }

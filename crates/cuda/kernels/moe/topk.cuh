@@ -97,7 +97,7 @@ __device__ __forceinline__ void topk_block(const Route& p, u32 warps, bool weigh
         if (i < experts) {
             float s = scoring == SOFTMAX_TOP_K ? div(values[i], sum) : __ldcg(p.logits + i);
             const float bias = p.bias ? p.bias[i] : 0.0f;
-            if (scoring == SIGMOID) values[i] = s = sigmoid(s);
+            if (scored_alone(scoring)) values[i] = s = score_alone(scoring, s);
             key = ordered(p.bias ? add(s, bias) : s);
         }
         u32* of_list = keys + list * WARP;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void topk_block(const Route& p, u32 warps, bool weigh
         if (key && rank < k) {
             const u32 expert = list * WARP + members[own];
             chosen[rank] = expert;
-            weights[rank] = scoring == SIGMOID ? values[expert] : number_of(key);
+            weights[rank] = scored_alone(scoring) ? values[expert] : number_of(key);
         }
     }
     // If the first warp has all lists, there is nobody to wait for.
@@ -164,10 +164,10 @@ __device__ __forceinline__ void topk_block(const Route& p, u32 warps, bool weigh
         if (scoring == TOP_K_SOFTMAX) weight = exp_(sub(weight, weights[0]));
         if (scoring == TOP_K_SOFTMAX || p.renormalise) {
             float all = lane_tree(there ? add(0.0f, weight) : 0.0f);
-            if (scoring == SIGMOID) all = add(all, 1e-20f);
+            if (scored_alone(scoring)) all = add(all, 1e-20f);
             weight = div(weight, all);
         }
-        if (scoring == SIGMOID) weight = mul(weight, p.scale);
+        if (scored_alone(scoring)) weight = mul(weight, p.scale);
         if (p.scales && there) weight = mul(weight, p.scales[own]);
     }
     if (threadIdx.x < k) {
@@ -203,7 +203,7 @@ template <int LISTS> __device__ __forceinline__ void topk_warp(const Route& p, u
 #pragma unroll
     for (u32 l = 0; l < LISTS; l++) {
         const u32 i = l * WARP + lane;
-        if (scoring == SIGMOID) score[l] = sigmoid(score[l]);
+        if (scored_alone(scoring)) score[l] = score_alone(scoring, score[l]);
         keys[l] = i < experts ? ordered(p.bias ? add(score[l], p.bias[i]) : score[l]) : 0;
     }
     // 2. The best, best first
@@ -227,14 +227,14 @@ template <int LISTS> __device__ __forceinline__ void topk_warp(const Route& p, u
     for (u32 other = 0; other < MOST_SLOTS; other++) at += __shfl_sync(ALL, expert, other) < expert;
     const bool there = lane % 16 < k;
     float weight = number_of(key);
-    if (scoring == SIGMOID) weight = there ? sigmoid(__ldcg(logits + expert)) : 0.0f;
+    if (scored_alone(scoring)) weight = there ? score_alone(scoring, __ldcg(logits + expert)) : 0.0f;
     if (scoring == TOP_K_SOFTMAX) weight = exp_(sub(weight, __shfl_sync(ALL, weight, 0)));
     if (scoring == TOP_K_SOFTMAX || p.renormalise) {
         float all = lane_tree(there ? add(0.0f, weight) : 0.0f);
-        if (scoring == SIGMOID) all = add(all, 1e-20f);
+        if (scored_alone(scoring)) all = add(all, 1e-20f);
         weight = div(weight, all);
     }
-    if (scoring == SIGMOID) weight = mul(weight, p.scale);
+    if (scored_alone(scoring)) weight = mul(weight, p.scale);
     if (p.scales && there) weight = mul(weight, p.scales[expert]);
     if (lane < k) {
         p.chosen[(u64)token * k + at] = expert;

@@ -80,6 +80,7 @@ kernels! {
         BETWEEN_SCALE_ROWS "between_scale_rows" in "elementwise/between" takes Between;
         BETWEEN_ADD_NORMED "between_add_normed" in "elementwise/between" takes Between;
         BETWEEN_GATHER "between_gather" in "elementwise/between" takes Between;
+        BETWEEN_TURN_PAIRS "between_turn_pairs" in "elementwise/between" takes Between;
         BETWEEN_SPLIT_PAIRS "between_split_pairs" in "elementwise/between" takes Between;
         GEMV_FUSED_BF16 "gemv_fused_bf16_bf16" in "gemv/fused_bf16" takes GemvFused;
         ATTENTION_STORE_KV "attention_store_kv" in "attention/paged" takes Attention;
@@ -133,6 +134,11 @@ kernels! {
         STREAM_COLLAPSE "stream_collapse" in "elementwise/streams" takes Streams;
         STREAM_EXPAND "stream_expand" in "elementwise/streams" takes Streams;
         STREAM_MEAN "stream_mean" in "elementwise/streams" takes Streams;
+        COMPRESS_STORE "compress_store" in "attention/compressed" takes Compress;
+        COMPRESS_ENTRY "compress_entry" in "attention/compressed" takes Compress;
+        COMPRESSED_STORE "compressed_store" in "attention/compressed" takes Compressed;
+        COMPRESSED_ATTEND_1 "compressed_attend_1" in "attention/compressed" takes Compressed;
+        COMPRESSED_ATTEND_4 "compressed_attend_4" in "attention/compressed" takes Compressed;
         INDEX_STORE "index_store" in "attention/index" takes Index;
         INDEX_POOL "index_pool" in "attention/index" takes Index;
         INDEX_SCORES "index_scores" in "attention/index" takes Index;

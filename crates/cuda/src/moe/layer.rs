@@ -29,6 +29,8 @@ pub struct MoeLayer {
     pub table: Option<DeviceBuffer>,
     /// What a router's scoring has for each expert, `[experts]` f32: a bias of its score, or a factor of its weight.
     pub of_scoring: Option<DeviceBuffer>,
+    /// The experts of each token's number, `[numbers, k]` u32, where they depend on that alone.
+    pub of_tokens: Option<DeviceBuffer>,
 }
 
 impl MoeLayer {
@@ -53,6 +55,8 @@ impl MoeLayer {
             Scoring::Sigmoid { bias, .. } => bias,
             Scoring::SoftmaxTopK { scales, .. } => scales,
             Scoring::TopKSoftmax { .. } => &Vec::new(),
+            Scoring::RootSoftplus { bias, .. } => bias,
+            Scoring::ByToken { .. } => &Vec::new(),
         };
         let of_scoring = match numbers_of_experts.is_empty() {
             true => None,
@@ -63,7 +67,27 @@ impl MoeLayer {
                 Some(memory)
             }
         };
-        Ok(MoeLayer { moe, next: None, is_plain, is_interleaved, is_ungated, kinds, groups, table: None, of_scoring })
+        let of_tokens = match &moe.scoring {
+            Scoring::ByToken { table, .. } => {
+                let memory = DeviceBuffer::new(gpu, 4 * table.len(), "the experts of tokens")?;
+                // SAFETY: it was just allocated with this length.
+                unsafe { gpu.write(memory.at, bytes_of(table), gpu.wait_permit()?)? };
+                Some(memory)
+            }
+            _ => None,
+        };
+        Ok(MoeLayer {
+            moe,
+            next: None,
+            is_plain,
+            is_interleaved,
+            is_ungated,
+            kinds,
+            groups,
+            table: None,
+            of_scoring,
+            of_tokens,
+        })
     }
 
     /// Writes the table of the experts' matrices, unless there is one.
@@ -106,8 +130,14 @@ impl MoeLayer {
         }
     }
 
-    /// The parameters of the choice by `logits`: experts and their weights are written to `chosen` and `weights`.
-    pub fn route_parameters(&self, tokens: usize, logits: Address, chosen: Address, weights: Address) -> p::Route {
+    /// The parameters of the choice by `logits`: experts and their weights are written to `chosen` and `weights`. `numbers`: of the tokens.
+    pub fn route_parameters(
+        &self,
+        (tokens, numbers): (usize, Address),
+        logits: Address,
+        chosen: Address,
+        weights: Address,
+    ) -> p::Route {
         let scoring = &self.moe.scoring;
         let of_scoring = self.of_scoring.as_ref().map_or(0, |memory| memory.at);
         let mut parameters = p::Route {
@@ -132,6 +162,13 @@ impl MoeLayer {
                 (parameters.scoring, parameters.renormalise, parameters.scale) = (2, (*renormalise).into(), *scale);
                 parameters.bias = of_scoring;
                 (parameters.groups, parameters.top_groups) = (number(*groups), number(*top_groups));
+            }
+            Scoring::RootSoftplus { scale, .. } | Scoring::ByToken { scale, .. } => {
+                (parameters.scoring, parameters.renormalise, parameters.scale) = (3, 1, *scale);
+                parameters.bias = of_scoring;
+                if let Some(table) = &self.of_tokens {
+                    (parameters.table, parameters.numbers) = (table.at, numbers);
+                }
             }
         }
         parameters

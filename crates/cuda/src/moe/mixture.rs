@@ -109,7 +109,7 @@ impl Mixtures {
     /// Bytes of scratch and of streamed experts on the device.
     pub fn bytes(&self) -> (usize, usize) {
         let scratch = self.x.bytes() + self.router.bytes() + self.experts.bytes() + self.single.bytes();
-        let tables = self.layers.iter().flat_map(|layer| [&layer.table, &layer.of_scoring]).flatten();
+        let tables = self.layers.iter().flat_map(|layer| [&layer.table, &layer.of_scoring, &layer.of_tokens]).flatten();
         let tables: usize = tables.map(|m| m.bytes).sum();
         (scratch + tables, self.streaming.as_ref().map_or(0, ExpertStreaming::device_bytes))
     }

@@ -164,13 +164,14 @@ impl RouterScratch {
         let (count, k) = (layer.moe.router.rows.len(), layer.moe.scoring.k());
         let chosen = self.chosen.reserve(gpu, 4 * tokens * k)?;
         let weights = self.weights.reserve(gpu, 4 * tokens * k)?;
-        let parameters = layer.route_parameters(tokens, logits, chosen, weights);
+        let parameters = layer.route_parameters((tokens, context.step.tokens), logits, chosen, weights);
         self.tiles = None;
         let few = gpu.device.has(Variant::Few)
             && tokens <= MAX_FEW_TOKENS
             && k <= MAX_CHOSEN
             && (k..=MAX_EXPERTS).contains(&count)
-            && parameters.groups == 1;
+            && parameters.groups == 1
+            && parameters.table == 0;
         if few {
             return self.topk_few(context, layer, parameters);
         }

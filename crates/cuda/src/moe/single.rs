@@ -131,8 +131,8 @@ impl SingleTokenMoe {
         let gate_up_shared = turns * (16 * 4 * ROW_CAPACITY + (8 + 4) * ROW_GROUPS);
         let down_shared = hidden_bytes(slots * hidden / GROUP);
         let most = route_shared.max(gate_up_shared).max(down_shared);
-        let route = layer.route_parameters(1, 0, 0, 0);
-        if !possible || route.groups > 1 || most + STATIC_SHARED > device.shared {
+        let route = layer.route_parameters((1, 0), 0, 0, 0);
+        if !possible || route.groups > 1 || route.table != 0 || most + STATIC_SHARED > device.shared {
             return Ok(None);
         }
         // 2. The router

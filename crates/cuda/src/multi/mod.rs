@@ -4,4 +4,5 @@ pub mod coherence;
 mod operations;
 pub mod partition;
 pub mod pipeline;
+mod sparse;
 mod touched;

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Caches, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory, DeviceSampling,
-    Elementwise, ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId,
-    MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
-    Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, StateSpaceLayer, StepInputs, StepScratch,
-    StreamLayer, Streamed, Tensor,
+    AttentionLayer, Backend, BufferId, Caches, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device,
+    DeviceMemory, DeviceSampling, Elementwise, ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
+    Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome,
+    Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, SelectLayer,
+    StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor,
 };
 use sluice_experts::Error;
 use sluice_store::{Bytes, Loading};
@@ -309,16 +309,20 @@ impl Operations for Pipeline {
             .latent_attention(&LatentLayer { layer: there, ..layer.clone() });
     }
 
-    /// On the device of the rows that are selected: the plan cuts nothing between.
     fn index(&mut self, layer: &IndexLayer) {
-        let home = self.home(OperationKey::Attention(layer.group, layer.layer));
-        let tokens = self.devices[0].context.inputs.tokens().len();
-        let [q, k, weights] = [layer.q, layer.k, layer.weights].map(|t| t.first_rows(tokens));
-        let of_pool = layer.pool.into_iter().flat_map(|pool| [pool.logits.first_rows(tokens), pool.bias]);
-        let reads: Vec<Tensor> =
-            [q, k, weights, layer.norm.scale.weight, layer.norm.bias].into_iter().chain(of_pool).collect();
-        let there = self.groups[layer.group].layers[layer.layer].1;
-        self.prepare(home, &reads, &[q, k, weights]).index(&IndexLayer { layer: there, ..layer.clone() });
+        self.select_positions(layer);
+    }
+
+    fn compress(&mut self, layer: &CompressLayer) {
+        self.make_entries(layer);
+    }
+
+    fn select(&mut self, layer: &SelectLayer) {
+        self.select_entries(layer);
+    }
+
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        self.attend_compressed(layer);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

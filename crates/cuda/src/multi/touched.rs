@@ -5,9 +5,10 @@ use sluice_backend::{Elementwise, Tensor};
 /// The tensors that an operation reads, and the one that it writes.
 pub fn touched(operation: &Elementwise) -> (Vec<Tensor>, Tensor) {
     match *operation {
-        Elementwise::Scale { x, .. } | Elementwise::SplitPairs { x, .. } | Elementwise::SquaredRelu { x } => {
-            (vec![x], x)
-        }
+        Elementwise::Scale { x, .. }
+        | Elementwise::TurnPairs { x, .. }
+        | Elementwise::SplitPairs { x, .. }
+        | Elementwise::SquaredRelu { x } => (vec![x], x),
         Elementwise::Zero { out } => (vec![out], out),
         Elementwise::Norm { x, norm, out } => (vec![x, norm.weight, out], out),
         Elementwise::ScaleRows { x, factors } => (vec![x, factors.table], x),

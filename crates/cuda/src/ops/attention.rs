@@ -147,7 +147,9 @@ impl AttentionScratch {
 
 /// Where a layer's keys and values are inside blocks, as [`KvLayout`] defines it.
 pub(super) fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
-    let KvLayout { kv_heads, k_dim, v_dim, kv_type, block_tokens, .. } = *layout;
+    let KvLayout { kv_heads, k_dim, v_dim, kv_type, .. } = *layout;
+    // Where positions share rows, a block has as many places as rows.
+    let block_tokens = layout.block_rows();
     let rows = kv_heads * block_tokens;
     let k = layer * layout.layer_bytes();
     let v = k + kv_type.bytes(rows, k_dim);

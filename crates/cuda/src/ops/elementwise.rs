@@ -107,6 +107,21 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
             let parameters = p::Between { other: context.place(out), norm, cols: number(out.cols), ..of(x) };
             (Kernel::BETWEEN_GATHER, parts(out), THREADS, parameters)
         }
+        Elementwise::TurnPairs { x, head, rotary, back } => {
+            check(&[x]);
+            let table = &context.rotary[rotary.number()];
+            assert!(
+                2 * table.half() <= head && x.cols.is_multiple_of(head),
+                "{} pairs in {head} of {x:?}",
+                table.half()
+            );
+            // The kernel has the angles where norms have their weights.
+            let norm = p::Norm { weight: table.memory.at, ..p::Norm::default() };
+            let (head, steps, by) = (number(head), number(table.half()), if back { -1.0 } else { 1.0 });
+            let grid = [number(rows), number(x.cols) / head, 1];
+            let positions = context.step.positions;
+            (Kernel::BETWEEN_TURN_PAIRS, grid, 32, p::Between { norm, head, steps, by, positions, ..of(x) })
+        }
         Elementwise::SplitPairs { x, head } => {
             check(&[x]);
             assert!(

@@ -2,7 +2,7 @@
 //! behind.
 
 use anyhow::Result;
-use sluice_backend::IndexLayer;
+use sluice_backend::{IndexLayer, SelectLayer};
 
 use crate::device::memory::Scratch;
 use crate::device::sys::Address;
@@ -20,7 +20,12 @@ const SELECT_THREADS: u32 = 512;
 
 /// Bytes of scratch of a step of so many tokens: the slots that are selected, and the scores of each 128 positions.
 pub fn scratch_bytes(layer: &IndexLayer, tokens: usize) -> (usize, usize) {
-    (4 * tokens * layer.most_seen(), 4 * tokens.min(TOKENS) * INDEX_THREADS)
+    (4 * tokens * layer.most_seen(), scores_bytes(tokens))
+}
+
+/// Of the scores of each 128 positions.
+pub fn scores_bytes(tokens: usize) -> usize {
+    4 * tokens.min(TOKENS) * INDEX_THREADS
 }
 
 /// What tokens of a step see.
@@ -49,6 +54,8 @@ pub struct IndexScratch {
     slots: Scratch,
     /// What each token of the step sees; `None`: all that is before it.
     pub selected: Option<Selected>,
+    /// The same of entries: `[tokens, top]` u32, rows of their cache.
+    pub entries: Option<Address>,
 }
 
 impl IndexScratch {
@@ -115,6 +122,8 @@ impl IndexScratch {
             scale: layer.scale,
             weight_scale: layer.weight_scale,
             pool: number(pool),
+            key_rows: number(pool),
+            entry_rows: 0,
             unused: 0,
         };
         let of_warps = number(INDEX_THREADS / 32 * 4 * dim);
@@ -133,17 +142,82 @@ impl IndexScratch {
             return Ok(());
         }
         let queries = number(4 * heads * (dim.next_multiple_of(16) + 1));
-        for first in (0..tokens).step_by(TOKENS) {
-            let count = number(TOKENS.min(tokens - first));
-            let parameters = p::Index { first: number(first), ..parameters };
-            let grid = [number(positions / INDEX_THREADS), count, 1];
-            // SAFETY: as above; tables reach as far as positions, and the scratch was just reserved.
-            unsafe {
-                gpu.launch(Kernel::INDEX_SCORES, grid, threads, queries, &parameters)?;
-                gpu.launch(Kernel::INDEX_SELECT, [count, 1, 1], SELECT_THREADS, 0, &parameters)?;
-            }
-        }
         self.selected = Some(Selected { slots: selected, top: layer.top, pool });
-        Ok(())
+        // SAFETY: as above; tables reach as far as positions, and the scratch was just reserved.
+        unsafe { select(context, &parameters, queries) }
     }
+
+    /// Selects entries.
+    pub fn run_entries(&mut self, context: &Context, layer: &SelectLayer) -> Result<()> {
+        let (gpu, layout) = (&context.gpu, context.kv[layer.keys.group].layout);
+        let entries = context.kv[layer.entries_group].layout;
+        let (tokens, dim, heads) = (context.inputs.tokens().len(), layout.k_dim, layer.heads);
+        let SelectLayer { top, rate, .. } = *layer;
+        assert!(
+            layout.kv_heads == 1 && layout.v_dim == 0 && layer.q.cols == heads * dim,
+            "keys of entries: {layout:?}"
+        );
+        assert!(top > 0 && layer.weights.cols == heads, "{heads} heads of {dim}");
+        assert!([layer.q, layer.weights].iter().all(|t| t.rows >= tokens), "{tokens} tokens");
+        assert!(
+            [layout.every, entries.every].iter().all(|every| rate.is_multiple_of(*every)),
+            "{layout:?}, {entries:?}"
+        );
+        self.entries = None;
+        let reach = context.inputs.reach();
+        if tokens == 0 || reach / rate <= top {
+            return Ok(());
+        }
+        let positions = ((reach / rate).div_ceil(INDEX_THREADS) * INDEX_THREADS).next_multiple_of(8 * INDEX_THREADS);
+        let [keys, rows] = [layer.keys.group, layer.entries_group].map(|group| context.step.groups[group]);
+        let scores = self.scores.reserve(gpu, 4 * tokens.min(TOKENS) * positions)?;
+        let selected = self.slots.reserve(gpu, 4 * tokens * top)?;
+        let parameters = p::Index {
+            cache: attention::cache(context.kv[layer.keys.group].memory.at, &layout, layer.keys.layer),
+            q: context.place(layer.q),
+            weights: context.place(layer.weights),
+            positions: context.step.positions,
+            sequences: context.step.sequences,
+            slots: keys.slots,
+            tables: keys.tables,
+            table_starts: keys.table_starts,
+            row_tables: rows.tables,
+            row_starts: rows.table_starts,
+            scores,
+            selected,
+            tokens: number(tokens),
+            heads: number(heads),
+            top: number(top),
+            reach: number(positions),
+            row_block: number(entries.block_rows()),
+            scale: layer.scale,
+            pool: number(rate),
+            key_rows: number(rate / layout.every),
+            entry_rows: number(rate / entries.every),
+            ..p::Index::default()
+        };
+        self.entries = Some(selected);
+        let queries = number(4 * heads * (dim.next_multiple_of(16) + 1));
+        // SAFETY: tensors were checked; tables reach as far as positions, and the scratch was just reserved.
+        unsafe { select(context, &parameters, queries) }
+    }
+}
+
+/// Scores what each token sees, and selects the best. `queries`: bytes of shared memory for a token's.
+///
+/// # Safety
+/// The parameters are those of the step, and their scratch is there.
+unsafe fn select(context: &Context, parameters: &p::Index, queries: u32) -> Result<()> {
+    let (gpu, tokens) = (&context.gpu, parameters.tokens as usize);
+    for first in (0..tokens).step_by(TOKENS) {
+        let count = number(TOKENS.min(tokens - first));
+        let parameters = p::Index { first: number(first), ..*parameters };
+        let grid = [parameters.reach / number(INDEX_THREADS), count, 1];
+        // SAFETY: as the caller vouches.
+        unsafe {
+            gpu.launch(Kernel::INDEX_SCORES, grid, number(INDEX_THREADS), queries, &parameters)?;
+            gpu.launch(Kernel::INDEX_SELECT, [count, 1, 1], SELECT_THREADS, 0, &parameters)?;
+        }
+    }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 
 pub mod activations;
 pub mod attention;
+pub mod compressed;
 pub mod context;
 pub mod delta_net;
 pub mod elementwise;

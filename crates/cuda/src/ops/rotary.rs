@@ -1,7 +1,7 @@
 //! Tables of rotary angles.
 
 use anyhow::{Context as _, Result};
-use sluice_backend::RotaryFrequencies;
+use sluice_backend::{MOST_POOLED, RotaryFrequencies};
 
 use crate::device::memory::{VirtualRange, bytes_of};
 use crate::device::stream::Gpu;
@@ -37,7 +37,10 @@ impl RotaryTable {
     /// Fills the angles of these positions. The host computes them, because a device's sine has other bits.
     pub fn fill(&mut self, gpu: &Gpu, positions: &[u32]) -> Result<()> {
         let (half, row) = (self.half(), 8 * self.half());
-        for position in positions.iter().map(|p| *p as usize) {
+        // Entries of windows have the angles of their first positions, which may come from a cache.
+        let before = (0..=MOST_POOLED).step_by(FILL_POSITIONS);
+        let all = positions.iter().flat_map(|p| before.clone().map(|n| (*p as usize).saturating_sub(n)));
+        for position in all {
             assert!(position < self.positions, "position {position} of {}", self.positions);
             if self.filled[position / FILL_POSITIONS] {
                 continue;

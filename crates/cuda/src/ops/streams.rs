@@ -35,7 +35,9 @@ pub fn collapse(context: &Context, layer: &StreamLayer, encoded: &mut EncodedAct
         return Ok(());
     }
     let of = parameters(context, layer.streams, layer.out);
-    let all = (2 + layer.count()) * layer.count();
+    // Behind the last block there is only what goes in.
+    let alone = layer.weights.cols == layer.count();
+    let all = if alone { layer.count() } else { (2 + layer.count()) * layer.count() };
     assert!(layer.weights.rows >= rows && [layer.weights.cols, layer.bias.cols, layer.mix.rows.len()] == [all; 3]);
     let norm = context.norm(&layer.norm);
     encode(gpu, EncodeInput { x: of.streams, norm, rows, cols, ..EncodeInput::default() }, Needs::F32, encoded)?;
@@ -47,6 +49,7 @@ pub fn collapse(context: &Context, layer: &StreamLayer, encoded: &mut EncodedAct
         scales: layer.scales,
         eps: layer.eps,
         rounds: number(layer.rounds),
+        alone: alone.into(),
         ..of
     };
     let threads = number(all.next_multiple_of(32));

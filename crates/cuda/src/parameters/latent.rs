@@ -87,6 +87,8 @@ parameters! {
         scale: f32,
         weight_scale: f32,
         pool: u32,
+        key_rows: u32,
+        entry_rows: u32,
         unused: u32,
     }
 }

@@ -2,9 +2,9 @@
 //! notes the largest size to which each operation would grow each buffer.
 
 use sluice_backend::{
-    Activations, AttentionLayer, ChannelDeltaLayer, DeltaLayer, DeltaShape, Elementwise, ExpertKind, IndexLayer,
-    KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer,
-    StepInputs, StepScratch, StreamLayer, Tensor,
+    Activations, AttentionLayer, CacheLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, DeltaShape,
+    Elementwise, ExpertKind, IndexLayer, KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations,
+    Projection, Routing, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Tensor,
 };
 
 use crate::kernels::INT11_FLOAT_FORMATS;
@@ -235,6 +235,22 @@ impl Operations for ScratchPlanner<'_> {
         grow(&mut self.index_scores, scores);
         self.index_at = self.operations.len();
         self.note(OperationKey::Attention(layer.group, layer.layer), &[], None);
+    }
+
+    fn compress(&mut self, layer: &CompressLayer) {
+        for CacheLayer { group, layer } in [layer.rows, layer.entries] {
+            self.note(OperationKey::Attention(group, layer), &[], None);
+        }
+    }
+
+    fn select(&mut self, layer: &SelectLayer) {
+        grow(&mut self.index_slots, 4 * self.tokens * layer.top);
+        grow(&mut self.index_scores, index::scores_bytes(self.tokens));
+        self.note(OperationKey::Attention(layer.keys.group, layer.keys.layer), &[], None);
+    }
+
+    fn compressed_attention(&mut self, layer: &CompressedLayer) {
+        self.note(OperationKey::Attention(layer.rows.group, layer.rows.layer), &[], None);
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {

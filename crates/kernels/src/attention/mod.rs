@@ -31,7 +31,7 @@ pub use kv::{AttentionMode, KvShape, KvType, KvView, store_row};
 pub use paged::PARTITION;
 use paged::{Paged, key_at};
 use partition::{QueryRow, Rule, partition, rows_at_once};
-pub use pool::{MOST_POOLED, pool_key};
+pub use pool::{MOST_POOLED, Pooled, average_rows};
 use prefill::{PrefillScratch, Target, Widened, attend_rows, join_rows, widen};
 pub use shared_prefix::{RUNS, SharedPrefix, begin_alike};
 

@@ -1,4 +1,4 @@
-//! Keys of pools (GLM-5.3): an indexer that scores runs of positions has one key for each run, an average of the keys of its positions.
+//! Averages of cached rows, element by element: keys of pools (GLM-5.3), where an indexer that scores runs of positions has one key for each run, and entries of compressed attention (DeepSeek-V4).
 
 // No iterator adapters: their closures may be compiled without the instruction set of the kernel around them.
 #![allow(clippy::needless_range_loop)]
@@ -10,7 +10,16 @@ use crate::instructions::f32_dot::Lanes;
 use crate::math::exp;
 
 /// The most positions of a pool.
-pub const MOST_POOLED: usize = 64;
+pub const MOST_POOLED: usize = 128;
+
+/// Where a row that is averaged is.
+#[derive(Clone, Copy, Debug)]
+pub struct Pooled {
+    /// Its position.
+    pub position: usize,
+    /// The KV heads of the row itself, and of the logits that weigh it.
+    pub heads: [usize; 2],
+}
 
 /// The rows of a pool: of each position its key, and the logits that weigh it.
 struct Pool<'a> {
@@ -86,23 +95,31 @@ simd! {
     fn average(pool: &Pool, bias: &[f32], out: &mut [f32]) = average_lanes
 }
 
-/// The key of the `size` positions from `first` on, whose rows are in the cache: keys in KV head 0, logits in KV head 1. `bias`: `[size, k_dim]`, added to the logits; `out`: `[k_dim]`.
+/// The average of cached rows, of which there is one at least. `bias`: `[rows, k_dim]`, added to the logits; `out`: `[k_dim]`.
 ///
 /// # Panics
-/// With more than [`MOST_POOLED`] positions, when one is not in the table, and with keys of sixteen-bit integers.
-pub fn pool_key(isa: Isa, kv: &KvView, table: &[u32], (first, size): (usize, usize), bias: &[f32], out: &mut [f32]) {
+/// With more than [`MOST_POOLED`] rows, when one is not in the table, and with rows of sixteen-bit integers.
+pub fn average_rows(
+    isa: Isa,
+    kv: &KvView,
+    table: &[u32],
+    rows: impl ExactSizeIterator<Item = Pooled>,
+    bias: &[f32],
+    out: &mut [f32],
+) {
+    let size = rows.len();
     assert!(size <= MOST_POOLED, "a pool of {size} positions");
     let shape = &kv.shape;
     let none: &[u8] = &[];
     let mut pool =
         Pool { rows: [[none; MOST_POOLED]; 2], scales: [[1.0; MOST_POOLED]; 2], size, kv_type: shape.kv_type };
-    for p in 0..size {
-        let (block, token) = ((first + p) / shape.block_tokens, (first + p) % shape.block_tokens);
+    for (i, Pooled { position, heads }) in rows.enumerate() {
+        let (block, token) = (position / shape.block_tokens, position % shape.block_tokens);
         let slot = table[block] as usize * shape.block_tokens + token;
-        for head in 0..2 {
-            pool.rows[head][p] = &kv.bytes[shape.k_at(slot, head)];
+        for (of, head) in heads.into_iter().enumerate() {
+            pool.rows[of][i] = &kv.bytes[shape.k_at(slot, head)];
             if let Ok(scale) = <[u8; 4]>::try_from(&kv.bytes[shape.k_scale_at(slot, head)]) {
-                pool.scales[head][p] = f32::from_le_bytes(scale);
+                pool.scales[of][i] = f32::from_le_bytes(scale);
             }
         }
     }

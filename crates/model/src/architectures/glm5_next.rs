@@ -69,14 +69,14 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     Ok(Description { streams, spelling: glm4_moe::SPELLING, ..described })
 }
 
-fn streams(config: &Config) -> Result<StreamsDescription> {
+pub(super) fn streams(config: &Config) -> Result<StreamsDescription> {
     let (count, rounds) = (config.size_or("hc_mult", 4)?, config.size_or("hc_sinkhorn_iters", 20)?);
     let path = config.path().display();
     ensure!(count <= MOST_STREAMS, "{path}: `hc_mult` is {count}, more than {MOST_STREAMS}");
     ensure!(rounds <= 1000, "{path}: `hc_sinkhorn_iters` is {rounds}, more than 1000");
     config.product("`hc_mult` and `hidden_size`", &[count, config.size("hidden_size")?])?;
     let eps = config.float_or("hc_eps", 1e-6, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")?;
-    Ok(StreamsDescription { count, eps, rounds })
+    Ok(StreamsDescription { count, eps, rounds, has_head: false })
 }
 
 /// Latent attention, and its indexer.

@@ -2,6 +2,7 @@
 
 mod deepseek;
 mod deepseek_v32;
+mod deepseek_v4;
 mod gemma3;
 mod gemma4;
 mod glm4;
@@ -87,6 +88,7 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "deepseek_v2", describe: deepseek::describe_v2 },
     Architecture { model_type: "deepseek_v3", describe: deepseek::describe },
     Architecture { model_type: "deepseek_v32", describe: deepseek_v32::describe },
+    Architecture { model_type: "deepseek_v4", describe: deepseek_v4::describe },
     Architecture { model_type: "glm_moe_dsa", describe: deepseek_v32::describe_glm },
     Architecture { model_type: "glm5_next", describe: glm5_next::describe },
     Architecture { model_type: "glm5_next_text", describe: glm5_next::describe },

@@ -1,9 +1,9 @@
 //! Attention layers: their shapes and variants, and which of them share a cache.
 
-use anyhow::{Result, ensure};
-use sluice_backend::{AttentionMode, KvLayout, KvType};
-
+use super::cache_group::{CacheContent, CacheGroup, CacheKind};
+use super::compressed::CompressedDescription;
 use crate::config::Config;
+use anyhow::{Result, ensure};
 
 /// How keys and values are made of a layer's input.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,6 +12,8 @@ pub enum AttentionVariant {
     Grouped,
     /// Keys and values are projections of a small vector, which is cached in their place, beside one rotated key for all heads (DeepSeek-V2).
     Latent(LatentDescription),
+    /// One row is key and value of all heads; entries that are made of several positions are seen behind a window (DeepSeek-V4).
+    Compressed(CompressedDescription),
 }
 
 /// The sizes of latent attention. Of a head's `head_dim` elements the last `rotary_dim` are rotated; their keys are one for all heads.
@@ -261,9 +263,28 @@ impl AttentionDescription {
         let (kv_heads, k_dim, v_dim) = match self.variant {
             AttentionVariant::Grouped => (self.kv_heads, self.head_dim, self.v_dim),
             AttentionVariant::Latent(latent) => (1, latent.kv_rank + latent.rotary_dim, 0),
+            AttentionVariant::Compressed(_) => (1, self.head_dim, 0),
         };
         let kind = self.window.map_or(CacheKind::Full, CacheKind::Window);
-        CacheGroup { kind, layers: 1, kv_heads, k_dim, v_dim, is_index: false }
+        CacheGroup { kind, layers: 1, kv_heads, k_dim, v_dim, content: CacheContent::Attended, every: 1 }
+    }
+
+    /// All cache groups of a model with only this layer: first its own.
+    pub(crate) fn cache_groups(&self) -> Vec<CacheGroup> {
+        let mut all = vec![self.cache_group()];
+        all.extend(self.index_group());
+        if let AttentionVariant::Compressed(of) = self.variant {
+            all.extend(of.cache_groups(self.head_dim).into_iter().flatten());
+        }
+        all
+    }
+
+    /// Whether its positions are those of layers with a window, where they differ.
+    pub(crate) fn has_window_rotary(&self) -> bool {
+        match self.variant {
+            AttentionVariant::Compressed(of) => of.compression.is_none(),
+            _ => self.window.is_some(),
+        }
     }
 
     /// The cache group of its indexer's keys, if it has one of its own.
@@ -271,52 +292,13 @@ impl AttentionDescription {
         let AttentionVariant::Latent(LatentDescription { index: Some(index), .. }) = self.variant else { return None };
         // Of pools: keys, and what weighs them.
         let kv_heads = 1 + usize::from(index.pool.is_some());
-        let group = CacheGroup { k_dim: index.head_dim, v_dim: 0, kv_heads, is_index: true, ..self.cache_group() };
-        (!index.shared).then_some(group)
-    }
-}
-
-/// Which positions a cache group keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheKind {
-    /// Every position.
-    Full,
-    /// The last so many.
-    Window(usize),
-}
-
-/// Layers whose keys and values are cached alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheGroup {
-    /// Which positions it keeps.
-    pub kind: CacheKind,
-    /// How many layers it has.
-    pub layers: usize,
-    /// Heads of keys and values.
-    pub kv_heads: usize,
-    /// Elements of a key.
-    pub k_dim: usize,
-    /// Elements of a value.
-    pub v_dim: usize,
-    /// They are keys of indexers.
-    pub is_index: bool,
-}
-
-impl CacheGroup {
-    /// Whether layers of both can share a cache.
-    pub(super) fn is_like(&self, other: &CacheGroup) -> bool {
-        CacheGroup { layers: other.layers, ..*self } == *other
-    }
-
-    /// How blocks of so many tokens hold the keys and values of its layers.
-    pub fn layout(&self, kv_type: KvType, mode: AttentionMode, block_tokens: usize) -> KvLayout {
-        let CacheGroup { layers, kv_heads, k_dim, v_dim, .. } = *self;
-        // Indexers have no integers of sixteen bits, and compute with what others stand for.
-        let (kv_type, mode) = match (self.is_index, kv_type) {
-            (true, KvType::Int16) => (KvType::F16, AttentionMode::F32),
-            (true, kv_type) => (kv_type, AttentionMode::F32),
-            (false, kv_type) => (kv_type, mode),
+        let group = CacheGroup {
+            k_dim: index.head_dim,
+            v_dim: 0,
+            kv_heads,
+            content: CacheContent::IndexKeys,
+            ..self.cache_group()
         };
-        KvLayout { layers, kv_heads, k_dim, v_dim, kv_type, mode, block_tokens }
+        (!index.shared).then_some(group)
     }
 }

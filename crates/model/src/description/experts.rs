@@ -14,6 +14,10 @@ pub enum RouterScoring {
     SoftmaxOfChosen,
     /// A sigmoid of each logit (DeepSeek-V3).
     Sigmoid,
+    /// The root of each logit's softplus (DeepSeek-V4).
+    RootSoftplus,
+    /// The same weighs experts that depend on the token's number alone: a table has those of so many tokens.
+    ByToken { tokens: usize },
 }
 
 /// Experts are divided into groups of consecutive ones, and only the best groups take part: those with the greatest sum of their two best scores.
@@ -138,6 +142,13 @@ impl RouterDescription {
                     self.groups.unwrap_or(ExpertGroups { count: 1, top: 1 });
                 return Ok(Scoring::Sigmoid { k, bias: stored, groups, top_groups, renormalise, scale });
             }
+            RouterScoring::RootSoftplus if self.groups.is_none() && renormalise => {
+                return Ok(Scoring::RootSoftplus { k, bias: stored, scale });
+            }
+            RouterScoring::RootSoftplus => {
+                return Err("roots of softplus with groups of experts, or with weights that keep their sum".into());
+            }
+            RouterScoring::ByToken { .. } => return Err("experts by the token's number, without their table".into()),
             RouterScoring::Softmax => {
                 Scoring::SoftmaxTopK { k, renormalise, scales: if self.expert_scales { stored } else { Vec::new() } }
             }

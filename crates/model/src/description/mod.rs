@@ -2,7 +2,10 @@
 //! use nothing else, so a new architecture is one file that makes a [`Description`].
 
 mod attention;
+mod cache_group;
 mod channel_delta_weights;
+mod compressed;
+mod compressed_weights;
 mod cut;
 mod delta_net;
 mod experts;
@@ -26,9 +29,12 @@ use crate::config::Config;
 use crate::mlx_lm::MlxLm;
 use crate::rope::Rotary;
 pub use attention::{
-    AttentionBiases, AttentionDescription, AttentionVariant, CacheGroup, CacheKind, IndexDescription,
-    LatentDescription, QueryGrowth, ValueSource,
+    AttentionBiases, AttentionDescription, AttentionVariant, IndexDescription, LatentDescription, QueryGrowth,
+    ValueSource,
 };
+pub use cache_group::{CacheContent, CacheGroup, CacheKind};
+pub use compressed::{CompressedDescription, CompressionDescription, EntryIndexDescription};
+pub(crate) use compressed_weights::COMPRESSORS;
 pub use delta_net::{ChannelDeltaDescription, DeltaDescription, ProjectionLayout};
 pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
@@ -39,9 +45,9 @@ pub use meaning::{Leaf, Meaning};
 pub(crate) use mtp::{JOIN, NORMS, QWEN_PARTS, qwen_name};
 pub use state_space::StateSpaceDescription;
 pub(crate) use state_space::StateSpaceKeys;
-pub(crate) use stream_weights::STREAM_PARTS;
+pub(crate) use stream_weights::{STREAM_HEAD, STREAM_PARTS};
 pub use streams::StreamsDescription;
-pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE};
+pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE, TOKEN_EXPERTS};
 pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
 
@@ -319,7 +325,7 @@ impl Description {
         let mut groups: Vec<CacheGroup> = Vec::new();
         let of_mtp = self.mtp.as_ref().and_then(|mtp| mtp.layer.mixer.attention());
         for attention in self.attention_layers().chain(of_mtp) {
-            for own in std::iter::once(attention.cache_group()).chain(attention.index_group()) {
+            for own in attention.cache_groups() {
                 match groups.iter_mut().find(|group| group.is_like(&own)) {
                     Some(_) if attention.shared => {}
                     Some(group) => group.layers += 1,
@@ -332,8 +338,12 @@ impl Description {
 
     /// The cache group of an attention layer.
     pub(crate) fn group_of(&self, attention: &AttentionDescription) -> usize {
-        let group = self.groups().iter().position(|group| group.is_like(&attention.cache_group()));
-        group.expect("one of this model's layers")
+        self.number_of_group(&attention.cache_group())
+    }
+
+    /// The number of a cache group of one of this model's layers.
+    pub(crate) fn number_of_group(&self, own: &CacheGroup) -> usize {
+        self.groups().iter().position(|group| group.is_like(own)).expect("one of this model's layers")
     }
 
     /// The cache group of an attention layer's indexer, if it has one of its own.
@@ -366,7 +376,15 @@ impl Description {
     pub(crate) fn latent_layers(&self) -> impl Iterator<Item = (&AttentionDescription, LatentDescription)> {
         self.attention_layers().filter_map(|a| match a.variant {
             AttentionVariant::Latent(latent) => Some((a, latent)),
-            AttentionVariant::Grouped => None,
+            AttentionVariant::Grouped | AttentionVariant::Compressed(_) => None,
+        })
+    }
+
+    /// The layers of compressed attention, in order.
+    pub(crate) fn compressed_layers(&self) -> impl Iterator<Item = (&AttentionDescription, CompressedDescription)> {
+        self.attention_layers().filter_map(|a| match a.variant {
+            AttentionVariant::Compressed(of) => Some((a, of)),
+            _ => None,
         })
     }
 
@@ -427,7 +445,7 @@ impl Description {
 
     /// Elements of keys and values together, for each position.
     pub fn kv_elements(&self) -> usize {
-        self.groups().iter().map(|g| g.layers * g.kv_heads * (g.k_dim + g.v_dim)).sum()
+        self.groups().iter().map(|g| (g.layers * g.kv_heads * (g.k_dim + g.v_dim)).div_ceil(g.every)).sum()
     }
 }
 

@@ -9,6 +9,8 @@ pub struct StreamsDescription {
     pub eps: f64,
     /// How often what streams exchange is divided by the sums of its rows and columns.
     pub rounds: usize,
+    /// Behind the last layer they become one by a mixture of their own, and not by their mean.
+    pub has_head: bool,
 }
 
 impl StreamsDescription {

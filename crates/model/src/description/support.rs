@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use sluice_backend::{MOST_POOLED, MOST_STREAMS};
 
 use super::attention::{AttentionDescription, AttentionVariant};
-use super::experts::{ExpertActivation, MoeDescription};
+use super::experts::{ExpertActivation, MoeDescription, RouterScoring};
 use super::{DenseActivation, Description, FeedForwardDescription, LayerDescription, MixerDescription, ValueSource};
 
 impl Description {
@@ -74,7 +74,7 @@ impl Description {
 impl Description {
     /// Elements of a layer's heads that are rotated.
     pub(crate) fn rotary_dim(&self, attention: &AttentionDescription) -> usize {
-        let of_windows = self.window_rotary.as_ref().filter(|_| attention.window.is_some());
+        let of_windows = self.window_rotary.as_ref().filter(|_| attention.has_window_rotary());
         2 * of_windows.unwrap_or(&self.rotary).inv_freq.len()
     }
 }
@@ -101,6 +101,9 @@ impl AttentionDescription {
     }
 
     fn unsupported(&self, rotary_dim: usize) -> Option<String> {
+        if let AttentionVariant::Compressed(of) = self.variant {
+            return self.unsupported_compressed(&of, rotary_dim);
+        }
         if let AttentionVariant::Latent(latent) = self.variant {
             let more = [
                 (self.gated, "gates"),
@@ -149,6 +152,10 @@ impl MoeDescription {
             && (alpha, added) != (1.0, 0.0)
         {
             return Some("a shared expert beside experts with another activation than its own".into());
+        }
+        if let RouterScoring::ByToken { tokens } = self.router.scoring {
+            let wrong = tokens == 0 || self.router.k > self.count || self.router.correction_bias;
+            return wrong.then(|| "experts by the token's number, and none or a choice among them".into());
         }
         let scoring = self.router.scoring(Vec::new());
         scoring.and_then(|scoring| scoring.check(self.count)).err()

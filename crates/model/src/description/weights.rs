@@ -6,12 +6,15 @@ use sluice_backend::{DeltaShape, StateSpaceShape};
 use super::{
     AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, DenseActivation, Description,
     FeedForwardDescription, IndexDescription, LatentDescription, LayerDescription, MixerDescription, MtpDescription,
-    PROJECTIONS, PerLayerDescription, ProjectionLayout, StateSpaceDescription, ValueSource,
+    PROJECTIONS, PerLayerDescription, ProjectionLayout, RouterScoring, StateSpaceDescription, ValueSource,
 };
 use crate::mlx_names;
 
 /// What is added to router scores where experts are chosen.
 pub(crate) const CORRECTION_BIAS: &str = "mlp.gate.e_score_correction_bias";
+
+/// The experts of each token's number (DeepSeek-V4).
+pub(crate) const TOKEN_EXPERTS: &str = "mlp.gate.tid2eid";
 
 /// Gemma 4's: what the input of a router is multiplied by, and the weights of its experts.
 pub(crate) const ROUTER_SCALE: &str = "mlp.router_scale";
@@ -147,6 +150,7 @@ impl AttentionDescription {
         let projection =
             |part, rows, cols, biased| WeightDescription { biased, ..matrix(part, WeightClass::Attention, rows, cols) };
         let mut all = match self.variant {
+            AttentionVariant::Compressed(of) => return self.compressed_weights(&of, hidden, norm),
             AttentionVariant::Grouped if self.joined => {
                 let rows = self.q_cols() + self.k_cols() + self.v_cols();
                 vec![projection("self_attn.qkv_proj", rows, hidden, inputs)]
@@ -327,6 +331,10 @@ impl FeedForwardDescription {
         if moe.router.correction_bias {
             all.push(vector(CORRECTION_BIAS, WeightKind::Vector, moe.count));
         }
+        if let RouterScoring::ByToken { tokens } = moe.router.scoring {
+            let table = vector(TOKEN_EXPERTS, WeightKind::Vector, moe.router.k);
+            all.push(WeightDescription { rows: tokens, ..table });
+        }
         if let Some(shared) = moe.shared {
             let width = shared.intermediate;
             let of_shared = |part, rows, cols| gated(part, WeightClass::SharedExpert, rows, cols);
@@ -399,7 +407,8 @@ impl Description {
         let first = std::iter::once(embedding).chain(self.outer_per_layer());
         let (begins, ends, tied) = (self.begins(), self.ends(), self.tied);
         let first = first.filter(move |_| begins || (ends && tied));
-        first.chain(layers).chain(ends.then_some(norm)).chain((ends && !tied).then_some(head))
+        let last = self.outer_streams().filter(move |_| ends);
+        first.chain(layers).chain(ends.then_some(norm)).chain((ends && !tied).then_some(head)).chain(last)
     }
 
     /// The weights of one layer; none if there is no such layer.
@@ -448,7 +457,13 @@ impl Description {
 
     /// Everything outside of layers.
     pub(super) fn all_outer(&self) -> impl Iterator<Item = WeightDescription> {
-        self.outer().into_iter().chain(self.outer_per_layer())
+        self.outer().into_iter().chain(self.outer_per_layer()).chain(self.outer_streams())
+    }
+
+    /// What makes one of several residual streams behind the last layer.
+    fn outer_streams(&self) -> impl Iterator<Item = WeightDescription> {
+        let hidden = self.hidden;
+        self.streams.into_iter().flat_map(move |streams| streams.outer_weights(hidden).collect::<Vec<_>>())
     }
 
     fn norm_kind(&self) -> WeightKind {

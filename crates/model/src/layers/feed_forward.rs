@@ -1,12 +1,14 @@
 //! Feed-forward layers: a dense gated one, or a mixture of experts.
 
 use anyhow::{Result, anyhow, bail};
-use sluice_backend::{Elementwise, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, SharedExpert, Tensor};
+use sluice_backend::{
+    Elementwise, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, Scoring, SharedExpert, Tensor,
+};
 
 use super::ordered::{Inputs, Output};
 use crate::description::{
     BESIDE_NORMS, CORRECTION_BIAS, DenseActivation, Description, EXPERT_SCALES, FeedForwardDescription, MoeDescription,
-    ROUTER_SCALE,
+    ROUTER_SCALE, RouterScoring, TOKEN_EXPERTS,
 };
 use crate::weights::Weights;
 
@@ -284,6 +286,13 @@ fn load_mixture(w: &mut Weights, at: usize, d: &MoeDescription, norm: Norm, befo
         (false, true) => w.host_vector(at, EXPERT_SCALES)?,
         (false, false) => Vec::new(),
     };
-    let scoring = d.router.scoring(stored).map_err(|what| anyhow!("{what}"))?;
+    let scoring = match d.router.scoring {
+        RouterScoring::ByToken { .. } => {
+            let table = w.numbers(at, TOKEN_EXPERTS)?.into();
+            Scoring::ByToken { k: d.router.k, table, scale: d.router.scale }
+        }
+        _ => d.router.scoring(stored).map_err(|what| anyhow!("{what}"))?,
+    };
+    scoring.check(d.count).map_err(|what| anyhow!("layer {at}: {what}"))?;
     w.backend().moe(Moe { norm, router_norm, router, scoring, experts, shared }, before)
 }

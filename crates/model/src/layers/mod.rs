@@ -2,6 +2,7 @@
 
 mod attention;
 mod channel_delta;
+mod compressed;
 mod delta_net;
 mod feed_forward;
 mod latent;
@@ -12,9 +13,10 @@ mod streams;
 
 pub use attention::{Attention, AttentionScratch};
 pub use channel_delta::{ChannelDelta, ChannelDeltaScratch};
+pub use compressed::{CompressedAttention, CompressedScratch};
 pub use delta_net::{DeltaNet, DeltaScratch};
 pub use feed_forward::{FeedForward, FeedForwardScratch};
 pub use latent::{LatentAttention, LatentScratch};
 pub use per_layer::{PerLayer, PerLayerBlock};
 pub use state_space::{StateSpace, StateSpaceScratch};
-pub use streams::{StreamBlock, Streams};
+pub use streams::{StreamBlock, Streams, StreamsEnd};

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use sluice_backend::{Elementwise, MatrixId, Norm, Operations, StreamLayer, Tensor};
 
-use crate::description::{Description, STREAM_PARTS, StreamsDescription};
+use crate::description::{Description, STREAM_HEAD, STREAM_PARTS, StreamsDescription};
 use crate::weights::Weights;
 
 /// The streams of a step, and what all blocks share.
@@ -18,6 +18,12 @@ pub struct Streams {
     inside: [Tensor; 2],
     /// `[max_tokens, logits]`
     weights: Tensor,
+}
+
+/// What makes one of the streams behind the last layer.
+pub enum StreamsEnd {
+    Mean,
+    Mixture(Box<StreamLayer>),
 }
 
 impl Streams {
@@ -36,20 +42,40 @@ impl Streams {
         Ok([self.block(w, at, attention)?, self.block(w, at, feed_forward)?])
     }
 
-    fn block(&self, w: &mut Weights, at: usize, [mix, base, scale]: [&str; 3]) -> Result<StreamBlock> {
+    fn block(&self, w: &mut Weights, at: usize, parts: [&str; 3]) -> Result<StreamBlock> {
+        let layer = self.layer(w, Some(at), parts, (self.weights, self.inside[0]))?;
+        Ok(StreamBlock { layer, out: self.inside[1] })
+    }
+
+    fn layer(
+        &self,
+        w: &mut Weights,
+        at: Option<usize>,
+        [mix, base, scale]: [&str; 3],
+        (weights, out): (Tensor, Tensor),
+    ) -> Result<StreamLayer> {
         let scales = w.host_vector(at, scale)?;
-        let layer = StreamLayer {
+        let scale = |i: usize| scales.get(i).copied().unwrap_or(1.0);
+        Ok(StreamLayer {
             streams: self.x,
             norm: self.norm,
             mix: w.bare_linear(at, mix)?,
             bias: w.vector(at, base)?,
-            scales: [scales[0], scales[1], scales[2]],
+            scales: [scale(0), scale(1), scale(2)],
             eps: self.own.eps as f32,
             rounds: self.own.rounds,
-            weights: self.weights,
-            out: self.inside[0],
-        };
-        Ok(StreamBlock { layer, out: self.inside[1] })
+            weights,
+            out,
+        })
+    }
+
+    /// What makes `x`, `[max_tokens, hidden]`, of them in the end.
+    pub fn ending(&self, w: &mut Weights, x: Tensor) -> Result<StreamsEnd> {
+        if !self.own.has_head {
+            return Ok(StreamsEnd::Mean);
+        }
+        let weights = self.weights.columns(0..self.own.count);
+        Ok(StreamsEnd::Mixture(Box::new(self.layer(w, None, STREAM_HEAD, (weights, x))?)))
     }
 
     /// The embedding of each of a step's tokens goes into all streams.
@@ -61,9 +87,12 @@ impl Streams {
         }
     }
 
-    /// The end of all layers: `out` is their mean.
-    pub fn end(&self, backend: &mut dyn Operations, out: Tensor) {
-        backend.elementwise(&Elementwise::Mean { streams: self.x.first_rows(out.rows), out });
+    /// The end of all layers.
+    pub fn end(&self, backend: &mut dyn Operations, end: &StreamsEnd, out: Tensor) {
+        match end {
+            StreamsEnd::Mean => backend.elementwise(&Elementwise::Mean { streams: self.x.first_rows(out.rows), out }),
+            StreamsEnd::Mixture(layer) => backend.collapse(layer),
+        }
     }
 }
 

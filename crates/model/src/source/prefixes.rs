@@ -13,10 +13,17 @@ const PREFIXES: [(&str, &str); 4] =
 
 /// What may stand in front where embedding and last norm have other names, and these: ours and theirs (Mamba's kin).
 const MAMBA_PREFIXES: [&str; 2] = ["backbone.", "model."];
-const MAMBA_PARTS: [(&str, &str); 2] = [("embed_tokens", "embeddings"), ("norm", "norm_f")];
+const MAMBA_PARTS: &[(&str, &str)] = &[("embed_tokens", "embeddings"), ("norm", "norm_f")];
+
+/// Other names of DeepSeek-V4: as it is published, and as transformers writes it.
+const V4_PARTS: &[(&str, &str)] = &[("embed_tokens", "embed")];
+const V4_SAVED_PARTS: &[(&str, &str)] =
+    &[("hc_head_fn", "hc_head.hc_fn"), ("hc_head_base", "hc_head.hc_base"), ("hc_head_scale", "hc_head.hc_scale")];
+const V4_HEAD: &str = "head";
 
 /// What the text model's names begin with, besides that of the head.
-const PARTS: [&str; 6] = [
+const PARTS: [&str; 7] = [
+    "hc_head_",
     "embed_tokens.",
     "layers.",
     "norm.",
@@ -24,6 +31,8 @@ const PARTS: [&str; 6] = [
     "per_layer_model_projection.",
     "per_layer_projection_norm.",
 ];
+/// What the head is called.
+const LM_HEAD: &str = "lm_head";
 /// What Qwen's checkpoints have in front of the parts of the MTP head.
 const MTP_PREFIXES: [&str; 3] = ["mtp.", "language_model.mtp.", "model.mtp."];
 
@@ -48,8 +57,10 @@ pub struct Prefixes {
     head: &'static str,
     /// What stands in front of the head that predicts one token more, where that has names of its own, and the number of its layer: the one behind the last.
     mtp: Option<(&'static str, usize)>,
-    /// Embedding and last norm have other names.
-    mamba: bool,
+    /// Parts outside of layers that have other names: ours and theirs.
+    parts: &'static [(&'static str, &'static str)],
+    /// What the head is called.
+    own_head: &'static str,
     /// The one matrix that is embedding and head is stored under the head's name only.
     pub shares_head: bool,
 }
@@ -61,17 +72,23 @@ impl Prefixes {
         let joins = |prefix: &&str| has(format!("{prefix}fc.weight"));
         let mtp = MTP_PREFIXES.into_iter().find(joins).zip(config.layers().ok());
         let embeds = |(text, _): &(&str, &str)| has(format!("{text}embed_tokens.weight"));
+        let usual = Prefixes { text: "", head: "", mtp, parts: &[], own_head: LM_HEAD, shares_head: false };
+        if has(format!("{V4_HEAD}.weight")) && !has(format!("{LM_HEAD}.weight")) {
+            let published = has("embed.weight".to_owned());
+            let (text, parts) = if published { ("", V4_PARTS) } else { ("model.", V4_SAVED_PARTS) };
+            return Prefixes { text, parts, own_head: V4_HEAD, ..usual };
+        }
         if let Some((text, head)) = PREFIXES.into_iter().find(embeds) {
-            return Prefixes { text, head, mtp, mamba: false, shares_head: false };
+            return Prefixes { text, head, ..usual };
         }
         if let Some(text) = MAMBA_PREFIXES.into_iter().find(|text| has(format!("{text}embeddings.weight"))) {
-            return Prefixes { text, head: "", mtp, mamba: true, shares_head: false };
+            return Prefixes { text, parts: MAMBA_PARTS, ..usual };
         }
         let only_head =
             |(text, head): &(&str, &str)| has(format!("{text}norm.weight")) && has(format!("{head}lm_head.weight"));
         match PREFIXES.into_iter().find(only_head) {
-            Some((text, head)) => Prefixes { text, head, mtp, mamba: false, shares_head: true },
-            None => Prefixes { text: USUAL.0, head: USUAL.1, mtp, mamba: false, shares_head: false },
+            Some((text, head)) => Prefixes { text, head, shares_head: true, ..usual },
+            None => Prefixes { text: USUAL.0, head: USUAL.1, ..usual },
         }
     }
 
@@ -87,12 +104,14 @@ impl Prefixes {
         {
             return format!("{prefix}{}", qwen_name(rest));
         }
-        let of_mamba = |(ours, theirs): &(&str, &str)| Some(format!("{}{theirs}{}", self.text, leaf_of(short, ours)?));
-        if let Some(name) = MAMBA_PARTS.iter().filter(|_| self.mamba).find_map(of_mamba) {
+        let other = |(ours, theirs): &(&str, &str)| Some(format!("{}{theirs}{}", self.text, leaf_of(short, ours)?));
+        if let Some(name) = self.parts.iter().find_map(other) {
             return name;
         }
-        let prefix = if short.starts_with("lm_head") { self.head } else { self.text };
-        format!("{prefix}{short}")
+        match leaf_of(short, LM_HEAD) {
+            Some(leaf) => format!("{}{}{leaf}", self.head, self.own_head),
+            None => format!("{}{short}", self.text),
+        }
     }
 
     /// The text model's name for a tensor of the MTP head, if that has names of its own.
@@ -119,12 +138,15 @@ impl Prefixes {
             return found.map(Cow::Borrowed);
         }
         let body = name.strip_prefix(self.text);
-        let of_mamba = |(ours, theirs): &(&str, &str)| Some(format!("{ours}{}", leaf_of(body?, theirs)?));
-        if let Some(found) = MAMBA_PARTS.iter().filter(|_| self.mamba).find_map(of_mamba) {
+        let other = |(ours, theirs): &(&str, &str)| Some(format!("{ours}{}", leaf_of(body?, theirs)?));
+        if let Some(found) = self.parts.iter().find_map(other) {
             return Some(Cow::Owned(found));
         }
-        let body = body.filter(|n| PARTS.iter().any(|part| n.starts_with(part)));
-        let found = body.or_else(|| name.strip_prefix(self.head).filter(|n| n.starts_with("lm_head.")));
-        found.map(Cow::Borrowed)
+        if let Some(body) = body.filter(|n| PARTS.iter().any(|part| n.starts_with(part))) {
+            return Some(Cow::Borrowed(body));
+        }
+        let head = name.strip_prefix(self.head)?;
+        let leaf = leaf_of(head, self.own_head).filter(|leaf| !leaf.is_empty())?;
+        Some(if self.own_head == LM_HEAD { Cow::Borrowed(head) } else { Cow::Owned(format!("{LM_HEAD}{leaf}")) })
     }
 }

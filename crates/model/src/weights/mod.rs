@@ -5,12 +5,12 @@ mod experts;
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{
     Backend, Float, LayerNorm, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Norm, RowFactors, Tensor,
     WeightFormat, decay_rates,
 };
-use sluice_store::Bytes;
+use sluice_store::{Bytes, Dtype};
 
 use self::column_orders::{ColumnOrders, Purpose};
 use crate::description::{Description, QueryGrowth, WeightDescription, WeightKind};
@@ -238,7 +238,7 @@ impl<'a> Weights<'a> {
     }
 
     /// The matrix `part`, whose tensor's name has no `.weight`.
-    pub fn bare_linear(&mut self, layer: usize, part: &str) -> Result<Linear> {
+    pub fn bare_linear(&mut self, layer: impl Into<Option<usize>>, part: &str) -> Result<Linear> {
         let w = self.described(layer, part);
         let matrix = self.load(&self.module(&w), &[], w.rows, w.cols)?;
         Ok(Linear { matrix, rows: 0..w.rows, bias: None })
@@ -290,10 +290,47 @@ impl<'a> Weights<'a> {
     }
 
     /// The vector `part`, or its rows one after the other: `[1, len]`.
-    pub fn vector(&mut self, layer: usize, part: &str) -> Result<Tensor> {
+    pub fn vector(&mut self, layer: impl Into<Option<usize>>, part: &str) -> Result<Tensor> {
         let w = self.described(layer, part);
         let (values, _) = self.values(&self.module(&w), &[w.rows, w.cols])?;
         self.upload(&values, 1, w.rows * w.cols)
+    }
+
+    /// The values of the rows of `part`: `[rows, cols]`.
+    pub fn host_rows(&mut self, layer: usize, part: &str) -> Result<Vec<f32>> {
+        let w = self.described(layer, part);
+        self.values(&self.module(&w), &[w.rows, w.cols]).map(|(values, _)| values)
+    }
+
+    /// A vector of such values: `[1, len]`.
+    pub fn made_vector(&mut self, values: &[f32]) -> Result<Tensor> {
+        self.upload(values, 1, values.len())
+    }
+
+    /// The table of integers `part`, of numbers below 2^32: `[rows, cols]`. Unless values are read, each row is 0, 1, 2, ..
+    pub fn numbers(&mut self, layer: usize, part: &str) -> Result<Vec<u32>> {
+        let w = self.described(layer, part);
+        let (name, checkpoint) = (self.module(&w), self.tensors.checkpoint());
+        let t = checkpoint.tensor(&name);
+        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", checkpoint.named().display()))?;
+        ensure!(t.shape == [w.rows, w.cols], "tensor {name} has shape {:?}, expected {:?}", t.shape, [w.rows, w.cols]);
+        let size = match t.dtype {
+            Dtype::I64 | Dtype::U64 => 8,
+            Dtype::I32 | Dtype::U32 => 4,
+            other => bail!("tensor {name}: {other:?} is no type of a table of numbers (I64 and I32 are)"),
+        };
+        if !self.reads {
+            return Ok((0..w.rows * w.cols).map(|i| (i % w.cols) as u32).collect());
+        }
+        let mut bytes = vec![0; t.bytes.len()];
+        t.bytes.read_now(&mut bytes).with_context(|| format!("tensor {name}"))?;
+        let number = |bytes: &[u8]| {
+            let mut all = [0; 8];
+            all[..size].copy_from_slice(bytes);
+            u32::try_from(u64::from_le_bytes(all))
+                .map_err(|_| anyhow!("tensor {name}: a number that is negative or too large"))
+        };
+        bytes.chunks_exact(size).map(number).collect()
     }
 
     /// The bias of `part`: `[1, rows]`.
@@ -322,7 +359,7 @@ impl<'a> Weights<'a> {
     }
 
     /// The values of the vector `part`: `[len]`.
-    pub fn host_vector(&mut self, layer: usize, part: &str) -> Result<Vec<f32>> {
+    pub fn host_vector(&mut self, layer: impl Into<Option<usize>>, part: &str) -> Result<Vec<f32>> {
         let w = self.described(layer, part);
         self.values(&self.module(&w), &[w.cols]).map(|(values, _)| values)
     }

@@ -384,7 +384,7 @@ impl Bench<'_> {
             self.vector(&format!("routing {k} of {experts}"), count, 4 * experts, threads, experts, |out| {
                 out.copy_from_slice(&logits);
                 let (mut ids, mut weights) = ([0; 16], [0.0; 16]);
-                route::route(isa, &scoring, out, &mut ids[..k], &mut weights[..k]);
+                route::route(isa, &scoring, 0, out, &mut ids[..k], &mut weights[..k]);
                 black_box((ids, weights));
             });
         }

@@ -137,11 +137,11 @@ fn matrix(checkpoint: &Checkpoint, module: &str, gptq_offset: f32) -> Option<Mat
     if let (Some(q), Some(scales)) = (of("weight"), of("scales")) {
         return Some(mlx(q, scales));
     }
-    let scales = of("weight_scale").or_else(|| of("weight_scale_inv"))?;
+    let scales = of("weight_scale").or_else(|| of("weight_scale_inv")).or_else(|| of("scale"))?;
     let q = of("weight_packed").or_else(|| of("weight"))?;
     Some(match q.dtype {
         Dtype::I32 => integers(q, scales, of("weight_zero_point"), &of("weight_shape")?),
-        Dtype::U8 => fp4(q, scales, of("weight_scale_2"), of("weight_global_scale")),
+        Dtype::U8 | Dtype::I8 => fp4(q, scales, of("weight_scale_2"), of("weight_global_scale")),
         _ => fp8(q, scales),
     })
 }
@@ -158,9 +158,10 @@ pub fn dequantised(from: &Path) -> TempDir {
     let mut tensors: Vec<(TensorPlan, Vec<u8>)> = Vec::new();
     let mut quantised = 0;
     for t in checkpoint.tensors() {
-        let (module, leaf) = t.name.rsplit_once('.').unwrap();
+        let (module, leaf) = t.name.rsplit_once('.').unwrap_or(("", &*t.name));
         // A vector without a module of its own.
-        let is_vector = leaf == "e_score_correction_bias";
+        let own = ["e_score_correction_bias", "attn_sink", "ape", "tid2eid", "bias"];
+        let is_vector = own.contains(&leaf) || leaf.starts_with("hc_");
         let name = if is_vector { t.name.to_string() } else { format!("{module}.weight") };
         if tensors.iter().any(|(plan, _)| plan.name == name) {
             continue;

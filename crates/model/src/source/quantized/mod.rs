@@ -27,7 +27,7 @@ use crate::config::Config;
 use crate::method::Method;
 
 /// How the names of tensors end that belong to quantised values, or to activations, and are no values.
-const BESIDE: [&str; 21] = [
+const BESIDE: [&str; 29] = [
     ".weight_scale",
     ".weight_scale_inv",
     ".weight_scale_2",
@@ -49,6 +49,14 @@ const BESIDE: [&str; 21] = [
     ".q_scale",
     ".k_scale",
     ".v_scale",
+    ".wq_a.scale",
+    ".wq_b.scale",
+    ".wkv.scale",
+    ".wo_a.scale",
+    ".wo_b.scale",
+    ".w1.scale",
+    ".w2.scale",
+    ".w3.scale",
 ];
 
 /// How the names of packed values end, and what those of floats have instead.
@@ -176,7 +184,8 @@ fn fp4(
     };
     let format = WeightFormat::E2m1(kind);
     check_columns(format, shape, &values.name)?;
-    ensure!(values.dtype == Dtype::U8, "tensor {:?}: {}, expected U8", values.name, values.dtype);
+    let is_packed = matches!(values.dtype, Dtype::U8 | Dtype::I8);
+    ensure!(is_packed, "tensor {:?}: {}, expected U8 or I8", values.name, values.dtype);
     // gpt-oss has an axis for the bytes of a group.
     let blocks = [shape.leading, &[shape.rows, shape.cols / 32, 16]].concat();
     if values.shape != blocks {
@@ -297,7 +306,7 @@ impl TensorLayout for QuantizedLayout {
         let is_packed = PACKED.iter().any(|(end, _)| name.ends_with(end));
         match tensor.dtype {
             Dtype::I32 if is_packed => (integers, bytes * 8 / u64::from(bits)),
-            Dtype::U8 if is_packed || name.ends_with(".weight") => (self.fp4, 2 * bytes),
+            Dtype::U8 | Dtype::I8 if is_packed || name.ends_with(".weight") => (self.fp4, 2 * bytes),
             _ => self.plain.stored(tensor),
         }
     }

@@ -91,7 +91,8 @@ pub(super) fn find(checkpoint: &Checkpoint, method: Option<Method>, name: &str) 
     let (value_name, dtype) = (&values.name, values.dtype);
     match (dtype, scales) {
         (Dtype::F8_E4M3, Some(scales)) => Ok(Some(Stored::Fp8 { values, scales })),
-        (Dtype::U8, Some(scales)) => {
+        // DeepSeek-V4 has bytes with a sign.
+        (Dtype::U8 | Dtype::I8, Some(scales)) => {
             let global = beside("_scale_2").map(|scale| Global { scale, divides: false });
             Ok(Some(Stored::Fp4 { values, scales, global }))
         }
@@ -99,7 +100,7 @@ pub(super) fn find(checkpoint: &Checkpoint, method: Option<Method>, name: &str) 
         (Dtype::F32 | Dtype::F16 | Dtype::BF16, Some(scales)) => {
             bail!("tensor {value_name:?}: {dtype} with scales ({:?}), a form that is not supported", scales.name)
         }
-        (Dtype::F8_E4M3 | Dtype::U8, None) => bail!("tensor {value_name:?}: {dtype} without scales"),
+        (Dtype::F8_E4M3 | Dtype::U8 | Dtype::I8, None) => bail!("tensor {value_name:?}: {dtype} without scales"),
         _ => bail!("tensor {value_name:?}: weights in {dtype} are not supported"),
     }
 }
