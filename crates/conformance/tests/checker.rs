@@ -13,7 +13,7 @@ use sluice_conformance::{Candidate, Checker, FAMILIES, Family, check};
 use sluice_engine::{Cpu, Engine, Isa, MemoryClass as Class, Options, Placement};
 use support::*;
 
-const FOLDERS: [&str; 11] = [
+const FOLDERS: [&str; 12] = [
     "qwen3",
     "qwen3_window",
     "qwen3_moe",
@@ -21,6 +21,7 @@ const FOLDERS: [&str; 11] = [
     "nemotron_h_moe",
     "kimi_linear",
     "glm5_next",
+    "qwen4_exp",
     "deepseek_v32",
     "mlx_qwen3_widths",
     "mlx_qwen3_next",

@@ -14,6 +14,7 @@ use crate::exec::{Product, Worker, context};
 use crate::matmul;
 use crate::memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use crate::moe::HostMixture;
+use crate::ngrams::NgramWork;
 use crate::numa::affinity::{CoreBinding, Mask};
 use crate::numa::{Numa, Processors, Replicas};
 use crate::state_space::StateSpaceWork;
@@ -57,6 +58,7 @@ pub struct Cpu {
     pub(crate) index: IndexWork,
     pub(crate) mixture: HostMixture,
     /// Tables that stay on disk.
+    pub(crate) ngrams: NgramWork,
     pub(crate) tables: Tables,
     /// `[rows, vocabulary]`
     pub(crate) logits: Vec<f32>,
@@ -98,6 +100,7 @@ impl Cpu {
             channel_deltas: ChannelDeltaWork::default(),
             state_spaces: StateSpaceWork::default(),
             index: IndexWork::default(),
+            ngrams: NgramWork::default(),
             mixture: HostMixture::default(),
             tables: Tables::default(),
             logits: Vec::new(),

@@ -16,7 +16,7 @@ use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
     AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, IndexLayer, KvLayout,
-    LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, StateSpaceLayer,
+    LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Operations, Projection, Routing, StateSpaceLayer,
     StepInputs, StepScratch, StreamLayer, Tensor,
 };
 
@@ -88,6 +88,7 @@ struct Sizes {
     state_spaces: usize,
     channel_deltas: usize,
     index: usize,
+    ngrams: usize,
     per_128_positions: usize,
     index_per_128_positions: usize,
 }
@@ -120,6 +121,7 @@ impl Sizes {
             + self.state_spaces
             + self.channel_deltas
             + self.index
+            + self.ngrams
     }
 }
 
@@ -399,6 +401,12 @@ impl Operations for ScratchPlanner<'_> {
         self.products(Activations::F32, std::iter::once(used(&layer.mix)), cols, self.tokens);
     }
 
+    fn embed_ngrams(&mut self, _: &NgramTable, _: Tensor) {}
+
+    fn add_ngrams(&mut self, layer: &NgramLayer) {
+        grow(&mut self.sizes.ngrams, 3 * 4 * self.tokens * layer.streams.cols);
+    }
+
     fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, _: Tensor) {
         let needs = Needs::of([mlp.gate.matrix, mlp.up.matrix].map(|m| self.encoding(m)));
         self.encode(x.rows, x.cols, needs);
@@ -423,7 +431,7 @@ impl Operations for ScratchPlanner<'_> {
         }
     }
 
-    fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId, _: Option<f32>) {
+    fn logits(&mut self, x: Tensor, _: Option<Norm>, head: MatrixId, _: Option<f32>) {
         let rows = self.wanted;
         self.encode(rows, x.cols, Needs::of([self.encoding(head)]));
         let vocabulary = self.weights[head.number()].rows();

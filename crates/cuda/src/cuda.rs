@@ -17,6 +17,7 @@ use crate::ops::attention::AttentionScratch;
 use crate::ops::context::Context;
 use crate::ops::delta_net::DeltaScratch;
 use crate::ops::index::IndexScratch;
+use crate::ops::ngrams::NgramScratch;
 use crate::ops::int11;
 use crate::ops::latent::LatentScratch;
 use crate::ops::logits::LogitsBuffer;
@@ -34,6 +35,7 @@ pub struct Cuda {
     pub(crate) attention: AttentionScratch,
     pub(crate) latent: LatentScratch,
     pub(crate) index: IndexScratch,
+    pub(crate) ngrams: NgramScratch,
     pub(crate) mlp: MlpScratch,
     /// The encoded input of an operation, or the output that attention has encoded for the next one.
     pub(crate) encoded: EncodedActivations,
@@ -90,6 +92,7 @@ impl Cuda {
             attention: AttentionScratch::default(),
             latent: LatentScratch::default(),
             index: IndexScratch::default(),
+            ngrams: NgramScratch::default(),
             mlp: MlpScratch::default(),
             encoded: EncodedActivations::default(),
             logits: LogitsBuffer::default(),

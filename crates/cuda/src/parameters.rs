@@ -32,7 +32,7 @@ mod latent;
 mod recurrent;
 
 pub use latent::{Index, LatentGather, LatentHeads, LatentQueries};
-pub use recurrent::{Convolution, Delta, StateSpace};
+pub use recurrent::{Convolution, Delta, Ngrams, StateSpace};
 
 /// The most products of one input that a kernel computes together.
 pub const PARTS: usize = 3;

@@ -13,13 +13,14 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling, TablePlacement};
 
-const MODELS: [&str; 48] = [
+const MODELS: [&str; 49] = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
     "glm4_moe_lite",
     "glm_moe_dsa",
     "glm5_next",
+    "qwen4_exp",
     "mistral4",
     "gemma4",
     "gemma4_moe",

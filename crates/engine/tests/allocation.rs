@@ -20,6 +20,7 @@ fn a_step_allocates_nothing() {
         "qwen3_next",
         "kimi_linear",
         "glm5_next",
+        "qwen4_exp",
         "deepseek_v32",
         "nemotron_h",
         "mlx_qwen3_widths",

@@ -2,7 +2,7 @@
 
 use sluice_backend::{
     AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
-    MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, Norm, Projection, RotaryFrequencies, StateSpaceLayer,
+    MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Projection, RotaryFrequencies, StateSpaceLayer,
     StepInputs, StreamLayer, Tensor,
 };
 
@@ -32,10 +32,12 @@ pub enum Operation {
     ChannelDelta(ChannelDeltaLayer),
     StateSpace(StateSpaceLayer),
     Collapse(StreamLayer),
+    EmbedNgrams { table: NgramTable, out: Tensor },
+    AddNgrams(NgramLayer),
     Mlp { x: Tensor, norm: Norm, mlp: Mlp, residual: Tensor },
     Elementwise(Elementwise),
     Mixture { x: Tensor, moe: MoeId, residual: Tensor },
-    Logits { x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32> },
+    Logits { x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32> },
 }
 
 impl Operation {
@@ -51,6 +53,8 @@ impl Operation {
             Operation::ChannelDelta(_) => "channel_delta",
             Operation::StateSpace(_) => "state_space",
             Operation::Collapse(_) => "collapse",
+            Operation::EmbedNgrams { .. } => "embed_ngrams",
+            Operation::AddNgrams(_) => "add_ngrams",
             Operation::Mlp { .. } => "mlp",
             Operation::Elementwise(_) => "elementwise",
             Operation::Mixture { .. } => "mixture",

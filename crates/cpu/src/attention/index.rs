@@ -1,7 +1,7 @@
 //! Sparse indexers on the CPU. Keys go into their slots; where a token sees more positions than are wanted, all of them are scored, by runs of positions, and the best
 //! are kept for the attention behind.
 
-use sluice_backend::{IndexLayer, StepInputs};
+use sluice_backend::{IndexLayer, IndexNorm, StepInputs};
 use sluice_kernels::attention::{KvShape, KvView, PARTITION, best_positions, index_scores, pool_key, store_row};
 use sluice_kernels::{elementwise, norm};
 
@@ -22,6 +22,8 @@ pub struct IndexWork {
     scores: Vec<f32>,
     /// Room for the choice of each thread: `[threads, positions]`.
     keys: Vec<u64>,
+    /// As many ones as there are heads, where all count once.
+    ones: Vec<f32>,
     /// Slots of what each token of the step sees, in ascending position: `[tokens, most]`.
     slots: Vec<u32>,
     /// How many there are; `None`: each token sees all that is before it.
@@ -54,10 +56,10 @@ impl Choice {
 pub struct IndexOperands {
     pub q: Place,
     pub k: Place,
-    pub weights: Place,
-    /// Where there are pools: their logits, and what is added to them.
-    pub pool: Option<[Place; 2]>,
-    /// Weight and bias.
+    pub weights: Option<Place>,
+    /// Where logits weigh the keys of pools: those, and what is added to them.
+    pub logits: Option<[Place; 2]>,
+    /// Weight and bias; that of pools has no bias.
     pub norm: [Place; 2],
     pub angles: Place,
 }
@@ -70,7 +72,7 @@ pub fn sizes(tokens: usize, threads: usize, reach: usize) -> (usize, usize) {
 
 impl IndexWork {
     pub fn bytes(&self) -> usize {
-        4 * (self.scores.len() + self.slots.len()) + 8 * self.keys.len()
+        4 * (self.scores.len() + self.slots.len() + self.ones.len()) + 8 * self.keys.len()
     }
 
     /// Whether tokens of this step see only what was selected for them.
@@ -103,15 +105,8 @@ impl IndexWork {
             adjacent_pairs: layer.adjacent_pairs,
         };
         self.store(context.reborrow(), inputs.slots(layer.group), &shape, &mut *blocks.bytes, (operands, layer), turn);
-        if let (Some(pool), Some(places)) = (layer.pool, operands.pool) {
-            store_pools(
-                context.reborrow(),
-                inputs,
-                (&shape, layer.group),
-                &mut *blocks.bytes,
-                (operands.k, pool.size),
-                places,
-            );
+        if layer.pool.is_some() {
+            store_pools(context.reborrow(), inputs, &shape, &mut *blocks.bytes, (operands, layer), turn);
         }
         let (tokens, threads) = (inputs.tokens().len(), context.pool.threads());
         self.choice = (inputs.reach() > layer.most_seen()).then(|| Choice::of(layer));
@@ -125,6 +120,9 @@ impl IndexWork {
         let (scores, keys) = sizes(tokens, threads, inputs.reach());
         grow(&mut self.scores, scores);
         grow(&mut self.keys, keys);
+        if operands.weights.is_none() {
+            self.ones.resize(layer.heads, 1.0);
+        }
         grow(&mut self.slots, tokens * layer.most_seen());
         let at_once = tokens.min(threads);
         for first in (0..tokens).step_by(at_once) {
@@ -154,7 +152,10 @@ impl IndexWork {
         context.reserve(0, dim, 0, 0);
         let ExecContext { isa, pool, workers, .. } = context;
         let (workers, kv_bytes) = (&*workers, Parts::new(kv_bytes));
-        let eps = layer.norm.scale.eps;
+        let eps = match layer.norm {
+            IndexNorm::Tokens(norm) => Some(norm.scale.eps),
+            IndexNorm::Pools(_) => None,
+        };
         // SAFETY: weights are written once, at load.
         let [weight, bias] = operands.norm.map(|place| unsafe { place.get(0, 0..dim) });
         pool.run(slots.len().div_ceil(TOKENS), &|task, thread| {
@@ -167,16 +168,20 @@ impl IndexWork {
                         turn.token(t, &row[..rotated], &mut x[..rotated]);
                     };
                     let key = operands.k.get_mut(t, 0..dim);
-                    norm::layer_norm_in_place(isa, key, weight, bias, eps);
-                    turned(key);
+                    if let Some(eps) = eps {
+                        norm::layer_norm_in_place(isa, key, weight, bias, eps);
+                        turned(key);
+                    }
                     let (to, scale) = (shape.k_at(slot as usize, 0), shape.k_scale_at(slot as usize, 0));
                     store_row(isa, shape.kv_type, key, kv_bytes.get(to), kv_bytes.get(scale));
-                    if let Some([logits, _]) = operands.pool {
+                    if let Some([logits, _]) = operands.logits {
                         let (to, scale) = (shape.k_at(slot as usize, 1), shape.k_scale_at(slot as usize, 1));
                         store_row(isa, shape.kv_type, logits.get(t, 0..dim), kv_bytes.get(to), kv_bytes.get(scale));
                     }
                     operands.q.get_mut(t, 0..heads * dim).chunks_exact_mut(dim).for_each(&mut turned);
-                    elementwise::scale(isa, layer.weight_scale, operands.weights.get_mut(t, 0..heads));
+                    if let Some(weights) = operands.weights {
+                        elementwise::scale(isa, layer.weight_scale, weights.get_mut(t, 0..heads));
+                    }
                 }
             }
         });
@@ -201,7 +206,7 @@ impl IndexWork {
         // What is scored of each token: whole pools.
         let seen = |t: usize| (inputs.positions()[t] as usize + 1) / choice.pool;
         let kv = KvView { bytes: kv_bytes, shape: KvShape { every: choice.pool, ..shape } };
-        let scores = Place::of_slice(&mut self.scores[..at_once * positions], positions);
+        let (scores, ones) = (Place::of_slice(&mut self.scores[..at_once * positions], positions), &self.ones);
         // 1. scores
         let runs = positions.div_ceil(POSITIONS);
         pool.run(some.len() * runs, &|task, _| {
@@ -213,7 +218,8 @@ impl IndexWork {
             }
             // SAFETY: this task alone writes these scores; queries and weights are only read now.
             unsafe {
-                let (q, weights) = (operands.q.get(t, 0..heads * dim), operands.weights.get(t, 0..heads));
+                let q = operands.q.get(t, 0..heads * dim);
+                let weights = operands.weights.map_or(&ones[..], |weights| weights.get(t, 0..heads));
                 let to = scores.get_mut(i, run.clone());
                 let table = inputs.table(layer.group, inputs.sequence_of(t));
                 index_scores(isa, &kv, table, (q, weights, layer.scale), run, to);
@@ -250,25 +256,39 @@ impl IndexWork {
 
 /// Where a token is the last of its pool, the pool's key takes the place of the token's own. `k`: the tokens' keys, which are stored by now and make room for those of pools.
 fn store_pools(
-    context: ExecContext,
+    mut context: ExecContext,
     inputs: &StepInputs,
-    (shape, group): (&KvShape, usize),
+    shape: &KvShape,
     kv_bytes: &mut [u8],
-    (k, size): (Place, usize),
-    [_, bias]: [Place; 2],
+    (operands, layer): (&IndexOperands, &IndexLayer),
+    turn: Turn,
 ) {
-    let ExecContext { isa, pool, .. } = context;
-    let (dim, slots) = (shape.k_dim, inputs.slots(group));
+    let (dim, rotated, slots, size) = (shape.k_dim, operands.angles.cols, inputs.slots(layer.group), layer.pool_size());
+    context.reserve(0, dim, 0, 0);
+    let ExecContext { isa, pool, workers, .. } = context;
+    let (workers, k) = (&*workers, operands.k);
     let is_last = |t: usize| (inputs.positions()[t] as usize + 1).is_multiple_of(size);
     // SAFETY: weights are written once, at load.
-    let bias = unsafe { bias.get(0, 0..size * dim) };
+    let bias = operands.logits.map(|[_, bias]| unsafe { bias.get(0, 0..size * dim) });
+    let norm = match layer.norm {
+        IndexNorm::Tokens(_) => None,
+        // SAFETY: as above.
+        IndexNorm::Pools(norm) => Some((unsafe { operands.norm[0].get(0, 0..dim) }, norm.eps)),
+    };
     let kv = KvView { bytes: &*kv_bytes, shape: *shape };
-    pool.run(slots.len(), &|t, _| {
-        if is_last(t) {
-            let (table, first) =
-                (inputs.table(group, inputs.sequence_of(t)), inputs.positions()[t] as usize + 1 - size);
-            // SAFETY: this task alone uses this token's row.
-            pool_key(isa, &kv, table, (first, size), bias, unsafe { k.get_mut(t, 0..dim) });
+    pool.run(slots.len(), &|t, thread| {
+        if !is_last(t) {
+            return;
+        }
+        let (table, first) =
+            (inputs.table(layer.group, inputs.sequence_of(t)), inputs.positions()[t] as usize + 1 - size);
+        // SAFETY: one borrow, by the task that runs as this thread; it alone uses this token's row.
+        let (key, row) = unsafe { (k.get_mut(t, 0..dim), part(&mut workers.get(thread).row, dim)) };
+        pool_key(isa, &kv, table, (first, size), bias, key);
+        if let Some((weight, eps)) = norm {
+            norm::rms_norm_in_place(isa, key, Some(weight), eps);
+            row.copy_from_slice(key);
+            turn.at(first, &row[..rotated], &mut key[..rotated]);
         }
     });
     let kv_bytes = Parts::new(kv_bytes);

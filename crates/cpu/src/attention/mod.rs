@@ -3,6 +3,7 @@
 
 mod index;
 mod latent;
+mod selected;
 mod turn;
 mod work_split;
 
@@ -18,6 +19,7 @@ use crate::memory::{Parts, PerThread, Place, part};
 use crate::threads::Pool;
 pub use index::{IndexOperands, IndexWork, sizes as index_sizes};
 pub use latent::{LatentOperands, LatentWork, heads_at_once, most_rows, product_rows, shape_of_latents};
+use selected::attend_selected;
 use sluice_backend::{AttentionLayer, KvLayout, StepInputs};
 pub use work_split::{PARTITION_BYTES, ROWS, SEQUENCE_BYTES, TOKEN_BYTES};
 use work_split::{WorkSplit, run_of};
@@ -124,7 +126,7 @@ impl AttentionWork {
         inputs: &StepInputs,
         blocks: Blocks,
         operands: Operands,
-        step: &AttentionLayer,
+        (step, selected): (&AttentionLayer, Option<&IndexWork>),
     ) {
         let layout = blocks.layout;
         let (dim, v_dim, kv_heads, heads) = (layout.k_dim, layout.v_dim, layout.kv_heads, step.heads);
@@ -217,7 +219,10 @@ impl AttentionWork {
             prepare: &rotate_queries,
             finish: &gate,
         };
-        self.attend((isa, pool, workers), inputs, kv_bytes, &queries);
+        match selected.filter(|of| of.selects()) {
+            Some(of) => attend_selected((isa, pool, workers), inputs, kv_bytes, &queries, of),
+            None => self.attend((isa, pool, workers), inputs, kv_bytes, &queries),
+        }
     }
 
     /// Attends over the cache, in units of [`WorkSplit`].

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use sluice_backend::{
     AttentionLayer, Backend, BufferId, Caches, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory, DeviceSampling,
-    Elementwise, ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId,
-    MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome, Phase, Profile, Projection,
+    Elementwise, ExpertOptions, IndexLayer, IndexNorm, KvLayout, KvPool, LatentLayer, Linear, Logits, Lookahead, MatrixId,
+    MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Operations, Outcome, Phase, Profile, Projection,
     Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, StateSpaceLayer, StepInputs, StepScratch,
     StreamLayer, Streamed, Tensor,
 };
@@ -109,6 +109,14 @@ impl Resources for Pipeline {
     fn stream_table(&mut self, table: MatrixId, options: &RowOptions) -> Result<()> {
         self.devices.iter_mut().for_each(|device| device.context.weights.all[table.number()].by_rows = true);
         self.devices[0].stream_table(table, options)
+    }
+
+    /// As above.
+    fn stream_ngrams(&mut self, table: &NgramTable, options: &RowOptions) -> Result<()> {
+        for device in &mut self.devices {
+            table.parts.iter().for_each(|part| device.context.weights.all[part.number()].by_rows = true);
+        }
+        self.devices[0].stream_ngrams(table, options)
     }
 
     fn fill_experts(&mut self) -> bool {
@@ -313,12 +321,16 @@ impl Operations for Pipeline {
     fn index(&mut self, layer: &IndexLayer) {
         let home = self.home(OperationKey::Attention(layer.group, layer.layer));
         let tokens = self.devices[0].context.inputs.tokens().len();
-        let [q, k, weights] = [layer.q, layer.k, layer.weights].map(|t| t.first_rows(tokens));
-        let of_pool = layer.pool.into_iter().flat_map(|pool| [pool.logits.first_rows(tokens), pool.bias]);
-        let reads: Vec<Tensor> =
-            [q, k, weights, layer.norm.scale.weight, layer.norm.bias].into_iter().chain(of_pool).collect();
+        let changed = [layer.q, layer.k].into_iter().chain(layer.weights);
+        let changed: Vec<Tensor> = changed.map(|t| t.first_rows(tokens)).collect();
+        let of_pool = layer.pool_logits().into_iter().flat_map(|of| [of.logits.first_rows(tokens), of.bias]);
+        let norm = match layer.norm {
+            IndexNorm::Tokens(norm) => vec![norm.scale.weight, norm.bias],
+            IndexNorm::Pools(norm) => vec![norm.weight],
+        };
+        let reads: Vec<Tensor> = changed.iter().copied().chain(norm).chain(of_pool).collect();
         let there = self.groups[layer.group].layers[layer.layer].1;
-        self.prepare(home, &reads, &[q, k, weights]).index(&IndexLayer { layer: there, ..layer.clone() });
+        self.prepare(home, &reads, &changed).index(&IndexLayer { layer: there, ..layer.clone() });
     }
 
     fn delta_net(&mut self, layer: &DeltaLayer) {
@@ -346,6 +358,21 @@ impl Operations for Pipeline {
         let tokens = self.devices[0].context.inputs.tokens().len();
         let [streams, weights, out] = [layer.streams, layer.weights, layer.out].map(|t| t.first_rows(tokens));
         self.prepare(home, &[streams, layer.norm.weight, layer.bias], &[weights, out]).collapse(layer);
+    }
+
+    fn embed_ngrams(&mut self, table: &NgramTable, out: Tensor) {
+        let home = self.home(OperationKey::Embed(table.parts[0].number()));
+        let tokens = self.devices[0].context.inputs.tokens().len();
+        self.prepare(home, &[], &[out.first_rows(tokens)]).embed_ngrams(table, out);
+    }
+
+    fn add_ngrams(&mut self, layer: &NgramLayer) {
+        let home = self.home(OperationKey::Ngrams(layer.state_at));
+        let tokens = self.devices[0].context.inputs.tokens().len();
+        self.note_state(layer.state_at..layer.state_at + layer.state_len(), home);
+        let rows = [layer.keys, layer.queries, layer.value, layer.streams].map(|t| t.first_rows(tokens));
+        let reads = [&rows[..], &[layer.norm.weight, layer.conv]].concat();
+        self.prepare(home, &reads, &[rows[3]]).add_ngrams(layer);
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
@@ -388,10 +415,11 @@ impl Operations for Pipeline {
         self.prepare(self.current, &reads, &[first(writes)]).elementwise(operation);
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
+    fn logits(&mut self, x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32>) {
         let home = self.home(OperationKey::Logits(head.number()));
         self.head = home;
-        self.prepare(home, &[x, norm.weight], &[]).logits(x, norm, head, softcap);
+        let reads: Vec<Tensor> = std::iter::once(x).chain(norm.map(|norm| norm.weight)).collect();
+        self.prepare(home, &reads, &[]).logits(x, norm, head, softcap);
     }
 }
 

@@ -17,6 +17,7 @@ pub mod latent_rows;
 pub mod logits;
 pub mod matmul;
 pub mod mlp;
+pub mod ngrams;
 pub mod product;
 pub mod recurrent;
 pub mod rotary;

@@ -1,7 +1,7 @@
-//! Whether tables of which a token uses one row stay on disk, and how large the cache of their rows is.
+//! Whether tables of which a token uses few rows stay on disk, and how large the cache of their rows is.
 
 use sluice_backend::RowOptions;
-use sluice_model::{Description, WeightClass};
+use sluice_model::Description;
 
 use crate::options::{Options, TablePlacement};
 use crate::setup::limits::hard_limits;
@@ -16,7 +16,7 @@ const PART: u64 = 32;
 
 /// Whether the model's tables stay on disk. `device`: bytes that are free on the device that would have them, if it is one with memory of its own.
 pub(crate) fn stay_on_disk(model: &Description, options: &Options, device: Option<u64>) -> bool {
-    let tables = || model.weights().filter(|w| w.class == WeightClass::PerLayerEmbedding).map(|w| w.elements());
+    let tables = || model.weights().filter(|w| w.class.is_table()).map(|w| w.elements());
     match (options.tables, device) {
         (TablePlacement::Memory, _) => false,
         (TablePlacement::Disk, _) => tables().next().is_some(),

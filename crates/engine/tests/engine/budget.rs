@@ -10,7 +10,7 @@ use sluice_engine::{
 use support::*;
 
 /// Checkpoints of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 21] = [
+const FOLDERS: [&str; 22] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "olmo3",
@@ -21,6 +21,7 @@ const FOLDERS: [&str; 21] = [
     "nemotron_h_moe",
     "kimi_linear",
     "glm5_next",
+    "qwen4_exp",
     "granitemoehybrid_mamba",
     "qwen3",
     "qwen3_window",

@@ -185,6 +185,7 @@ fn drafts_change_nothing_that_a_caller_sees() {
         "nemotron_h",
         "kimi_linear",
         "glm5_next",
+        "qwen4_exp",
         "deepseek_v32",
     ] {
         let options = with(DrafterChoice::Ngram, None, &options());

@@ -12,7 +12,7 @@ use crate::math::exp;
 /// The most positions of a pool.
 pub const MOST_POOLED: usize = 64;
 
-/// The rows of a pool: of each position its key, and the logits that weigh it.
+/// The rows of a pool: of each position its key, and the logits that weigh it, if there are any.
 struct Pool<'a> {
     /// First those of keys, then those of logits.
     rows: [[&'a [u8]; MOST_POOLED]; 2],
@@ -23,12 +23,14 @@ struct Pool<'a> {
 }
 
 #[inline(always)]
-unsafe fn average_lanes<V: Lanes>(pool: &Pool, bias: &[f32], out: &mut [f32]) {
+unsafe fn average_lanes<V: Lanes>(pool: &Pool, bias: Option<&[f32]>, out: &mut [f32]) {
     let dim = out.len();
-    assert!(bias.len() == pool.size * dim && (1..=MOST_POOLED).contains(&pool.size), "pools of {}", pool.size);
+    assert!((1..=MOST_POOLED).contains(&pool.size), "pools of {}", pool.size);
+    assert!(bias.is_none_or(|bias| bias.len() == pool.size * dim), "a bias for each of {}", pool.size);
     let bytes = dim * pool.kv_type.size();
     for p in 0..pool.size {
-        assert!(pool.rows[0][p].len() == bytes && pool.rows[1][p].len() == bytes, "rows of {dim}");
+        assert!(pool.rows[0][p].len() == bytes, "rows of {dim}");
+        assert!(bias.is_none() || pool.rows[1][p].len() == bytes, "rows of {dim}");
     }
     // SAFETY: checked above; the shell has the instruction set.
     unsafe {
@@ -53,13 +55,22 @@ unsafe fn read<V: Lanes, T: KvElement>(pool: &Pool, which: usize, p: usize, i: u
 }
 
 #[inline(always)]
-unsafe fn typed<V: Lanes, T: KvElement>(pool: &Pool, bias: &[f32], out: &mut [f32]) {
+unsafe fn typed<V: Lanes, T: KvElement>(pool: &Pool, bias: Option<&[f32]>, out: &mut [f32]) {
     let dim = out.len();
     let mut i = 0;
     while i < dim {
         let n = (dim - i).min(16);
         // SAFETY: `n` elements from `i` on are inside each row, as the caller checked.
         unsafe {
+            let Some(bias) = bias else {
+                let mut key = V::splat(0.0);
+                for p in 0..pool.size {
+                    key = key.add(read::<V, T>(pool, 0, p, i, n));
+                }
+                key.div(V::splat(pool.size as f32)).store_first(out.as_mut_ptr().add(i), n);
+                i += n;
+                continue;
+            };
             let mut logits = [V::splat(0.0); MOST_POOLED];
             for p in 0..pool.size {
                 let logit = read::<V, T>(pool, 1, p, i, n);
@@ -82,15 +93,22 @@ unsafe fn typed<V: Lanes, T: KvElement>(pool: &Pool, bias: &[f32], out: &mut [f3
 }
 
 simd! {
-    /// Each element of a pool's key is the average of its positions' keys there, weighed by a softmax of their logits.
-    fn average(pool: &Pool, bias: &[f32], out: &mut [f32]) = average_lanes
+    /// Each element of a pool's key is the average of its positions' keys there, weighed by a softmax of their logits; without a bias the plain one.
+    fn average(pool: &Pool, bias: Option<&[f32]>, out: &mut [f32]) = average_lanes
 }
 
-/// The key of the `size` positions from `first` on, whose rows are in the cache: keys in KV head 0, logits in KV head 1. `bias`: `[size, k_dim]`, added to the logits; `out`: `[k_dim]`.
+/// The key of the `size` positions from `first` on, whose rows are in the cache: keys in KV head 0, logits in KV head 1. `bias`: `[size, k_dim]`, added to the logits; without it there are none, and all keys weigh alike. `out`: `[k_dim]`.
 ///
 /// # Panics
 /// With more than [`MOST_POOLED`] positions, when one is not in the table, and with keys of sixteen-bit integers.
-pub fn pool_key(isa: Isa, kv: &KvView, table: &[u32], (first, size): (usize, usize), bias: &[f32], out: &mut [f32]) {
+pub fn pool_key(
+    isa: Isa,
+    kv: &KvView,
+    table: &[u32],
+    (first, size): (usize, usize),
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
     assert!(size <= MOST_POOLED, "a pool of {size} positions");
     let shape = &kv.shape;
     let none: &[u8] = &[];
@@ -99,7 +117,7 @@ pub fn pool_key(isa: Isa, kv: &KvView, table: &[u32], (first, size): (usize, usi
     for p in 0..size {
         let (block, token) = ((first + p) / shape.block_tokens, (first + p) % shape.block_tokens);
         let slot = table[block] as usize * shape.block_tokens + token;
-        for head in 0..2 {
+        for head in 0..1 + usize::from(bias.is_some()) {
             pool.rows[head][p] = &kv.bytes[shape.k_at(slot, head)];
             if let Ok(scale) = <[u8; 4]>::try_from(&kv.bytes[shape.k_scale_at(slot, head)]) {
                 pool.scales[head][p] = f32::from_le_bytes(scale);

@@ -17,6 +17,10 @@ pub(crate) const CORRECTION_BIAS: &str = "mlp.gate.e_score_correction_bias";
 pub(crate) const ROUTER_SCALE: &str = "mlp.router_scale";
 pub(crate) const EXPERT_SCALES: &str = "mlp.expert_scales";
 
+/// An indexer's part of grouped attention: the matrix of its queries and then its key, and the norms of both.
+pub(crate) const INDEX_INPUTS: &str = "self_attn.indexer.index_qk_proj";
+pub(crate) const INDEX_NORMS: [&str; 2] = ["self_attn.indexer.q_layernorm", "self_attn.indexer.k_layernorm"];
+
 /// The table of embeddings for each layer.
 pub(crate) const PER_LAYER_TABLE: &str = "embed_tokens_per_layer";
 
@@ -27,6 +31,8 @@ pub enum WeightClass {
     Embedding,
     /// The table of embeddings for each layer: a token reads one row.
     PerLayerEmbedding,
+    /// A table of embeddings of n-grams: a token reads some rows.
+    NgramEmbedding,
     /// The output head, where it is not the embedding.
     Head,
     /// Projections of attention layers.
@@ -51,6 +57,7 @@ impl WeightClass {
         match self {
             WeightClass::Embedding => "embedding",
             WeightClass::PerLayerEmbedding => "per-layer embeddings",
+            WeightClass::NgramEmbedding => "n-grams",
             WeightClass::Head => "output head",
             WeightClass::Attention => "attention",
             WeightClass::Recurrent => "linear attention",
@@ -60,6 +67,11 @@ impl WeightClass {
             WeightClass::Vector => "vectors",
             WeightClass::Expert => "experts",
         }
+    }
+
+    /// Whether it is a table of which a token reads few rows.
+    pub fn is_table(self) -> bool {
+        matches!(self, WeightClass::PerLayerEmbedding | WeightClass::NgramEmbedding)
     }
 
     /// Whether these are matrices of layers that every token uses.
@@ -97,7 +109,7 @@ pub struct WeightDescription {
     pub class: WeightClass,
     /// How it is stored.
     pub kind: WeightKind,
-    /// The number of experts that have one each; 1 for everything else.
+    /// The number of experts that have one each, or of parts of a table; 1 for everything else.
     pub count: usize,
     /// Rows, of one expert. A vector has one.
     pub rows: usize,
@@ -173,7 +185,22 @@ impl AttentionDescription {
         if self.sinks {
             all.push(vector("self_attn.sinks", WeightKind::Vector, self.heads));
         }
+        if let Some(IndexDescription { heads, head_dim, .. }) = self.index.filter(|_| self.latent().is_none()) {
+            all.extend([
+                matrix(INDEX_INPUTS, WeightClass::Attention, (heads + 1) * head_dim, hidden),
+                vector(INDEX_NORMS[0], norm, head_dim),
+                vector(INDEX_NORMS[1], norm, head_dim),
+            ]);
+        }
         all
+    }
+
+    /// The sizes of latent attention, if it is that.
+    fn latent(&self) -> Option<LatentDescription> {
+        match self.variant {
+            AttentionVariant::Latent(latent) => Some(latent),
+            AttentionVariant::Grouped => None,
+        }
     }
 
     /// The input projections of latent attention: down to small vectors, and up again.
@@ -185,7 +212,7 @@ impl AttentionDescription {
         biased: bool,
     ) -> Vec<WeightDescription> {
         let projection = |part, rows, cols| matrix(part, WeightClass::Attention, rows, cols);
-        let LatentDescription { q_rank, kv_rank, rotary_dim, split, index, .. } = *latent;
+        let LatentDescription { q_rank, kv_rank, rotary_dim, split, .. } = *latent;
         let mut all = match q_rank {
             None => vec![projection("self_attn.q_proj", self.q_cols(), hidden)],
             Some(rank) => vec![
@@ -205,7 +232,7 @@ impl AttentionDescription {
         } else {
             all.push(projection("self_attn.kv_b_proj", self.heads * (unrotated + self.v_dim), kv_rank));
         }
-        if let Some(index) = index.filter(|index| !index.shared) {
+        if let Some(index) = self.index.filter(|index| !index.shared) {
             let IndexDescription { heads, head_dim, pool, .. } = index;
             if let Some(pool) = pool {
                 let plain = |part, rows| WeightDescription { rows, ..vector(part, WeightKind::Vector, head_dim) };
@@ -379,7 +406,9 @@ impl LayerDescription {
             all.extend(self.feed_forward.weights(hidden, norm));
             return all;
         }
-        all.push(vector("post_attention_layernorm", norm, hidden));
+        if before || after {
+            all.push(vector("post_attention_layernorm", norm, hidden));
+        }
         if before && after {
             all.push(vector("pre_feedforward_layernorm", norm, hidden));
         }
@@ -399,7 +428,8 @@ impl Description {
         let first = std::iter::once(embedding).chain(self.outer_per_layer());
         let (begins, ends, tied) = (self.begins(), self.ends(), self.tied);
         let first = first.filter(move |_| begins || (ends && tied));
-        first.chain(layers).chain(ends.then_some(norm)).chain((ends && !tied).then_some(head))
+        let last = self.last_mixing().into_iter().chain(self.has_last_norm().then_some(norm)).filter(move |_| ends);
+        first.chain(layers).chain(last).chain((ends && !tied).then_some(head))
     }
 
     /// The weights of one layer; none if there is no such layer.
@@ -415,7 +445,11 @@ impl Description {
             ]);
         }
         if let Some(streams) = self.streams {
-            weights.extend(streams.weights(self.hidden));
+            weights.extend(streams.weights(self.hidden, self.norm_kind()));
+        }
+        if let (Some(ngrams), Some(streams)) = (&self.ngrams, self.streams) {
+            let sizes = (self.vocabulary, self.hidden, streams.count * self.hidden);
+            weights.extend(ngrams.weights(layer, sizes, self.norm_kind()));
         }
         if self.layer_scales {
             weights.push(vector("layer_scalar", WeightKind::Vector, 1));
@@ -446,9 +480,15 @@ impl Description {
         ]
     }
 
+    /// What makes the head's input of several residual streams.
+    fn last_mixing(&self) -> Vec<WeightDescription> {
+        self.streams.map(|streams| streams.outer_weights(self.hidden, self.norm_kind())).unwrap_or_default()
+    }
+
     /// Everything outside of layers.
     pub(super) fn all_outer(&self) -> impl Iterator<Item = WeightDescription> {
-        self.outer().into_iter().chain(self.outer_per_layer())
+        let outer = self.outer().into_iter().filter(|w| w.part != "norm" || self.has_last_norm());
+        outer.chain(self.outer_per_layer()).chain(self.last_mixing())
     }
 
     fn norm_kind(&self) -> WeightKind {

@@ -1,77 +1,188 @@
 //! Several residual streams (hyper-connections): what each half of a layer takes of them, and what becomes of them behind it.
 
 use anyhow::Result;
-use sluice_backend::{Elementwise, MatrixId, Norm, Operations, StreamLayer, Tensor};
+use sluice_backend::{Elementwise, Linear, MatrixId, Norm, Operations, Projection, StreamLayer, Tensor};
 
-use crate::description::{Description, STREAM_PARTS, StreamsDescription};
+use crate::description::{
+    Description, GATED_STREAM_PARTS, LAST_STREAM_PARTS, STREAM_PARTS, StreamMixing, StreamsDescription,
+};
 use crate::weights::Weights;
 
 /// The streams of a step, and what all blocks share.
 #[derive(Clone, Copy)]
 pub struct Streams {
-    own: StreamsDescription,
+    count: usize,
     /// `[max_tokens, count * hidden]`
     x: Tensor,
-    /// Over all streams.
-    norm: Norm,
     /// What a block takes, and what it puts out: `[max_tokens, hidden]` each.
     inside: [Tensor; 2],
-    /// `[max_tokens, logits]`
-    weights: Tensor,
+    shared: Shared,
+}
+
+/// What is between streams and blocks.
+#[derive(Clone, Copy)]
+enum Shared {
+    /// The norm over all streams, and `[max_tokens, logits]`.
+    Exchanged { norm: Norm, weights: Tensor, eps: f32, rounds: usize },
+    /// Streams, normed, and their gates: `[max_tokens, count * hidden]` each; what gates are made of, `[max_tokens, rank]`; and the logits of what is added, `[max_tokens, count]`.
+    Gated { normed: Tensor, gates: Tensor, low: Tensor, logits: Tensor },
 }
 
 impl Streams {
     /// `None` for a model with one stream.
     pub fn alloc(w: &mut Weights, d: &Description) -> Result<Option<Streams>> {
-        let Some(own) = d.streams else { return Ok(None) };
-        let all = own.count * d.hidden;
+        let Some(StreamsDescription { count, mixing }) = d.streams else { return Ok(None) };
+        let all = count * d.hidden;
         let inside = [w.scratch(d.hidden)?, w.scratch(d.hidden)?];
-        let (x, weights, norm) = (w.scratch(all)?, w.scratch(own.logits())?, w.norm_without_weights(all)?);
-        Ok(Some(Streams { own, x, norm, inside, weights }))
+        let x = w.scratch(all)?;
+        let shared = match mixing {
+            StreamMixing::Exchanged { eps, rounds } => {
+                let (weights, norm) = (w.scratch((2 + count) * count)?, w.norm_without_weights(all)?);
+                Shared::Exchanged { norm, weights, eps: eps as f32, rounds }
+            }
+            StreamMixing::Gated { rank } => Shared::Gated {
+                normed: w.scratch(all)?,
+                gates: w.scratch(all)?,
+                low: w.scratch(rank)?,
+                logits: w.scratch(count)?,
+            },
+        };
+        Ok(Some(Streams { count, x, inside, shared }))
+    }
+
+    /// All streams: `[max_tokens, count * hidden]`.
+    pub fn all(&self) -> Tensor {
+        self.x
     }
 
     /// Both halves of layer `at`.
     pub fn blocks(&self, w: &mut Weights, at: usize) -> Result<[StreamBlock; 2]> {
-        let [attention, feed_forward] = STREAM_PARTS;
-        Ok([self.block(w, at, attention)?, self.block(w, at, feed_forward)?])
+        Ok([self.block(w, at, 0)?, self.block(w, at, 1)?])
     }
 
-    fn block(&self, w: &mut Weights, at: usize, [mix, base, scale]: [&str; 3]) -> Result<StreamBlock> {
-        let scales = w.host_vector(at, scale)?;
-        let layer = StreamLayer {
-            streams: self.x,
-            norm: self.norm,
-            mix: w.bare_linear(at, mix)?,
-            bias: w.vector(at, base)?,
-            scales: [scales[0], scales[1], scales[2]],
-            eps: self.own.eps as f32,
-            rounds: self.own.rounds,
-            weights: self.weights,
-            out: self.inside[0],
+    fn block(&self, w: &mut Weights, at: usize, half: usize) -> Result<StreamBlock> {
+        let mixture = match self.shared {
+            Shared::Exchanged { norm, weights, eps, rounds } => {
+                let [mix, base, scale] = STREAM_PARTS[half];
+                let scales = w.host_vector(at, scale)?;
+                Mixture::Exchanged(StreamLayer {
+                    streams: self.x,
+                    norm,
+                    mix: w.bare_linear(at, mix)?,
+                    bias: w.vector(at, base)?,
+                    scales: [scales[0], scales[1], scales[2]],
+                    eps,
+                    rounds,
+                    weights,
+                    out: self.inside[0],
+                })
+            }
+            Shared::Gated { logits, .. } => {
+                let [norm, down, up, inject] = GATED_STREAM_PARTS[half];
+                let inject = Projection { linear: w.linear(at, inject)?, out: logits };
+                Mixture::Gated(self.gated(w, Some(at), [norm, down, up], Some(inject))?)
+            }
         };
-        Ok(StreamBlock { layer, out: self.inside[1] })
+        Ok(StreamBlock { mixture, streams: self.x, inside: self.inside })
+    }
+
+    /// What makes the head's input of the streams.
+    pub fn last(&self, w: &mut Weights) -> Result<LastMixture> {
+        match self.shared {
+            Shared::Exchanged { .. } => Ok(LastMixture { gated: None, streams: self.x }),
+            Shared::Gated { .. } => {
+                let gated = Some(self.gated(w, None, LAST_STREAM_PARTS, None)?);
+                Ok(LastMixture { gated, streams: self.x })
+            }
+        }
+    }
+
+    fn gated(
+        &self,
+        w: &mut Weights,
+        at: Option<usize>,
+        [norm, down, up]: [&str; 3],
+        inject: Option<Projection>,
+    ) -> Result<GatedMixture> {
+        let Shared::Gated { normed, gates, low, .. } = self.shared else { unreachable!("streams with gates") };
+        let down = Projection { linear: w.linear(at, down)?, out: low };
+        Ok(GatedMixture {
+            count: self.count,
+            streams: self.x,
+            norm: w.norm(at, norm)?,
+            normed,
+            inputs: std::iter::once(down).chain(inject).collect(),
+            up: w.linear(at, up)?,
+            gates,
+        })
     }
 
     /// The embedding of each of a step's tokens goes into all streams.
     pub fn embed(&self, backend: &mut dyn Operations, (table, scale): (MatrixId, Option<f32>), tokens: usize) {
         let (x, hidden) = (self.x.first_rows(tokens), self.inside[0].cols);
-        (0..self.own.count).for_each(|s| backend.embed(table, x.columns(s * hidden..(s + 1) * hidden)));
+        (0..self.count).for_each(|s| backend.embed(table, x.columns(s * hidden..(s + 1) * hidden)));
         if let Some(by) = scale {
             backend.elementwise(&Elementwise::Scale { x, by });
         }
     }
+}
 
-    /// The end of all layers: `out` is their mean.
-    pub fn end(&self, backend: &mut dyn Operations, out: Tensor) {
-        backend.elementwise(&Elementwise::Mean { streams: self.x.first_rows(out.rows), out });
+/// What a block takes of streams with gates.
+struct GatedMixture {
+    count: usize,
+    streams: Tensor,
+    /// Over each stream.
+    norm: Norm,
+    normed: Tensor,
+    /// To what gates are made of, and to the logits of what is added to each stream.
+    inputs: Vec<Projection>,
+    up: Linear,
+    gates: Tensor,
+}
+
+impl GatedMixture {
+    fn forward(&self, backend: &mut dyn Operations, out: Tensor) {
+        let [streams, normed, gates] = [self.streams, self.normed, self.gates].map(|t| t.first_rows(out.rows));
+        let low = self.inputs[0].out.first_rows(out.rows);
+        // 1. Normed streams
+        backend.elementwise(&Elementwise::NormGroups { x: streams, norm: self.norm, group: out.cols, out: normed });
+        // 2. Their gates
+        backend.project(normed, None, &self.inputs);
+        backend.elementwise(&Elementwise::DividedSilu { x: low, by: self.count as f32 });
+        backend.project(low, None, &[Projection { linear: self.up.clone(), out: gates }]);
+        // 3. The mean of what they let through
+        backend.elementwise(&Elementwise::GatedMean { gates, streams: normed, out });
     }
+}
+
+/// What makes the head's input of the streams.
+pub struct LastMixture {
+    gated: Option<GatedMixture>,
+    streams: Tensor,
+}
+
+impl LastMixture {
+    /// The end of all layers.
+    pub fn forward(&self, backend: &mut dyn Operations, out: Tensor) {
+        match &self.gated {
+            Some(gated) => gated.forward(backend, out),
+            None => backend.elementwise(&Elementwise::Mean { streams: self.streams.first_rows(out.rows), out }),
+        }
+    }
+}
+
+/// What a block takes of the streams.
+enum Mixture {
+    Exchanged(StreamLayer),
+    Gated(GatedMixture),
 }
 
 /// One half of a layer between the streams.
 pub struct StreamBlock {
-    layer: StreamLayer,
-    /// What the half puts out.
-    out: Tensor,
+    mixture: Mixture,
+    streams: Tensor,
+    /// What the half takes, and what it puts out.
+    inside: [Tensor; 2],
 }
 
 impl StreamBlock {
@@ -82,11 +193,23 @@ impl StreamBlock {
         tokens: usize,
         block: impl FnOnce(&mut dyn Operations, Tensor, Tensor),
     ) {
-        let [x, out] = [self.layer.out, self.out].map(|t| t.first_rows(tokens));
-        backend.collapse(&self.layer);
+        let [x, out] = self.inside.map(|t| t.first_rows(tokens));
+        match &self.mixture {
+            Mixture::Exchanged(layer) => backend.collapse(layer),
+            Mixture::Gated(gated) => gated.forward(backend, x),
+        }
         backend.elementwise(&Elementwise::Zero { out });
         block(backend, x, out);
-        let [weights, streams] = [self.layer.weights, self.layer.streams].map(|t| t.first_rows(tokens));
-        backend.elementwise(&Elementwise::Expand { x: out, weights, streams });
+        let streams = self.streams.first_rows(tokens);
+        match &self.mixture {
+            Mixture::Exchanged(layer) => {
+                let weights = layer.weights.first_rows(tokens);
+                backend.elementwise(&Elementwise::Expand { x: out, weights, streams });
+            }
+            Mixture::Gated(gated) => {
+                let logits = gated.inputs[1].out.first_rows(tokens);
+                backend.elementwise(&Elementwise::Inject { x: out, logits, streams });
+            }
+        }
     }
 }

@@ -16,13 +16,14 @@ const MAMBA_PREFIXES: [&str; 2] = ["backbone.", "model."];
 const MAMBA_PARTS: [(&str, &str); 2] = [("embed_tokens", "embeddings"), ("norm", "norm_f")];
 
 /// What the text model's names begin with, besides that of the head.
-const PARTS: [&str; 6] = [
+const PARTS: [&str; 7] = [
     "embed_tokens.",
     "layers.",
     "norm.",
     "embed_tokens_per_layer.",
     "per_layer_model_projection.",
     "per_layer_projection_norm.",
+    "hyper_connection_mixer.",
 ];
 /// What Qwen's checkpoints have in front of the parts of the MTP head.
 const MTP_PREFIXES: [&str; 3] = ["mtp.", "language_model.mtp.", "model.mtp."];

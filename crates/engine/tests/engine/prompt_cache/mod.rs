@@ -119,7 +119,7 @@ fn slabs(home: &Path) -> Vec<PathBuf> {
 }
 
 /// Models of each kind of cache: with windows, recurrent states, latent rows, keys of indexers, layers that share keys.
-const CACHED: [&str; 9] = [
+const CACHED: [&str; 10] = [
     "qwen3",
     "qwen3_window",
     "qwen3_5",
@@ -128,6 +128,7 @@ const CACHED: [&str; 9] = [
     "granitemoehybrid_mamba",
     "kimi_linear",
     "glm5_next",
+    "qwen4_exp",
     "gemma4_per_layer",
 ];
 

@@ -5,7 +5,7 @@ use sluice_engine::{Engine, MemoryClass, Options, Placement};
 use crate::support::folder;
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
-pub const FOLDERS: [&str; 17] = [
+pub const FOLDERS: [&str; 18] = [
     "gemma4_moe",
     "mixtral",
     "glm4_moe",
@@ -14,6 +14,7 @@ pub const FOLDERS: [&str; 17] = [
     "nemotron_h_moe",
     "kimi_linear",
     "glm5_next",
+    "qwen4_exp",
     "granitemoehybrid_mamba",
     "qwen3_moe",
     "qwen3_moe_stacked",
