@@ -357,7 +357,10 @@ mod tests {
             assert_eq!((inputs.wanted(), inputs.reach()), (&[2, 3, 4][..], 18));
             inputs.follow(&[30, 31]);
             assert_eq!([0, 1, 2, 3].map(|i| inputs.token_before(4, i)), [Some(21), Some(20), Some(31), Some(30)]);
-            assert_eq!([inputs.token_before(4, 4), inputs.token_before(2, 2), inputs.token_before(2, 3)], [None, Some(10), None]);
+            assert_eq!(
+                [inputs.token_before(4, 4), inputs.token_before(2, 2), inputs.token_before(2, 3)],
+                [None, Some(10), None]
+            );
             inputs.keep_states(7..8);
             assert_eq!(Vec::from_iter(inputs.pieces(0)), [(0..3, None)]);
             assert_eq!(Vec::from_iter(inputs.pieces(1)), [(3..4, Some(7)), (4..5, None)]);

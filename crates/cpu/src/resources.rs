@@ -3,7 +3,8 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
     BufferId, Caches, ExpertOptions, KvLayout, KvPool, Lookahead, MatrixId, MatrixSource, MemoryClass, Moe, MoeId,
-    NgramTable, Operations, Profile, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch, Tensor,
+    NgramTable, Operations, Profile, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch,
+    Tensor,
 };
 use sluice_store::Loading;
 

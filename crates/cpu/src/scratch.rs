@@ -16,8 +16,8 @@ use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
     AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows, IndexLayer, KvLayout,
-    LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Operations, Projection, Routing, StateSpaceLayer,
-    StepInputs, StepScratch, StreamLayer, Tensor,
+    LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Operations, Projection,
+    Routing, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Tensor,
 };
 
 /// Elements of activations in each encoding.

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use sluice_backend::{
-    AttentionLayer, Backend, ChannelDeltaLayer, DeltaLayer, Device, Elementwise, IndexLayer, IndexNorm, LatentLayer, Linear,
-    Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, NgramLayer, NgramTable, Norm, Operations, Outcome, Phase, Profile, Projection,
-    Routing, RowStats, StateSpaceLayer, StepInputs, StreamLayer, Streamed, Tensor,
+    AttentionLayer, Backend, ChannelDeltaLayer, DeltaLayer, Device, Elementwise, IndexLayer, IndexNorm, LatentLayer,
+    Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, NgramLayer, NgramTable, Norm, Operations, Outcome,
+    Phase, Profile, Projection, Routing, RowStats, StateSpaceLayer, StepInputs, StreamLayer, Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
@@ -158,11 +158,21 @@ impl Operations for Cpu {
     }
 
     fn embed_ngrams(&mut self, table: &NgramTable, out: Tensor) {
-        self.embed_rows_of_ngrams(table, out);
+        let t0 = Instant::now();
+        let (place, first) = (self.place(out), table.parts[0]);
+        match self.tables.has(first) {
+            true => self.tables.embed(first, self.isa, &mut self.pool, place),
+            false => self.ngrams.embed(context!(self), &self.inputs, table, place),
+        }
+        let rows = self.inputs.tokens().len() * table.hash.heads();
+        self.record(Phase::Embed, t0, std::iter::once((first.number(), rows)), 0);
     }
 
     fn add_ngrams(&mut self, layer: &NgramLayer) {
-        self.add_to_streams(layer);
+        let t0 = Instant::now();
+        let states = self.states.expect("a model with recurrent layers has a pool of states");
+        self.ngrams.run(context!(self), &self.inputs, states, layer);
+        self.record(Phase::DeltaNet, t0, std::iter::empty(), 0);
     }
 
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {

@@ -7,9 +7,9 @@ use anyhow::{Result, bail};
 use sluice_backend::{
     AttentionLayer, Backend, Best, BufferId, ChannelDeltaLayer, DeltaLayer, Device, DeviceMemory, DeviceSampling,
     Elementwise, ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, LatentLayer, Linear, Logits, Lookahead,
-    MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Operations, Outcome, Phase, Profile,
-    Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, Scaled, StateSpaceLayer,
-    StepInputs, StepScratch, StreamLayer, Streamed, Tensor, Top,
+    MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Operations, Outcome,
+    Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, Scaled,
+    StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor, Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};

@@ -36,11 +36,11 @@ fn a_step_allocates_nothing() {
         let by_model = DraftOptions { drafter: DrafterChoice::Model, ..drafting };
         let with = [drafting, by_model].map(|drafts| (Activations::Int8, Placement::Mapped, Some(drafts)));
         for (activations, experts, drafts) in without.chain(with) {
-            if experts != Placement::Mapped && !(folder.contains("moe") || folder.contains("next")) {
+            if experts != Placement::Mapped && !(["moe", "next", "exp"].iter().any(|part| folder.contains(part))) {
                 continue;
             }
             // A draft model stays within the context that it was made for: 128 tokens here, fewer than the prompt has.
-            if ["deepseek_v32", "glm5_next"].contains(&folder)
+            if ["deepseek_v32", "glm5_next", "qwen4_exp"].contains(&folder)
                 && drafts.is_some_and(|d| d.drafter == DrafterChoice::Model)
             {
                 continue;

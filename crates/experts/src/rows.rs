@@ -194,13 +194,12 @@ impl RowTable {
         RowTable::with_queue(parts, rows, options.budget, Box::new(queue))
     }
 
-    fn with_queue(
-        parts: Parts,
-        rows: usize,
-        budget: u64,
-        queue: Box<dyn ReadQueue>,
-    ) -> std::io::Result<RowTable> {
-        let of_row = parts.planes.iter().flatten().map(|plane| plane.at + RowTable::slot_bytes(std::iter::once(plane.row_bytes)));
+    fn with_queue(parts: Parts, rows: usize, budget: u64, queue: Box<dyn ReadQueue>) -> std::io::Result<RowTable> {
+        let of_row = parts
+            .planes
+            .iter()
+            .flatten()
+            .map(|plane| plane.at + RowTable::slot_bytes(std::iter::once(plane.row_bytes)));
         let slot_bytes = of_row.max().unwrap_or(0).max(ALIGNMENT);
         let count = RowTable::slots_within(slot_bytes, rows, budget);
         let memory = host_memory(count * slot_bytes)?;

@@ -21,7 +21,14 @@ pub struct NgramHash {
 
 impl NgramHash {
     /// The hash of PLE layer number `layer`, counted from 0: multipliers come from a seed, and the sizes of all heads are primes from `base` on, each used once in the model.
-    pub fn new(layer: usize, (size, heads_per_gram): (usize, usize), base: u64, vocabulary: usize, seed: u64, end: u32) -> NgramHash {
+    pub fn new(
+        layer: usize,
+        (size, heads_per_gram): (usize, usize),
+        base: u64,
+        vocabulary: usize,
+        seed: u64,
+        end: u32,
+    ) -> NgramHash {
         assert!((2..=MOST_GRAM).contains(&size) && heads_per_gram > 0 && vocabulary > 0, "n-grams of {size}");
         let half = (i64::MAX as u64 / vocabulary as u64 / 2).max(1);
         let first = seed.wrapping_add((layer as u64).wrapping_mul(10007));
@@ -83,12 +90,21 @@ fn mixed(x: u64) -> u64 {
 /// All primes from `from` on, ascending.
 fn primes(from: u64) -> impl Iterator<Item = u64> {
     let divides = |n: u64, by: u64| n > by && n.is_multiple_of(by);
-    let is_prime = move |n: &u64| !divides(*n, 2) && !(3..).step_by(2).take_while(|by| by * by <= *n).any(|by| divides(*n, by));
+    let is_prime =
+        move |n: &u64| !divides(*n, 2) && !(3..).step_by(2).take_while(|by| by * by <= *n).any(|by| divides(*n, by));
     (from..).filter(is_prime)
 }
 
 #[inline(always)]
-unsafe fn gate_lanes<V: Lanes>(key: &[f32], stream: &[f32], value: &[f32], norm: &[f32], (scale, eps): (f32, f32), out: &mut [f32], normed: &mut [f32]) {
+unsafe fn gate_lanes<V: Lanes>(
+    key: &[f32],
+    stream: &[f32],
+    value: &[f32],
+    norm: &[f32],
+    (scale, eps): (f32, f32),
+    out: &mut [f32],
+    normed: &mut [f32],
+) {
     let n = key.len();
     assert!([stream, value, norm, out, normed].iter().all(|x| x.len() == n), "all have {n} elements");
     // SAFETY: all have `n` elements; the shell has the instruction set.
@@ -134,6 +150,8 @@ mod tests {
         let published = hash(0, 248_320);
         assert_eq!(published.multipliers, [23_703_573_157_769, 20_109_073_645_365, 8_052_911_324_071]);
         assert_eq!((published.sizes[0], published.sizes[1], published.sizes[15]), (20_000_003, 20_000_023, 20_000_171));
+        // Of Qwen3.8-Flash-Next's table.
+        assert_eq!(published.rows().next_multiple_of(128), 320_001_536);
         let second = hash(1, 248_320);
         assert_eq!(second.multipliers, [3_352_040_966_061, 19_752_442_147_475, 10_742_103_100_073]);
         assert_eq!((second.sizes[0], second.sizes[15]), (20_000_213, 20_000_429));

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
     AttentionLayer, Backend, Capacity, ChannelDeltaLayer, DeltaLayer, DeviceSampling, Elementwise, Failed, IndexLayer,
-    KvPool, LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, NgramLayer, NgramTable, Norm, Operations, Outcome, Profile,
-    Projection, Routing, RowStats, StateSpaceLayer, StepInputs, StreamLayer, Streamed, Tensor,
+    KvPool, LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, NgramLayer, NgramTable, Norm, Operations,
+    Outcome, Profile, Projection, Routing, RowStats, StateSpaceLayer, StepInputs, StreamLayer, Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};

@@ -2,8 +2,9 @@
 
 use sluice_backend::{
     AttentionLayer, BufferId, ChannelDeltaLayer, DeltaLayer, Elementwise, ExpertBiases, ExpertMatrix, Experts,
-    HeadRows, IndexLayer, IndexNorm, IndexPool, KvPool, LatentKeys, LatentLayer, LayerNorm, Linear, MatrixId, Mlp, Moe, MoeId,
-    NgramLayer, NgramTable, Norm, PoolLogits, Projection, RotaryId, RowFactors, SharedExpert, StateSpaceLayer, StreamLayer, Tensor,
+    HeadRows, IndexLayer, IndexNorm, IndexPool, KvPool, LatentKeys, LatentLayer, LayerNorm, Linear, MatrixId, Mlp, Moe,
+    MoeId, NgramLayer, NgramTable, Norm, PoolLogits, Projection, RotaryId, RowFactors, SharedExpert, StateSpaceLayer,
+    StreamLayer, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use sluice_backend::{
-    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, IndexNorm, KvLayout, LatentKeys, LatentLayer, Linear,
-    MatrixId, Mlp, MoeId, NgramLayer, NgramTable, Norm, Operations, Projection, RotaryId, Routing, StateSpaceLayer, StepInputs, StreamLayer,
-    Tensor,
+    AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, IndexNorm, KvLayout, LatentKeys,
+    LatentLayer, Linear, MatrixId, Mlp, MoeId, NgramLayer, NgramTable, Norm, Operations, Projection, RotaryId, Routing,
+    StateSpaceLayer, StepInputs, StreamLayer, Tensor,
 };
 
 use super::names::Names;

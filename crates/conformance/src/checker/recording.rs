@@ -2,8 +2,8 @@
 
 use sluice_backend::{
     AttentionLayer, ChannelDeltaLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
-    MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Projection, RotaryFrequencies, StateSpaceLayer,
-    StepInputs, StreamLayer, Tensor,
+    MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Projection, RotaryFrequencies,
+    StateSpaceLayer, StepInputs, StreamLayer, Tensor,
 };
 
 /// A call before the steps. Handles are the checker's.

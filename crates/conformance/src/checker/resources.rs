@@ -3,7 +3,8 @@
 use anyhow::Result;
 use sluice_backend::{
     BufferId, Caches, DeviceMemory, ExpertOptions, KvLayout, KvPool, Lookahead, MatrixId, MatrixSource, MemoryClass,
-    Moe, MoeId, NgramTable, Operations, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch, Tensor,
+    Moe, MoeId, NgramTable, Operations, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch,
+    Tensor,
 };
 use sluice_store::{Bytes, Loading};
 

@@ -1,8 +1,6 @@
 //! Sparse indexers in front of latent attention: any number of positions that a token sees, contexts above and below it.
 
-use sluice_backend::{
-    AttentionMode, IndexLayer, IndexNorm, IndexPool, KvLayout, KvType, LayerNorm, PoolLogits,
-};
+use sluice_backend::{AttentionMode, IndexLayer, IndexNorm, IndexPool, KvLayout, KvType, LayerNorm, PoolLogits};
 
 use super::attention::POSITIONS;
 use super::latent::KV_TYPES;

@@ -62,7 +62,6 @@ pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: st
 pub const STREAMS: Family = Family { name: "residual streams", cases: 60, run: streams::streams };
 pub const GATED_STREAMS: Family = Family { name: "gated streams", cases: 60, run: streams::gated_streams };
 pub const NGRAMS: Family = Family { name: "n-grams", cases: 60, run: streams::ngrams };
-pub const SELECTED_ATTENTION: Family =
-    Family { name: "selected attention", cases: 60, run: index::selected_attention };
+pub const SELECTED_ATTENTION: Family = Family { name: "selected attention", cases: 60, run: index::selected_attention };
 pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };
 pub const WHOLE_STEPS: Family = Family { name: "whole steps", cases: 30, run: whole_step::whole_steps };

@@ -9,10 +9,11 @@ use sluice_backend::{HeadRows, KvLayout, LatentKeys, LatentLayer, StepInputs};
 use sluice_kernels::attention::{KvShape, store_row};
 use sluice_kernels::{latent, matmul, norm};
 
+use super::grouped::AttentionWork;
 use super::index::IndexWork;
 use super::selected::attend_selected;
 use super::turn::Turn;
-use super::{AttentionWork, Blocks, Queries, TOKENS, kv_shape};
+use super::{Blocks, Queries, TOKENS, kv_shape};
 use crate::encoded::{Encoded, Needs};
 use crate::exec::ExecContext;
 use crate::matmul::block_rows;

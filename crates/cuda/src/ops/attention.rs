@@ -14,7 +14,7 @@ use crate::kernels::{Kernel, STATIC_SHARED, Variant};
 use crate::ops::activations::{EncodedActivations, GROUP};
 use crate::ops::context::Context;
 use crate::ops::gemv_fused::MAX_GEMV_TOKENS;
-use crate::ops::index::Selected;
+use crate::ops::selected::Selected;
 use crate::parameters::{self as p, number};
 use crate::weights::Needs;
 

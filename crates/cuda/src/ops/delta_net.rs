@@ -57,7 +57,8 @@ impl DeltaScratch {
     pub fn run_by_channel(&mut self, context: &Context, layer: &ChannelDeltaLayer) -> Result<()> {
         let ChannelDeltaLayer { shape, qkv, z, b, f, out, conv, rates, dt_bias, bound, norm, layer } = layer.clone();
         assert!(shape.key_heads == shape.value_heads && !shape.tiled, "{shape:?}");
-        let layer = DeltaLayer { shape, qkv, z, b, a: f, out, conv, decay: rates, dt_bias, norm, sigmoid_gate: true, layer };
+        let layer =
+            DeltaLayer { shape, qkv, z, b, a: f, out, conv, decay: rates, dt_bias, norm, sigmoid_gate: true, layer };
         self.run_with(context, &layer, (true, bound))
     }
 

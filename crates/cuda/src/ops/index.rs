@@ -5,10 +5,10 @@ use anyhow::Result;
 use sluice_backend::{IndexLayer, IndexNorm, PoolLogits};
 
 use crate::device::memory::Scratch;
-use crate::device::sys::Address;
 use crate::kernels::Kernel;
 use crate::ops::attention;
 use crate::ops::context::Context;
+use crate::ops::selected::Selected;
 use crate::parameters::{self as p, number};
 
 /// Tokens that are scored at a time.
@@ -21,23 +21,6 @@ const SELECT_THREADS: u32 = 512;
 /// Bytes of scratch of a step of so many tokens: the slots that are selected, and the scores of each 128 positions.
 pub fn scratch_bytes(layer: &IndexLayer, tokens: usize) -> (usize, usize) {
     (4 * tokens * layer.most_seen(), 4 * tokens.min(TOKENS) * INDEX_THREADS)
-}
-
-/// What tokens of a step see.
-#[derive(Clone, Copy)]
-pub struct Selected {
-    /// `[tokens, most]` u32: slots, in ascending position.
-    pub slots: Address,
-    /// Positions that were selected, in pools of so many.
-    pub top: usize,
-    pub pool: usize,
-}
-
-impl Selected {
-    /// The most that a token sees: with those behind the last whole pool.
-    pub fn most(&self) -> usize {
-        self.top + self.pool - 1
-    }
 }
 
 /// What an indexer has selected, and its scratch.

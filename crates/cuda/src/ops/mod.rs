@@ -22,6 +22,7 @@ pub mod product;
 pub mod recurrent;
 pub mod rotary;
 pub mod sampling;
+pub mod selected;
 pub mod state_space;
 pub mod step;
 pub mod streams;

@@ -3,8 +3,8 @@
 
 use sluice_backend::{
     Activations, AttentionLayer, ChannelDeltaLayer, DeltaLayer, DeltaShape, Elementwise, ExpertKind, IndexLayer,
-    KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Operations, Projection, Routing, StateSpaceLayer,
-    StepInputs, StepScratch, StreamLayer, Tensor,
+    KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, Operations, Projection,
+    Routing, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Tensor,
 };
 
 use crate::kernels::INT11_FLOAT_FORMATS;

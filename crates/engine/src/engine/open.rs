@@ -214,7 +214,7 @@ impl Engine {
             ensure!(!made.whole || backend.device_memory().is_some(), made.cannot_stay_on_disk());
         }
         if tables_on_disk {
-            let row_options = tables::row_options(&options);
+            let row_options = tables::row_options(&options, loaded.tables.len());
             loaded.tables.iter().try_for_each(|table| match table {
                 RowTable::Tokens(table) => backend.stream_table(*table, &row_options),
                 RowTable::Ngrams(table) => backend.stream_ngrams(table, &row_options),

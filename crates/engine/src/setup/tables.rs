@@ -18,6 +18,8 @@ const PART: u64 = 32;
 pub(crate) fn stay_on_disk(model: &Description, options: &Options, device: Option<u64>) -> bool {
     let tables = || model.weights().filter(|w| w.class.is_table()).map(|w| w.elements());
     match (options.tables, device) {
+        // A device has no rows of n-grams.
+        (_, Some(_)) if model.ngrams.is_some() => true,
         (TablePlacement::Memory, _) => false,
         (TablePlacement::Disk, _) => tables().next().is_some(),
         (TablePlacement::Auto, None) => tables().any(|elements| elements >= LARGE),
@@ -26,10 +28,11 @@ pub(crate) fn stay_on_disk(model: &Description, options: &Options, device: Optio
     }
 }
 
-/// How such rows are read and kept.
-pub(crate) fn row_options(options: &Options) -> RowOptions {
+/// How the rows of each of so many tables are read and kept.
+pub(crate) fn row_options(options: &Options, tables: usize) -> RowOptions {
     let limit = hard_limits(options).iter().map(|limit| limit.bytes).min().unwrap_or(u64::MAX);
     let budget = options.table_budget.unwrap_or(CACHE.min(limit / PART));
     let how = &options.expert_options;
+    let budget = budget / tables.max(1) as u64;
     RowOptions { budget, io_uring: how.io_uring, faults: how.faults.clone(), ..RowOptions::default() }
 }

@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::{deepseek, glm4_moe, glm4_moe_lite};
 use crate::config::Config;
 use crate::description::{
-    AttentionDescription, Description, FeedForwardDescription, IndexDescription, LayerDescription,
-    MixerDescription, Outline,
+    AttentionDescription, Description, FeedForwardDescription, IndexDescription, LayerDescription, MixerDescription,
+    Outline,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::options::Options;

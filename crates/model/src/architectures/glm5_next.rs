@@ -11,8 +11,8 @@ use super::{deepseek_v32, glm4_moe, glm4_moe_lite, kimi_linear};
 use crate::config::Config;
 use crate::description::{
     AttentionDescription, AttentionVariant, ChannelDeltaDescription, DenseActivation, Description, ExpertActivation,
-    FeedForwardDescription, IndexDescription, LayerDescription, MixerDescription, MoeDescription,
-    Outline, StreamMixing, StreamsDescription,
+    FeedForwardDescription, IndexDescription, LayerDescription, MixerDescription, MoeDescription, Outline,
+    StreamMixing, StreamsDescription,
 };
 use crate::mlx_lm::MlxLm;
 use crate::options::Options;

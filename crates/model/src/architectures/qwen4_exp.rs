@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail, ensure};
 use serde_json::Value;
-use sluice_backend::{MOST_GRAM, MOST_POOLED, MOST_STREAMS};
+use sluice_backend::{MOST_GRAM, MOST_POOLED, MOST_STREAMS, NgramHash};
 
 use super::glm5_next::attention_layers;
 use crate::config::Config;
@@ -22,7 +22,10 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let outline = Outline::read(config)?;
     // 1. mixers
     let attention = AttentionDescription { index: Some(index(config)?), ..AttentionDescription::read(config, true)? };
-    let delta = DeltaDescription { sigmoid_gate: sigmoid_gate(config)?, ..DeltaDescription::read(config, ProjectionLayout::Separate)? };
+    let delta = DeltaDescription {
+        sigmoid_gate: sigmoid_gate(config)?,
+        ..DeltaDescription::read(config, ProjectionLayout::Separate)?
+    };
     let is_attention = match config.get("layer_types") {
         Some(_) => attention_layers(config, outline.count)?,
         None => {
@@ -84,13 +87,17 @@ fn sigmoid_gate(config: &Config) -> Result<bool> {
     match config.get("output_gate_type").and_then(Value::as_str) {
         None | Some("silu" | "swish") => Ok(false),
         Some("sigmoid") => Ok(true),
-        Some(other) => bail!("{}: `output_gate_type` is {other:?}, expected \"silu\" or \"sigmoid\"", config.path().display()),
+        Some(other) => {
+            bail!("{}: `output_gate_type` is {other:?}, expected \"silu\" or \"sigmoid\"", config.path().display())
+        }
     }
 }
 
 fn ngrams(config: &Config, is_attention: &[bool]) -> Result<Option<NgramsDescription>> {
     let path = config.path().display();
-    let wrong = |key: &str, wanted: &str| anyhow!("{path}: `{key}` is {}, expected {wanted}", config.get(key).unwrap_or(&Value::Null));
+    let wrong = |key: &str, wanted: &str| {
+        anyhow!("{path}: `{key}` is {}, expected {wanted}", config.get(key).unwrap_or(&Value::Null))
+    };
     let whole = |key: &str, default: u64| match config.get(key) {
         None => Ok(default),
         Some(value) => value.as_u64().ok_or_else(|| wrong(key, "a whole number")),
@@ -105,7 +112,8 @@ fn ngrams(config: &Config, is_attention: &[bool]) -> Result<Option<NgramsDescrip
         layer.filter(|layer| is_attention.get(*layer) == Some(&false))
     };
     let layers = ids.iter().map(layer).collect::<Option<Vec<usize>>>();
-    let mut layers = layers.ok_or_else(|| wrong("ple_layer_ids", "numbers of layers of linear attention, from 1 on"))?;
+    let mut layers =
+        layers.ok_or_else(|| wrong("ple_layer_ids", "numbers of layers of linear attention, from 1 on"))?;
     layers.sort_unstable();
     layers.dedup();
     if layers.is_empty() {
@@ -117,7 +125,10 @@ fn ngrams(config: &Config, is_attention: &[bool]) -> Result<Option<NgramsDescrip
     let heads = config.product("`ngram_size` and `heads_per_ngram`", &[size - 1, heads_per_gram])?;
     ensure!(heads <= 1024, "{path}: {heads} heads of n-grams are more than 1024");
     let width = config.size_or("ple_embed_dim", config.size("hidden_size")?)?;
-    ensure!(width.is_multiple_of(heads), "{path}: `ple_embed_dim` is {width}, which {heads} heads of n-grams do not divide");
+    ensure!(
+        width.is_multiple_of(heads),
+        "{path}: `ple_embed_dim` is {width}, which {heads} heads of n-grams do not divide"
+    );
     let base = whole("ngram_vocab_size_base", 20_000_000)?;
     ensure!(
         base >= 2 && base.saturating_mul(heads as u64) < 1 << 31,
@@ -129,16 +140,14 @@ fn ngrams(config: &Config, is_attention: &[bool]) -> Result<Option<NgramsDescrip
     let end = end.ok_or_else(|| wrong("eos_token_id", "the number of a token, which n-grams need"))?;
     let taps = config.size_or("ple_conv_kernel_size", 4)?;
     ensure!(taps <= 64, "{path}: `ple_conv_kernel_size` is {taps}, more than 64");
+    let (vocabulary, seed) = (config.size("vocab_size")?, whole("seed", 1234)?);
+    let hash = |number| NgramHash::new(number, (size, heads_per_gram), base, vocabulary, seed, end);
+    let layers = layers.into_iter().enumerate().map(|(number, layer)| (layer, Arc::new(hash(number)))).collect();
     Ok(Some(NgramsDescription {
         layers,
         width,
         taps,
-        size,
-        heads_per_gram,
-        base,
         divisor: config.size_or("make_ngram_vocab_size_divisible_by", 128)?,
-        seed: whole("seed", 1234)?,
         parts: config.size_or("split_ngram_parts", 512)?,
-        end,
     }))
 }

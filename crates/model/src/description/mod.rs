@@ -2,6 +2,7 @@
 //! use nothing else, so a new architecture is one file that makes a [`Description`].
 
 mod attention;
+mod attention_weights;
 mod channel_delta_weights;
 mod cut;
 mod delta_net;
@@ -9,6 +10,7 @@ mod experts;
 mod layer_range;
 mod meaning;
 mod mtp;
+mod ngram_weights;
 mod ngrams;
 mod state_space;
 mod stream_weights;
@@ -30,6 +32,7 @@ pub use attention::{
     AttentionBiases, AttentionDescription, AttentionVariant, CacheGroup, CacheKind, IndexDescription,
     LatentDescription, QueryGrowth, ValueSource,
 };
+pub(crate) use attention_weights::{INDEX_INPUTS, INDEX_NORMS};
 pub use delta_net::{ChannelDeltaDescription, DeltaDescription, ProjectionLayout};
 pub use experts::{
     ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
@@ -38,17 +41,13 @@ pub use experts::{
 pub use layer_range::{Cut, LayerRange};
 pub use meaning::{Leaf, Meaning};
 pub(crate) use mtp::{JOIN, NORMS, QWEN_PARTS, qwen_name};
-pub(crate) use ngrams::{
-    NGRAM_CONVOLUTION, NGRAM_KEYS, NGRAM_NORMS, NGRAM_NUMBERS, NGRAM_TABLE, NGRAM_VALUE,
-};
+pub(crate) use ngram_weights::{NGRAM_CONVOLUTION, NGRAM_KEYS, NGRAM_NORMS, NGRAM_NUMBERS, NGRAM_TABLE, NGRAM_VALUE};
 pub use ngrams::NgramsDescription;
 pub use state_space::StateSpaceDescription;
 pub(crate) use state_space::StateSpaceKeys;
 pub(crate) use stream_weights::{GATED_STREAM_PARTS, LAST_STREAM_PARTS, STREAM_PARTS};
 pub use streams::{StreamMixing, StreamsDescription};
-pub(crate) use weights::{
-    BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, INDEX_INPUTS, INDEX_NORMS, PER_LAYER_TABLE, ROUTER_SCALE,
-};
+pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE};
 pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
 

@@ -64,14 +64,6 @@ impl StreamsDescription {
 }
 
 /// The norm of the streams, and both matrices of their gates.
-fn gates(
-    [own, down, up]: [&'static str; 3],
-    (rank, cols): (usize, usize),
-    norm: WeightKind,
-) -> [WeightDescription; 3] {
-    [
-        vector(own, norm, cols),
-        matrix(down, WeightClass::Mlp, rank, cols),
-        matrix(up, WeightClass::Mlp, cols, rank),
-    ]
+fn gates([own, down, up]: [&'static str; 3], (rank, cols): (usize, usize), norm: WeightKind) -> [WeightDescription; 3] {
+    [vector(own, norm, cols), matrix(down, WeightClass::Mlp, rank, cols), matrix(up, WeightClass::Mlp, cols, rank)]
 }

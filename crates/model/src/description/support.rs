@@ -76,7 +76,7 @@ impl Description {
             });
             let unsupported =
                 unsupported.or_else(|| streams.map(|of| format!("{} residual streams around it", of.count)));
-            let ngrams = self.ngrams.as_ref().filter(|of| of.layers.contains(&number) && !gated);
+            let ngrams = self.ngrams.as_ref().filter(|of| of.hash(number).is_some() && !gated);
             let unsupported = unsupported.or_else(|| ngrams.map(|_| "n-grams, and no gated streams around it".into()));
             let what = unsupported.as_deref().unwrap_or_default();
             let architecture = self.architecture;
@@ -143,7 +143,10 @@ impl AttentionDescription {
                 (index.head_dim < rotary_dim, "keys of fewer elements than are rotated"),
                 (index.shared, "none of its own"),
                 (index.adjacent_pairs || self.adjacent_pairs, "pairs beside each other"),
-                (!self.rotated || self.window.is_some() || self.shared, "a window, no positions, or keys of another layer"),
+                (
+                    !self.rotated || self.window.is_some() || self.shared,
+                    "a window, no positions, or keys of another layer",
+                ),
             ];
             if let Some((_, what)) = more.into_iter().find(|(is_there, _)| *is_there) {
                 return Some(format!("grouped attention, an indexer, and {what}"));

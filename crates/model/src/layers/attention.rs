@@ -54,9 +54,10 @@ impl AttentionScratch {
             k: self.k.columns(0..d.k_cols()),
             v: self.v.columns(0..d.v_cols()),
             mixed: self.mixed.columns(0..d.out_cols()),
-            index: self.index.zip(d.index).map(|([q, k], of)| {
-                [q.columns(0..of.heads * of.head_dim), k.columns(0..of.head_dim)]
-            }),
+            index: self
+                .index
+                .zip(d.index)
+                .map(|([q, k], of)| [q.columns(0..of.heads * of.head_dim), k.columns(0..of.head_dim)]),
         }
     }
 }

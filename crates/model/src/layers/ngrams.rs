@@ -3,9 +3,7 @@
 use anyhow::Result;
 use sluice_backend::{Elementwise, NgramLayer, NgramTable, Norm, Operations, Projection, Tensor};
 
-use crate::description::{
-    Description, NGRAM_CONVOLUTION, NGRAM_KEYS, NGRAM_NORMS, NGRAM_VALUE, NgramsDescription,
-};
+use crate::description::{Description, NGRAM_CONVOLUTION, NGRAM_KEYS, NGRAM_NORMS, NGRAM_VALUE, NgramsDescription};
 use crate::weights::Weights;
 
 /// Activations shared by all such layers: `[max_tokens, ..]` each.
@@ -52,7 +50,7 @@ impl Ngrams {
         at: usize,
     ) -> Result<Option<Ngrams>> {
         let Some(own) = d.ngrams.as_ref() else { return Ok(None) };
-        let Some(number) = own.layers.iter().position(|layer| *layer == at) else { return Ok(None) };
+        let Some(number) = own.layers.iter().position(|(layer, _)| *layer == at) else { return Ok(None) };
         let [of_keys, of_streams, of_convolution] = NGRAM_NORMS;
         let len = d.ngram_state_len();
         let inner = NgramLayer {
@@ -61,7 +59,7 @@ impl Ngrams {
             value: s.value,
             streams,
             norm: w.norm(at, of_convolution)?,
-            conv: w.dilated_convolution(at, NGRAM_CONVOLUTION, own.size)?,
+            conv: w.dilated_convolution(at, NGRAM_CONVOLUTION, own.size())?,
             state_at: d.state_len() - (own.layers.len() - number) * len,
         };
         Ok(Some(Ngrams {

@@ -10,7 +10,7 @@ use sluice_store::{Checkpoint, Tensor};
 use super::layout::{Assembled, MatrixShape, TensorLayout, float_type};
 use super::safetensors::layout_of;
 use crate::config::Config;
-use crate::description::{NGRAM_NUMBERS, Description, Leaf, Meaning, WeightClass};
+use crate::description::{Description, Leaf, Meaning, NGRAM_NUMBERS, WeightClass};
 
 /// Parts of multimodal and draft models, which stay behind.
 const OTHER_PARTS: [&str; 11] = [

@@ -15,7 +15,7 @@ impl Weights<'_> {
     /// # Errors
     /// A part that is missing or has another shape; integers of the checkpoint that do not follow from the config.
     pub fn ngram_table(&mut self, at: usize, d: &NgramsDescription) -> Result<NgramTable> {
-        let hash = d.hash(at, self.description.vocabulary).expect("a layer with n-grams");
+        let hash = Arc::clone(d.hash(at).expect("a layer with n-grams"));
         self.check_numbers(at, &hash)?;
         let w = self.described(at, NGRAM_TABLE);
         let (module, rows) = (self.module(&w), hash.rows());
@@ -40,7 +40,7 @@ impl Weights<'_> {
         let parts = names.iter().zip(counts).map(|(name, count)| self.load(name, &[], count, w.cols));
         let parts = parts.collect::<Result<Vec<_>>>();
         self.by = UsedBy::All;
-        let table = NgramTable { parts: parts?.into(), rows_of_part, cols: w.cols, hash: Arc::new(hash) };
+        let table = NgramTable { parts: parts?.into(), rows_of_part, cols: w.cols, hash };
         self.tables.push(RowTable::Ngrams(table.clone()));
         Ok(table)
     }
