@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).resolve().parent
 PROMPT, STEPS = 70, 16
-ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3")  # y = x / rms(x) * (1 + weight)
+ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "gemma2", "gemma3")  # y = x / rms(x) * (1 + weight)
 MARGIN = 7e-4  # between the last chosen and the first unchosen router logit, at every position of every layer
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -166,6 +166,7 @@ def examine(name, model, tokens, reference):
     for what, pattern in {"attention": ("self_attn.o_proj.weight", "self_attn.o_b_proj.weight", "mixer.o_proj.weight"), "linear attention": "linear_attn.out_proj.weight",
                           "state space": ("mamba.out_proj.weight", "mixer.out_proj.weight"), "mlp": ("mlp.down_proj.weight", "mixer.down_proj.weight"),
                           "experts": ("mlp.experts.down_proj", ".experts.down_proj"), "per-layer embeddings": "embed_tokens_per_layer.weight",
+                          "n-grams": "ngram_embedding.weight", "convolution of n-grams": "ple.conv1d.weight",
                           "shared expert": ("mlp.shared_expert.down_proj.weight", "mlp.shared_experts.down_proj.weight", "mixer.shared_experts.down_proj.weight"),
                           "shared mlp": "shared_mlp.output_linear.weight"}.items():
         hit = [p for n, p in model.named_parameters() if n.endswith(pattern) and "visual" not in n and "vision_tower" not in n]

@@ -30,6 +30,12 @@ def hub_keys(config):
     return config | {"compress_ratios": [{SLIDING: 0, SPARSE: 4, HEAVY: 128}[kind] for kind in config["layer_types"]], "compress_rate_csa": rates[SPARSE], "compress_rate_hca": rates[HEAVY],
                      "num_hash_layers": config["mlp_layer_types"].count("hash_moe"), "rope_scaling": scaling | {"type": "yarn"}}
 
+QWEN_VISION = dict(model_type="qwen4_exp_vision", depth=1, hidden_size=16, intermediate_size=24, num_heads=2, patch_size=4, out_hidden_size=40, num_position_embeddings=16)
+
+
+def in_text(**values):
+    return lambda config: config | {"text_config": config["text_config"] | values}
+
 
 CHECKPOINTS = {
     "deepseek_v32": dict(
@@ -63,6 +69,20 @@ CHECKPOINTS = {
                     tie_word_embeddings=False, max_position_embeddings=128, compress_rope_theta=5000.0, rope_theta=1000.0,
                     rope_parameters={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0}),
         variants={"-hub": [hub_keys, without("rope_parameters", "layer_types", "mlp_layer_types", "compress_rates", "partial_rotary_factor"), dict(note="keys of DeepSeek's own config")]}),
+    "qwen4_exp": dict(
+        seed=194, dtype="bfloat16", architectures="Qwen4ExpForConditionalGeneration",
+        note="Qwen4-Exp: four residual streams with gated mixtures, delta rules with sigmoid gates, gated attention to blocks of 4 that an indexer selects, embeddings of n-grams in two layers with tables in three parts "
+        "each, with a part for images, bf16",
+        config=dict(model_type="qwen4_exp", tie_word_embeddings=False, image_token_id=250, video_token_id=251, vision_start_token_id=252, vision_end_token_id=253, vision_config=QWEN_VISION,
+                    text_config=dict(model_type="qwen4_exp_text", vocab_size=256, hidden_size=40, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                                     layer_types=["linear_attention", "indexed_attention", "linear_attention", "linear_attention", "indexed_attention"], linear_num_key_heads=2,
+                                     linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=8, output_gate_type="sigmoid", moe_intermediate_size=20,
+                                     shared_expert_intermediate_size=24, num_experts=8, num_experts_per_tok=3, hc_count=4, hc_lowrank=12, indexer_n_heads=6, indexer_kv_heads=1,
+                                     indexer_head_dim=12, indexer_budget=20, indexer_compress_ratio=4, ple_layer_ids=[1, 4], ple_embed_dim=24, ple_conv_kernel_size=4, ngram_size=3,
+                                     heads_per_ngram=2, ngram_vocab_size_base=90, make_ngram_vocab_size_divisible_by=8, split_ngram_parts=3, eos_token_id=[21, 9], pad_token_id=0,
+                                     max_position_embeddings=128, rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1],
+                                                                                   "mrope_interleaved": True})),
+        variants={"-silu": [in_text(output_gate_type=None), dict(note="delta rules with SiLU gates")]}),
 }
 
 
@@ -74,6 +94,9 @@ def without_ties(logits_by_steps):
         pool = getattr(text, "compress_rates", {}).get(SPARSE) or getattr(text, "index_kpool", 1)
 
         def watched(scores, k, **arguments):
+            if scores.dim() == 1 and len(scores) > k:  # of a token's blocks
+                best = scores.sort(descending=True).values
+                gaps.append(float((best[k - 1] - best[k]) / best[0]))
             if scores.dim() == 3 and scores.shape[1] == len(tokens) and scores.shape[-1] == len(tokens) // pool > k:  # of an indexer: [batch, tokens, positions or pools]
                 best = scores.sort(dim=-1, descending=True).values
                 gap = (best[..., k - 1] - best[..., k])[..., (k + 1) * pool - 1:]

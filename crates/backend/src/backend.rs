@@ -35,9 +35,10 @@ pub trait Backend: Operations + Resources + Caches + Send {
     fn device_sampling(&mut self) -> Option<&mut dyn DeviceSampling> {
         None
     }
-    /// `norm(x)` of rows of the last step, `[rows, cols]`, on the host. Each row has the bits that [`Operations::logits`] gives to a head.
-    fn hidden(&mut self, x: Tensor, norm: Norm, out: &mut [f32]) {
+    /// `norm(x)` of rows of the last step, or `x` as it is, `[rows, cols]`, on the host. Each row has the bits that [`Operations::logits`] gives to a head.
+    fn hidden(&mut self, x: Tensor, norm: Option<Norm>, out: &mut [f32]) {
         assert_eq!(out.len(), x.rows * x.cols);
+        let Some(norm) = norm else { return self.download(x, out) };
         let mut weight = vec![0.0; x.cols];
         self.download(norm.weight, &mut weight);
         self.download(x, out);

@@ -12,30 +12,45 @@ pub struct LayerNorm {
     pub bias: Tensor,
 }
 
-/// An indexer that selects whole pools of positions (GLM-5.3). A pool is `size` positions in a row; its key is the average of theirs, weighed element by element by a softmax of logits. Positions behind the last whole
-/// pool are always seen.
+/// What weighs the keys of a pool's positions, element by element: a softmax of logits (GLM-5.3).
 #[derive(Clone, Copy, Debug)]
-pub struct IndexPool {
-    /// Positions of a pool, which divide those that are selected.
-    pub size: usize,
+pub struct PoolLogits {
     /// `[tokens, dim]`: logits of each token; may be changed.
     pub logits: Tensor,
     /// `[1, size * dim]`: added to the logits of a pool's positions, one after the other.
     pub bias: Tensor,
 }
 
-/// The indexer of a layer of latent attention (DeepSeek-V3.2): which positions the attention behind it sees. The cache holds one key for each token, in a group of its own with
-/// one KV head and no values. With pools it has a second KV head, for the logits of each token; and where a token is the last of its pool, the pool's key takes the place of its own.
+/// An indexer that selects whole pools of positions (GLM-5.3, Qwen4-Exp). A pool is `size` positions in a row; its key is the average of theirs. Positions behind the last whole pool are always seen.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexPool {
+    /// Positions of a pool, which divide those that are selected.
+    pub size: usize,
+    /// What weighs keys; `None`: they weigh alike.
+    pub logits: Option<PoolLogits>,
+}
+
+/// What becomes of keys before they are scored.
+#[derive(Clone, Copy, Debug)]
+pub enum IndexNorm {
+    /// Each token's key goes through a layer norm and is turned by its position.
+    Tokens(LayerNorm),
+    /// A token's key is stored as it is. That of a pool goes through this norm, and is turned by the position of its first token.
+    Pools(Norm),
+}
+
+/// The indexer of a layer (DeepSeek-V3.2): which positions the attention behind it sees. The cache holds one key for each token, in a group of its own with
+/// one KV head and no values. With pools that logits weigh it has a second KV head, for those of each token; and where a token is the last of its pool, the pool's key takes the place of its own.
 #[derive(Clone, Debug)]
 pub struct IndexLayer {
     /// `[tokens, heads * dim]`; may be changed.
     pub q: Tensor,
     /// `[tokens, dim]`, before its norm; may be changed.
     pub k: Tensor,
-    /// `[tokens, heads]`: how much each head counts.
-    pub weights: Tensor,
-    /// Over each key.
-    pub norm: LayerNorm,
+    /// `[tokens, heads]`: how much each head counts; `None`: all count once.
+    pub weights: Option<Tensor>,
+    /// Of keys.
+    pub norm: IndexNorm,
     /// Heads.
     pub heads: usize,
     /// The most positions that are selected for a token: all that it sees, unless there are pools.
@@ -76,6 +91,11 @@ impl IndexLayer {
 
     /// KV heads of its cache group.
     pub fn kv_heads(&self) -> usize {
-        1 + usize::from(self.pool.is_some())
+        1 + usize::from(self.pool_logits().is_some())
+    }
+
+    /// What weighs the keys of a pool's positions.
+    pub fn pool_logits(&self) -> Option<PoolLogits> {
+        self.pool.and_then(|pool| pool.logits)
     }
 }

@@ -70,6 +70,8 @@ pub struct AttentionLayer {
     pub softcap: Option<f32>,
     /// `[1, heads]`: an additional term of each head's softmax, without a value.
     pub sinks: Option<Tensor>,
+    /// A token sees what the last [`Operations::index`](crate::Operations::index) of the step has selected of this layer's cache group. Such a layer has no window.
+    pub selected: bool,
 }
 
 /// A factor for each position.
@@ -129,6 +131,42 @@ pub enum Elementwise {
         streams: Tensor,
         /// `[tokens, hidden]`
         out: Tensor,
+    },
+    /// `out = norm(x)`, in each run of `group` columns with its own weights: the norm has as many as `x` has columns.
+    NormGroups {
+        /// `[tokens, cols]`
+        x: Tensor,
+        /// The norm.
+        norm: Norm,
+        /// Columns of a run, which divide `cols`.
+        group: usize,
+        /// `[tokens, cols]`, which may be `x`.
+        out: Tensor,
+    },
+    /// `x = silu(x / by)`
+    DividedSilu {
+        /// `[tokens, cols]`
+        x: Tensor,
+        /// The divisor.
+        by: f32,
+    },
+    /// The beginning of a block between residual streams with gates: `out` = the mean of all streams, each element times the sigmoid of its gate.
+    GatedMean {
+        /// `[tokens, n * hidden]`
+        gates: Tensor,
+        /// `[tokens, n * hidden]`, normed.
+        streams: Tensor,
+        /// `[tokens, hidden]`
+        out: Tensor,
+    },
+    /// The end of such a block: to each stream, `2 * sigmoid(logit / n)` times `x` is added.
+    Inject {
+        /// `[tokens, hidden]`
+        x: Tensor,
+        /// `[tokens, n]` for n streams.
+        logits: Tensor,
+        /// `[tokens, n * hidden]`
+        streams: Tensor,
     },
     /// `x = max(x, 0)^2` (So et al. 2021).
     SquaredRelu {
@@ -252,6 +290,8 @@ pub struct DeltaLayer {
     pub dt_bias: Tensor,
     /// The norm of the output, over each head.
     pub norm: Norm,
+    /// What is normed is multiplied by the sigmoid of `z`, and not by its SiLU (Qwen4-Exp).
+    pub sigmoid_gate: bool,
     /// The recurrent layer, counted from 0.
     pub layer: usize,
 }
@@ -396,8 +436,8 @@ impl Experts {
 /// A mixture of experts: `x += sum of weight * expert(norm(x))` over the experts that its router chooses, and the shared expert.
 #[derive(Clone, Debug)]
 pub struct Moe {
-    /// Norm of the input.
-    pub norm: Norm,
+    /// Norm of the input; `None`: it is taken as it is.
+    pub norm: Option<Norm>,
     /// Norm of the router's input, where it has one of its own (Gemma 4).
     pub router_norm: Option<Norm>,
     /// `[experts, hidden]`
@@ -412,8 +452,8 @@ pub struct Moe {
 
 impl Moe {
     /// The norm of the router's input: its own, or that of the mixture.
-    pub fn norm_of_router(&self) -> &Norm {
-        self.router_norm.as_ref().unwrap_or(&self.norm)
+    pub fn norm_of_router(&self) -> Option<&Norm> {
+        self.router_norm.as_ref().or(self.norm.as_ref())
     }
 }
 

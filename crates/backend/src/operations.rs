@@ -2,8 +2,8 @@
 
 use crate::{
     AttentionLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, IndexLayer,
-    LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Projection, Routing, SelectLayer, StateSpaceLayer, StreamLayer,
-    Tensor,
+    LatentLayer, Linear, MatrixId, Mlp, MoeId, NgramLayer, NgramTable, Norm, Projection, Routing, SelectLayer,
+    StateSpaceLayer, StreamLayer, Tensor,
 };
 
 /// What a step computes, one method per fused operation. Shapes stand at the arguments; `tokens` is the number of rows of the step.
@@ -16,6 +16,8 @@ use crate::{
 pub trait Operations {
     /// `out[t] = table[tokens[t]]`. `out`: `[tokens, table's columns]`.
     fn embed(&mut self, table: MatrixId, out: Tensor);
+    /// The rows of each token's n-grams, one after the other. `out`: `[tokens, heads * table's columns]`. Once in a step for each table.
+    fn embed_ngrams(&mut self, table: &NgramTable, out: Tensor);
     /// `out = linear(norm(x))` for each projection. They share the norm and the encoding of `x`, `[tokens, cols]`.
     fn project(&mut self, x: Tensor, norm: Option<Norm>, projections: &[Projection]);
     /// `out += linear(x)`. `x`: `[tokens, cols]`, `out`: `[tokens, linear.rows]`.
@@ -41,15 +43,17 @@ pub trait Operations {
     fn state_space(&mut self, layer: &StateSpaceLayer);
     /// The weights by which a block takes its input from several residual streams, and that input.
     fn collapse(&mut self, layer: &StreamLayer);
+    /// Adds to each residual stream what its gate lets through of a token's n-grams, and a short convolution of that.
+    fn add_ngrams(&mut self, layer: &NgramLayer);
     /// `residual += mlp(norm(x))`, both `[tokens, hidden]`.
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor);
     /// `residual += mixture(norm(x))`, both `[tokens, hidden]`: routes tokens, fetches experts, looks ahead, computes and combines.
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor);
     /// Work between the fused operations.
     fn elementwise(&mut self, operation: &Elementwise);
-    /// `head(norm(x[row]))` for each row whose logits are wanted. The step's [`crate::Outcome`] names the result. With a soft cap logits become
+    /// `head(norm(x[row]))` for each row whose logits are wanted; without a norm `head(x[row])`. The step's [`crate::Outcome`] names the result. With a soft cap logits become
     /// `cap * tanh(logit / cap)`.
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>);
+    fn logits(&mut self, x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32>);
     /// Like [`Operations::mixture`], but leaves out what routed experts add. Writes their input to `normed` and returns their routing. Only calibration calls
     /// it. A stand-in, which does not compute, returns no routing.
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing;

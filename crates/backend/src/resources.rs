@@ -5,7 +5,7 @@ use sluice_store::{Bytes, Loading, Memory};
 
 use crate::{
     DeviceMemory, ExpertOptions, KvLayout, KvPool, Lookahead, MatrixId, MatrixSource, MemoryClass, Moe, MoeId,
-    Operations, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch, Tensor,
+    NgramTable, Operations, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch, Tensor,
 };
 
 /// Tensors, weights and other handles, which are made once when a model is loaded. Nothing here is called between [`crate::Backend::begin`] and
@@ -62,6 +62,11 @@ pub trait Resources {
     /// # Errors
     /// Without memory for rows, or when the table is in no file.
     fn stream_table(&mut self, table: MatrixId, options: &RowOptions) -> Result<()>;
+    /// The same of a table that only [`Operations::embed_ngrams`] takes.
+    ///
+    /// # Errors
+    /// As for [`Resources::stream_table`].
+    fn stream_ngrams(&mut self, table: &NgramTable, options: &RowOptions) -> Result<()>;
     /// Reads some streamed experts into free slots. Returns whether there may be more to read.
     fn fill_experts(&mut self) -> bool {
         false

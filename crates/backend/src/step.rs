@@ -5,6 +5,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use sluice_kernels::ngrams::MOST_GRAM;
+
 use crate::Routed;
 
 /// The tokens of the sequences of one step, in flat arrays of fixed capacity, so that a device
@@ -22,6 +24,8 @@ pub struct StepInputs {
     slots: Vec<u64>,
     /// `[sequences + 1]`: the first row of each sequence, and the end of the last.
     starts: Vec<u32>,
+    /// `[sequences]`: the last tokens before those of the step, the last first, and how many of them there are.
+    before: Vec<([u32; MOST_GRAM - 1], usize)>,
     /// `[sequences]`: rows of the pool of recurrent states.
     states: Vec<u32>,
     /// `[tokens]`: the row of that pool that keeps the state after each token, or [`NOT_KEPT`].
@@ -90,6 +94,7 @@ impl Clone for StepInputs {
             positions,
             slots,
             starts,
+            before,
             states,
             kept,
             tables,
@@ -102,6 +107,7 @@ impl Clone for StepInputs {
         self.positions.clone_from(positions);
         self.slots.clone_from(slots);
         self.starts.clone_from(starts);
+        self.before.clone_from(before);
         self.states.clone_from(states);
         self.kept.clone_from(kept);
         self.tables.clone_from(tables);
@@ -120,6 +126,7 @@ impl StepInputs {
             positions: Vec::with_capacity(capacity.tokens),
             slots: vec![0; groups * capacity.tokens],
             starts: Vec::with_capacity(capacity.sequences + 1),
+            before: Vec::with_capacity(capacity.sequences),
             states: Vec::with_capacity(capacity.sequences),
             kept: Vec::with_capacity(capacity.tokens),
             tables: vec![0; groups * capacity.blocks],
@@ -135,6 +142,7 @@ impl StepInputs {
     pub fn clear(&mut self) {
         let StepInputs { tokens, positions, states, kept, wanted, starts, .. } = self;
         [tokens, positions, states, kept, wanted, starts].into_iter().for_each(Vec::clear);
+        self.before.clear();
         self.starts.push(0);
     }
 
@@ -162,6 +170,7 @@ impl StepInputs {
             room[starts[0] as usize..starts[1] as usize].copy_from_slice(table);
         }
         self.starts.push(to as u32);
+        self.before.push(([0; MOST_GRAM - 1], 0));
         self.states.push(state);
         self.kept.resize(to, NOT_KEPT);
         match wanted {
@@ -182,6 +191,24 @@ impl StepInputs {
         for (kept, row) in self.kept[sequence].iter_mut().zip(rows) {
             *kept = row;
         }
+    }
+
+    /// The tokens before those of the sequence that was added last, of which the last few count. Where none are said, it is as if there were none.
+    pub fn follow(&mut self, before: &[u32]) {
+        let (last, count) = self.before.last_mut().expect("a sequence");
+        *count = before.len().min(last.len());
+        last.iter_mut().zip(before.iter().rev()).for_each(|(to, token)| *to = *token);
+    }
+
+    /// The token that is `i` before that of a row, of the same sequence, if it is known. The last [`MOST_GRAM`] are, with the row's own.
+    pub fn token_before(&self, row: usize, i: usize) -> Option<u32> {
+        let sequence = self.sequence_of(row);
+        let first = self.starts[sequence] as usize;
+        if i <= row - first {
+            return Some(self.tokens[row - i]);
+        }
+        let (last, count) = &self.before[sequence];
+        last[..*count].get(i - (row - first) - 1).copied()
     }
 
     /// By token: the row of the pool of states that keeps the state after it, or [`NOT_KEPT`]. `None` where no state is kept.
@@ -328,6 +355,12 @@ mod tests {
             assert_eq!((inputs.position(0), inputs.position(1), inputs.state(0), inputs.state(1)), (15, 0, 3, 1));
             assert_eq!((inputs.table(0, 0), inputs.table(1, 1)), (&[7, 9][..], &[8][..]));
             assert_eq!((inputs.wanted(), inputs.reach()), (&[2, 3, 4][..], 18));
+            inputs.follow(&[30, 31]);
+            assert_eq!([0, 1, 2, 3].map(|i| inputs.token_before(4, i)), [Some(21), Some(20), Some(31), Some(30)]);
+            assert_eq!(
+                [inputs.token_before(4, 4), inputs.token_before(2, 2), inputs.token_before(2, 3)],
+                [None, Some(10), None]
+            );
             inputs.keep_states(7..8);
             assert_eq!(Vec::from_iter(inputs.pieces(0)), [(0..3, None)]);
             assert_eq!(Vec::from_iter(inputs.pieces(1)), [(3..4, Some(7)), (4..5, None)]);

@@ -49,6 +49,9 @@ macro_rules! tests {
             streamed_ungated_mixtures_agree_with_the_generic_cpu STREAMED_UNGATED_MIXTURES;
             experts_that_cannot_be_read_fail_their_own_rows_only FAILED_ROWS;
             residual_streams_agree_with_the_generic_cpu STREAMS;
+            gated_streams_agree_with_the_generic_cpu GATED_STREAMS;
+            n_grams_agree_with_the_generic_cpu NGRAMS;
+            selected_attention_agrees_with_the_generic_cpu SELECTED_ATTENTION;
             logits_agree_with_the_generic_cpu LOGITS;
             whole_steps_agree_with_the_generic_cpu WHOLE_STEPS;
         }

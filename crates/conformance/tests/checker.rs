@@ -22,6 +22,7 @@ const FOLDERS: [&str; 12] = [
     "kimi_linear",
     "glm5_next",
     "deepseek_v4",
+    "qwen4_exp",
     "deepseek_v32",
     "mlx_qwen3_widths",
     "mlx_qwen3_next",

@@ -87,7 +87,7 @@ fn a_fault_is_found_and_told_with_its_seed() {
         }),
         ("logits without their norm's epsilon", LOGITS, |o| {
             let Operation::Logits { norm, .. } = o else { return };
-            norm.eps = 0.0;
+            norm.iter_mut().for_each(|norm| norm.eps = 0.0);
         }),
         ("another matrix for a head", WHOLE_STEPS, |o| {
             let Operation::Logits { head, .. } = o else { return };
@@ -120,7 +120,7 @@ fn a_program_that_compares_is_told_of_the_fault_and_goes_on() {
         let checker = Checker::new(Box::new(Cpu::new(Isa::GENERIC, 1, setup.activations)?));
         let fault: fn(&mut Operation) = |o| {
             let Operation::Logits { norm, .. } = o else { return };
-            norm.eps = 0.5;
+            norm.iter_mut().for_each(|norm| norm.eps = 0.5);
         };
         checker.log().lock().unwrap().fault = Some(fault);
         Ok(Box::new(checker))

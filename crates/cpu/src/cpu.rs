@@ -14,6 +14,7 @@ use crate::exec::{Product, Worker, context};
 use crate::matmul;
 use crate::memory::{Buffer, PerThread, Place, RotaryTable, Weight};
 use crate::moe::HostMixture;
+use crate::ngrams::NgramWork;
 use crate::numa::affinity::{CoreBinding, Mask};
 use crate::numa::{Numa, Processors, Replicas};
 use crate::state_space::StateSpaceWork;
@@ -58,6 +59,7 @@ pub struct Cpu {
     pub(crate) compressed: CompressedWork,
     pub(crate) mixture: HostMixture,
     /// Tables that stay on disk.
+    pub(crate) ngrams: NgramWork,
     pub(crate) tables: Tables,
     /// `[rows, vocabulary]`
     pub(crate) logits: Vec<f32>,
@@ -100,6 +102,7 @@ impl Cpu {
             state_spaces: StateSpaceWork::default(),
             index: IndexWork::default(),
             compressed: CompressedWork::default(),
+            ngrams: NgramWork::default(),
             mixture: HostMixture::default(),
             tables: Tables::default(),
             logits: Vec::new(),

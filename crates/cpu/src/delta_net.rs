@@ -1,6 +1,6 @@
 //! GatedDeltaNet on the CPU. Rounds of tasks: convolution by channels, norms and gates by tokens, recurrence by heads, output norm by tokens.
 
-use sluice_kernels::{delta, norm};
+use sluice_kernels::{delta, elementwise, norm};
 
 use crate::convolution::{Window, convolve};
 use crate::exec::ExecContext;
@@ -88,7 +88,12 @@ impl DeltaWork {
                     let cols = head * value_dim..(head + 1) * value_dim;
                     // SAFETY: this task alone uses this token's rows.
                     let (out, z) = unsafe { (out.get_mut(t, cols.clone()), z.get(t, cols)) };
-                    norm::rms_norm_gated_in_place(isa, out, norm_weight, z, eps);
+                    if step.sigmoid_gate {
+                        norm::rms_norm_in_place(isa, out, Some(norm_weight), eps);
+                        elementwise::sigmoid_mul(isa, z, out);
+                    } else {
+                        norm::rms_norm_gated_in_place(isa, out, norm_weight, z, eps);
+                    }
                 }
             }
         });

@@ -3,7 +3,8 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use sluice_backend::{
     BufferId, Caches, ExpertOptions, KvLayout, KvPool, Lookahead, MatrixId, MatrixSource, MemoryClass, Moe, MoeId,
-    Operations, Profile, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch, Tensor,
+    NgramTable, Operations, Profile, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch,
+    Tensor,
 };
 use sluice_store::Loading;
 
@@ -67,6 +68,12 @@ impl Resources for Cpu {
         let weight = &mut self.weights[table.number()];
         weight.streamed = true;
         self.tables.stream(table, weight.source(), options)
+    }
+
+    fn stream_ngrams(&mut self, table: &NgramTable, options: &RowOptions) -> Result<()> {
+        table.parts.iter().for_each(|part| self.weights[part.number()].streamed = true);
+        let weights = &self.weights;
+        self.tables.stream_ngrams(table, |part| weights[part.number()].source(), options)
     }
 
     fn weight_copies(&self) -> usize {

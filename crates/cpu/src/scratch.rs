@@ -16,8 +16,8 @@ use crate::moe::experts::{ADDED, GatedFfn, gate_up_block};
 use crate::{Cpu, attention as tasks};
 use sluice_backend::{
     AttentionLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, ExpertMatrix, HeadRows,
-    IndexLayer, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations, Projection,
-    Routing, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Tensor,
+    IndexLayer, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm,
+    Operations, Projection, Routing, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Tensor,
 };
 
 /// Elements of activations in each encoding.
@@ -89,6 +89,7 @@ struct Sizes {
     channel_deltas: usize,
     index: usize,
     compressed: usize,
+    ngrams: usize,
     per_128_positions: usize,
     index_per_128_positions: usize,
 }
@@ -122,6 +123,7 @@ impl Sizes {
             + self.channel_deltas
             + self.index
             + self.compressed
+            + self.ngrams
     }
 }
 
@@ -424,6 +426,12 @@ impl Operations for ScratchPlanner<'_> {
         self.products(Activations::F32, std::iter::once(used(&layer.mix)), cols, self.tokens);
     }
 
+    fn embed_ngrams(&mut self, _: &NgramTable, _: Tensor) {}
+
+    fn add_ngrams(&mut self, layer: &NgramLayer) {
+        grow(&mut self.sizes.ngrams, 3 * 4 * self.tokens * layer.streams.cols);
+    }
+
     fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, _: Tensor) {
         let needs = Needs::of([mlp.gate.matrix, mlp.up.matrix].map(|m| self.encoding(m)));
         self.encode(x.rows, x.cols, needs);
@@ -448,7 +456,7 @@ impl Operations for ScratchPlanner<'_> {
         }
     }
 
-    fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId, _: Option<f32>) {
+    fn logits(&mut self, x: Tensor, _: Option<Norm>, head: MatrixId, _: Option<f32>) {
         let rows = self.wanted;
         self.encode(rows, x.cols, Needs::of([self.encoding(head)]));
         let vocabulary = self.weights[head.number()].rows();

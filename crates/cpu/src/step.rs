@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use sluice_backend::{
     AttentionLayer, Backend, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device, Elementwise,
-    IndexLayer, LatentLayer, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, Norm, Operations, Outcome,
-    Phase, Profile, Projection, Routing, RowStats, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Streamed,
-    Tensor,
+    IndexLayer, IndexNorm, LatentLayer, Linear, Logits, MatrixId, MemoryClass, MemoryUse, Mlp, MoeId, NgramLayer,
+    NgramTable, Norm, Operations, Outcome, Phase, Profile, Projection, Routing, RowStats, SelectLayer, StateSpaceLayer,
+    StepInputs, StreamLayer, Streamed, Tensor,
 };
 use sluice_kernels::{affine, elementwise, norm};
 use sluice_store::Bytes;
@@ -24,21 +24,6 @@ const FEW_ROWS: usize = 64;
 
 fn linear_rows(l: &Linear) -> (usize, usize) {
     (l.matrix.number(), l.rows.len())
-}
-
-/// Rows that one task of elementwise work takes.
-const ROWS: usize = 8;
-
-impl Cpu {
-    /// Calls `each` for every token of the step, in parallel, with a row of its thread's scratch.
-    pub(crate) fn each_row(&mut self, tokens: usize, each: &(dyn Fn(usize, &mut Vec<f32>) + Sync)) {
-        let workers = &self.workers;
-        self.pool.run(tokens.div_ceil(ROWS), &|task, thread| {
-            // SAFETY: one borrow, by the task that runs as this thread.
-            let row = unsafe { &mut workers.get(thread).row };
-            (task * ROWS..((task + 1) * ROWS).min(tokens)).for_each(|t| each(t, row));
-        });
-    }
 }
 
 impl Operations for Cpu {
@@ -105,7 +90,8 @@ impl Operations for Cpu {
         let kv = self.kv[layer.group];
         let blocks = attention::Blocks { layout: kv.layout, bytes: self.buffers[kv.buffer.number()].as_bytes_mut() };
         let exec = (self.isa, &mut self.pool, &mut self.workers);
-        self.attention.run(exec, &self.inputs, blocks, operands, layer);
+        let selected = layer.selected.then_some(&self.index);
+        self.attention.run(exec, &self.inputs, blocks, operands, (layer, selected));
         self.record(Phase::Attention, t0, std::iter::empty(), 0);
     }
 
@@ -132,9 +118,12 @@ impl Operations for Cpu {
         let operands = attention::IndexOperands {
             q: self.place(layer.q),
             k: self.place(layer.k),
-            weights: self.place(layer.weights),
-            pool: layer.pool.map(|pool| [self.place(pool.logits), self.place(pool.bias)]),
-            norm: [self.place(layer.norm.scale.weight), self.place(layer.norm.bias)],
+            weights: layer.weights.map(|weights| self.place(weights)),
+            logits: layer.pool_logits().map(|of| [self.place(of.logits), self.place(of.bias)]),
+            norm: match layer.norm {
+                IndexNorm::Tokens(norm) => [self.place(norm.scale.weight), self.place(norm.bias)],
+                IndexNorm::Pools(norm) => [self.place(norm.weight); 2],
+            },
             angles: self.rotary[layer.rotary.number()].place(),
         };
         let (kv, row_block) = (self.kv[layer.group], self.kv[layer.rows_group].layout.block_tokens);
@@ -181,6 +170,24 @@ impl Operations for Cpu {
         self.collapse_streams(layer);
     }
 
+    fn embed_ngrams(&mut self, table: &NgramTable, out: Tensor) {
+        let t0 = Instant::now();
+        let (place, first) = (self.place(out), table.parts[0]);
+        match self.tables.has(first) {
+            true => self.tables.embed(first, self.isa, &mut self.pool, place),
+            false => self.ngrams.embed(context!(self), &self.inputs, table, place),
+        }
+        let rows = self.inputs.tokens().len() * table.hash.heads();
+        self.record(Phase::Embed, t0, std::iter::once((first.number(), rows)), 0);
+    }
+
+    fn add_ngrams(&mut self, layer: &NgramLayer) {
+        let t0 = Instant::now();
+        let states = self.states.expect("a model with recurrent layers has a pool of states");
+        self.ngrams.run(context!(self), &self.inputs, states, layer);
+        self.record(Phase::DeltaNet, t0, std::iter::empty(), 0);
+    }
+
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         let t0 = Instant::now();
         let (tokens, x, residual) = (x.rows, self.place(x), self.place(residual));
@@ -208,122 +215,13 @@ impl Operations for Cpu {
     }
 
     fn elementwise(&mut self, operation: &Elementwise) {
-        let t0 = Instant::now();
-        let (tokens, isa) = (self.inputs.tokens().len(), self.isa);
-        match *operation {
-            Elementwise::Scale { x, by } => {
-                let x = self.place(x);
-                // SAFETY: a task alone uses its rows.
-                self.each_row(tokens, &|t, _| unsafe { elementwise::scale(isa, by, x.get_mut(t, 0..x.cols)) });
-                self.record(Phase::Embed, t0, std::iter::empty(), 0);
-            }
-            Elementwise::GeGlu { gate, up } => {
-                let (gate, up) = (self.place(gate), self.place(up));
-                self.each_row(tokens, &|t, _| {
-                    // SAFETY: a task alone uses its rows.
-                    unsafe { elementwise::geglu_in_place(isa, gate.get_mut(t, 0..gate.cols), up.get(t, 0..up.cols)) }
-                });
-                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
-            }
-            Elementwise::SwiGlu { gate, up } => {
-                let (gate, up) = (self.place(gate), self.place(up));
-                self.each_row(tokens, &|t, _| {
-                    // SAFETY: a task alone uses its rows.
-                    unsafe { elementwise::swiglu_in_place(isa, gate.get_mut(t, 0..gate.cols), up.get(t, 0..up.cols)) }
-                });
-                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
-            }
-            Elementwise::ClampedSwiGlu { gate, up, limit } => {
-                let (gate, up) = (self.place(gate), self.place(up));
-                self.each_row(tokens, &|t, _| {
-                    // SAFETY: a task alone uses its rows.
-                    let (gate, up) = unsafe { (gate.get_mut(t, 0..gate.cols), up.get(t, 0..up.cols)) };
-                    elementwise::clamped_swiglu_in_place(isa, (1.0, limit, 0.0), gate, up);
-                });
-                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
-            }
-            Elementwise::Expand { x, weights, streams } => self.expand_streams(x, weights, streams),
-            Elementwise::Mean { streams, out } => self.mean_of_streams(streams, out),
-            Elementwise::SquaredRelu { x } => {
-                let x = self.place(x);
-                // SAFETY: a task alone uses its rows.
-                self.each_row(tokens, &|t, _| elementwise::squared_relu(isa, unsafe { x.get_mut(t, 0..x.cols) }));
-                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
-            }
-            Elementwise::Zero { out } => {
-                let out = self.place(out);
-                // SAFETY: a task alone uses its rows.
-                self.each_row(tokens, &|t, _| unsafe { out.get_mut(t, 0..out.cols) }.fill(0.0));
-                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
-            }
-            Elementwise::Norm { x, norm, out } => {
-                let (from, to, weight) = (self.place(x), self.place(out), self.place(norm.weight));
-                // SAFETY: weights are written once, at load.
-                let weight = unsafe { weight.get(0, 0..weight.cols) };
-                let is_in_place = (x.buffer, x.offset) == (out.buffer, out.offset);
-                self.each_row(tokens, &|t, _| {
-                    for run in (0..from.cols).step_by(weight.len()) {
-                        let run = run..run + weight.len();
-                        // SAFETY: a task alone uses its rows; `from` is borrowed only where it is not `to`.
-                        unsafe {
-                            let out = to.get_mut(t, run.clone());
-                            match is_in_place {
-                                true => norm::rms_norm_in_place(isa, out, Some(weight), norm.eps),
-                                false => norm::rms_norm(isa, from.get(t, run), weight, norm.eps, out),
-                            }
-                        }
-                    }
-                });
-                self.record(Phase::Attention, t0, std::iter::empty(), 0);
-            }
-            Elementwise::ScaleRows { x, factors } => {
-                let (x, table) = (self.place(x), self.place(factors.table));
-                // SAFETY: weights are written once, at load.
-                let table = unsafe { table.get(0, 0..table.cols) };
-                let positions: &[u32] = self.inputs.positions();
-                let by = |t: usize| table[(positions[t] as usize / factors.period).min(table.len() - 1)];
-                self.pool.run(tokens.div_ceil(ROWS), &|task, _| {
-                    for t in task * ROWS..((task + 1) * ROWS).min(tokens) {
-                        // SAFETY: a task alone uses its rows.
-                        elementwise::scale(isa, by(t), unsafe { x.get_mut(t, 0..x.cols) });
-                    }
-                });
-                self.record(Phase::Attention, t0, std::iter::empty(), 0);
-            }
-            Elementwise::AddNormed { x, norm, residual } => {
-                let (x, residual) = (self.place(x), self.place(residual));
-                let weight = self.place(norm.weight);
-                // SAFETY: weights are written once, at load.
-                let weight = unsafe { weight.get(0, 0..weight.cols) };
-                self.each_row(tokens, &|t, _| {
-                    // SAFETY: a task alone uses its rows.
-                    let (x, residual) = unsafe { (x.get_mut(t, 0..x.cols), residual.get_mut(t, 0..residual.cols)) };
-                    let runs = x.chunks_exact_mut(weight.len());
-                    runs.for_each(|run| norm::rms_norm_in_place(isa, run, Some(weight), norm.eps));
-                    elementwise::add(isa, x, residual);
-                });
-                self.record(Phase::Project, t0, std::iter::empty(), 0);
-            }
-            Elementwise::Gather { x, order, out } => {
-                let (from, order, to) = (self.place(x), self.place(order), self.place(out));
-                // SAFETY: weights are written once, at load.
-                let order = unsafe { order.get(0, 0..order.cols) };
-                self.each_row(tokens, &|t, _| {
-                    // SAFETY: a task alone uses its rows.
-                    let (x, out) = unsafe { (from.get(t, 0..from.cols), to.get_mut(t, 0..to.cols)) };
-                    elementwise::gather(x, order, out);
-                });
-                self.record(Phase::Project, t0, std::iter::empty(), 0);
-            }
-            Elementwise::TurnPairs { x, head, rotary, back } => self.turn_pairs(x, head, (rotary, back)),
-            Elementwise::SplitPairs { x, head } => self.split_pairs(x, head),
-        }
+        self.run_elementwise(operation);
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
+    fn logits(&mut self, x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32>) {
         let t0 = Instant::now();
         let (x, vocabulary) = (self.place(x), self.weights[head.number()].rows());
-        let (weight, eps) = self.norm_weight(&norm);
+        let norm = norm.map(|norm| self.norm_weight(&norm));
         let needs = context!(self).needs([head]);
         // 1. norm and encode the wanted rows
         let rows = self.inputs.wanted();
@@ -334,8 +232,10 @@ impl Operations for Cpu {
         self.pool.run(count, &|task, thread| {
             // SAFETY: one borrow, by the task that runs as this thread; x is not written meanwhile; this task alone writes row `task`.
             unsafe {
-                let normed = part(&mut workers.get(thread).row, x.cols);
-                norm::rms_norm(isa, x.get(rows[task] as usize, 0..x.cols), weight, eps, normed);
+                let x = x.get(rows[task] as usize, 0..x.cols);
+                let Some((weight, eps)) = norm else { return writer.write(isa, task, 0, x) };
+                let normed = part(&mut workers.get(thread).row, x.len());
+                norm::rms_norm(isa, x, weight, eps, normed);
                 writer.write(isa, task, 0, normed);
             }
         });
@@ -446,6 +346,7 @@ impl Backend for Cpu {
             + self.delta.bytes()
             + self.state_spaces.bytes()
             + self.channel_deltas.bytes()
+            + self.ngrams.bytes()
             + self.index.bytes()
             + self.compressed.bytes();
         let bytes = |class| match class {

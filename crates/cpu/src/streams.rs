@@ -62,6 +62,32 @@ impl Cpu {
         self.record(Phase::Project, t0, std::iter::empty(), 0);
     }
 
+    /// The beginning of a block between streams with gates.
+    pub(crate) fn gated_mean_of_streams(&mut self, gates: Tensor, streams: Tensor, out: Tensor) {
+        let (tokens, isa) = (self.inputs.tokens().len(), self.isa);
+        let [gates, from, out] = [gates, streams, out].map(|tensor| self.place(tensor));
+        self.each_row(tokens, &|t, _| {
+            // SAFETY: a task alone uses its rows.
+            unsafe {
+                let (gates, from) = (gates.get(t, 0..gates.cols), from.get(t, 0..from.cols));
+                streams::gated_mean(isa, gates, from, out.get_mut(t, 0..out.cols));
+            }
+        });
+    }
+
+    /// The end of such a block.
+    pub(crate) fn inject_into_streams(&mut self, x: Tensor, logits: Tensor, streams: Tensor) {
+        let (tokens, isa) = (self.inputs.tokens().len(), self.isa);
+        let [x, logits, to] = [x, logits, streams].map(|tensor| self.place(tensor));
+        self.each_row(tokens, &|t, _| {
+            // SAFETY: a task alone uses its rows.
+            unsafe {
+                let (x, logits) = (x.get(t, 0..x.cols), logits.get(t, 0..logits.cols));
+                streams::inject(isa, x, logits, to.get_mut(t, 0..to.cols));
+            }
+        });
+    }
+
     /// The mean of all streams.
     pub(crate) fn mean_of_streams(&mut self, streams: Tensor, out: Tensor) {
         let t0 = Instant::now();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use sluice_backend::{Failed, MatrixId, MatrixSource, StepInputs};
+use sluice_backend::{Failed, MatrixId, MatrixSource, NgramHash, NgramTable, StepInputs};
 use sluice_experts::{RowOptions, RowStats, RowTable};
 use sluice_kernels::format::WeightFormat;
 use sluice_kernels::matrix::Matrix;
@@ -17,16 +17,37 @@ use crate::threads::Pool;
 const ROWS: usize = 4;
 
 struct Table {
+    /// Of a table in parts the first.
     id: MatrixId,
     format: WeightFormat,
     cols: usize,
     rows: RowTable,
+    /// A token has several rows, those of its n-grams.
+    hash: Option<Arc<NgramHash>>,
+}
+
+impl Table {
+    /// Rows of a token.
+    fn heads(&self) -> usize {
+        self.hash.as_ref().map_or(1, |hash| hash.heads())
+    }
+}
+
+/// The rows of the n-grams of a step's tokens: `[tokens, heads]`.
+pub(crate) fn numbers_of(hash: &NgramHash, inputs: &StepInputs, numbers: &mut Vec<u32>) {
+    numbers.clear();
+    numbers.resize(inputs.tokens().len() * hash.heads(), 0);
+    for (row, numbers) in numbers.chunks_exact_mut(hash.heads()).enumerate() {
+        hash.rows_of(|i| inputs.token_before(row, i), numbers);
+    }
 }
 
 /// The tables of a model.
 #[derive(Default)]
 pub struct Tables {
     all: Vec<Table>,
+    /// The rows of a step's n-grams. Kept between steps, so that a step allocates nothing.
+    numbers: Vec<u32>,
     failed: Vec<Failed>,
 }
 
@@ -42,7 +63,30 @@ impl Tables {
             "a table that is not in a file as kernels take it cannot stay on disk: keep it in memory (--tables memory)"
         );
         let rows = RowTable::open(planes, rows, options).context("no memory for rows of a table")?;
-        self.all.push(Table { id, format, cols, rows });
+        self.all.push(Table { id, format, cols, rows, hash: None });
+        Ok(())
+    }
+
+    /// The same of a table of n-grams. `source`: that of a part.
+    ///
+    /// # Errors
+    /// As for [`Tables::stream`].
+    pub fn stream_ngrams<'a>(
+        &mut self,
+        table: &NgramTable,
+        source: impl Fn(MatrixId) -> &'a MatrixSource,
+        options: &RowOptions,
+    ) -> Result<()> {
+        let parts = || table.parts.iter().map(|part| source(*part));
+        let &MatrixSource { format, cols, .. } = source(table.parts[0]);
+        ensure!(parts().all(|part| part.format == format), "a table of n-grams whose parts have several formats");
+        ensure!(
+            parts().all(|part| part.planes.iter().all(Bytes::is_of_file)),
+            "a table that is not in files as kernels take it cannot stay on disk: keep it in memory (--tables memory)"
+        );
+        let rows = RowTable::open_parts(parts().map(|part| (&part.planes[..], part.rows)), options)
+            .context("no memory for rows of a table")?;
+        self.all.push(Table { id: table.parts[0], format, cols, rows, hash: Some(Arc::clone(&table.hash)) });
         Ok(())
     }
 
@@ -54,7 +98,13 @@ impl Tables {
     /// Starts to read the rows that a step wants.
     pub fn begin(&mut self, inputs: &StepInputs) {
         for table in &mut self.all {
-            table.rows.begin(inputs.tokens());
+            match &table.hash {
+                None => table.rows.begin(inputs.tokens()),
+                Some(hash) => {
+                    numbers_of(hash, inputs, &mut self.numbers);
+                    table.rows.begin(&self.numbers);
+                }
+            }
         }
     }
 
@@ -64,14 +114,15 @@ impl Tables {
     /// If the table is none of these, or `out` has another length.
     pub fn embed_into(&mut self, table: MatrixId, isa: Isa, pool: &mut Pool, out: &mut [f32]) {
         let own = self.all.iter().find(|own| own.id == table).expect("a table on disk");
-        let out = Place::of_slice(out, own.cols);
+        let out = Place::of_slice(out, own.cols * own.heads());
         self.embed(table, isa, pool, out);
     }
 
     /// As [`Tables::embed_into`].
     pub(crate) fn embed(&mut self, table: MatrixId, isa: Isa, pool: &mut Pool, out: Place) {
         let own = self.all.iter_mut().find(|own| own.id == table).expect("a table on disk");
-        let (format, cols) = (own.format, own.cols);
+        let (format, cols, heads) = (own.format, own.cols, own.heads());
+        let columns = |place: usize| place % heads * cols..(place % heads + 1) * cols;
         while own.rows.next_wave() {
             let wave = own.rows.wave();
             pool.run(wave.len().div_ceil(ROWS), &|task, _| {
@@ -79,15 +130,16 @@ impl Tables {
                     let (place, planes) = wave.row(number);
                     let matrix = Matrix::new(format, 1, cols, planes).expect("the planes of a row");
                     // SAFETY: this task alone writes this row.
-                    affine::dequantize_row(isa, &matrix, 0, unsafe { out.get_mut(place, 0..out.cols) });
+                    affine::dequantize_row(isa, &matrix, 0, unsafe { out.get_mut(place / heads, columns(place)) });
                 }
             });
         }
         for (place, error) in own.rows.failed() {
+            let place = *place as usize;
             // SAFETY: `&mut self`: no task is running.
-            unsafe { out.get_mut(*place as usize, 0..out.cols) }.fill(0.0);
+            unsafe { out.get_mut(place / heads, columns(place)) }.fill(0.0);
             let why = Arc::new(anyhow::anyhow!("{error}").context("reading a row of a table"));
-            self.failed.push(Failed { rows: vec![*place], why });
+            self.failed.push(Failed { rows: vec![(place / heads) as u32], why });
         }
     }
 

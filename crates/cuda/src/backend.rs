@@ -3,13 +3,14 @@
 #[cfg(feature = "tuning")]
 use std::{cell::Cell, time::Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use sluice_backend::{
     AttentionLayer, Backend, Best, BufferId, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device,
     DeviceMemory, DeviceSampling, Elementwise, ExpertOptions, Failed, HeadRows, IndexLayer, KvLayout, LatentLayer,
-    Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations,
-    Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats,
-    Scaled, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor, Top,
+    Linear, Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, NgramLayer, NgramTable,
+    Norm, Operations, Outcome, Phase, Profile, Projection, Ranked, Resources, RotaryFrequencies, RotaryId, Routing,
+    RowOptions, RowStats, Scaled, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor,
+    Top,
 };
 use sluice_cpu::Pool as Threads;
 use sluice_store::{Bytes, Loading};
@@ -94,6 +95,15 @@ impl Resources for Cuda {
         let weight = &mut self.context.weights.all[table.number()];
         weight.by_rows = true;
         self.tables.stream(table, weight.source(), options)
+    }
+
+    fn stream_ngrams(&mut self, table: &NgramTable, options: &RowOptions) -> Result<()> {
+        if self.threads.is_none() {
+            self.threads = Some(Threads::new(1)?);
+        }
+        let weights = &mut self.context.weights.all;
+        table.parts.iter().for_each(|part| weights[part.number()].by_rows = true);
+        self.tables.stream_ngrams(table, |part| weights[part.number()].source(), options)
     }
 
     fn step_scratch(
@@ -182,7 +192,10 @@ impl Operations for Cuda {
     }
 
     fn attention(&mut self, layer: &AttentionLayer) {
-        self.enqueue_phase(Phase::Attention, &[], 0, |own| own.attention.run(&own.context, layer, &mut own.encoded));
+        self.enqueue_phase(Phase::Attention, &[], 0, |own| {
+            let selected = own.index.selected.filter(|_| layer.selected);
+            own.attention.run(&own.context, (layer, selected), &mut own.encoded)
+        });
     }
 
     fn latent_attention(&mut self, layer: &LatentLayer) {
@@ -236,6 +249,20 @@ impl Operations for Cuda {
         });
     }
 
+    fn embed_ngrams(&mut self, table: &NgramTable, out: Tensor) {
+        let (first, tokens) = (table.parts[0], self.context.inputs.tokens().len());
+        assert!(out.rows >= tokens && out.cols == table.hash.heads() * table.cols, "rows of n-grams into {out:?}");
+        self.enqueue_phase(Phase::Embed, &[], 0, |own| match own.tables.has(first) {
+            true => own.embed_from_disk(first, out),
+            false => bail!("tables of n-grams stay on disk on a device"),
+        });
+    }
+
+    fn add_ngrams(&mut self, layer: &NgramLayer) {
+        self.encoded.encoded_from = None;
+        self.enqueue_phase(Phase::DeltaNet, &[], 0, |own| own.ngrams.run(&own.context, layer));
+    }
+
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         let Mlp { gate, up, down } = mlp;
         assert!(residual.rows >= x.rows && residual.cols == down.rows.len(), "{:?} into {residual:?}", down.rows);
@@ -273,7 +300,11 @@ impl Operations for Cuda {
             Elementwise::AddNormed { .. }
             | Elementwise::Gather { .. }
             | Elementwise::Expand { .. }
-            | Elementwise::Mean { .. } => Phase::Project,
+            | Elementwise::Mean { .. }
+            | Elementwise::NormGroups { .. }
+            | Elementwise::DividedSilu { .. }
+            | Elementwise::GatedMean { .. }
+            | Elementwise::Inject { .. } => Phase::Project,
             Elementwise::TurnPairs { .. }
             | Elementwise::SplitPairs { .. }
             | Elementwise::Norm { .. }
@@ -282,7 +313,7 @@ impl Operations for Cuda {
         self.enqueue_phase(phase, &[], 0, |own| elementwise(&own.context, operation));
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
+    fn logits(&mut self, x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32>) {
         let (vocabulary, rows) = (self.context.weights.all[head.number()].rows(), self.context.inputs.wanted().len());
         assert!(
             self.context.inputs.wanted().last().is_none_or(|last| (*last as usize) < x.rows),
@@ -294,7 +325,7 @@ impl Operations for Cuda {
         }
         let linear = Linear { matrix: head, rows: 0..vocabulary, bias: None };
         self.enqueue_phase(Phase::Head, &[&linear], rows, |own| {
-            own.logits.run(&own.context, x, &norm, &linear, &mut own.encoded)?;
+            own.logits.run(&own.context, x, norm.as_ref(), &linear, &mut own.encoded)?;
             if let Some(cap) = softcap {
                 // SAFETY: the head has written this many logits.
                 unsafe { soft_cap(&own.context.gpu, own.logits.at(), (rows, vocabulary), cap)? };
@@ -419,6 +450,7 @@ impl Backend for Cuda {
             + self.attention.bytes()
             + self.latent.bytes()
             + self.index.bytes()
+            + self.ngrams.bytes()
             + mixture_scratch;
         let (step, pinned) = self.context.step.bytes();
         let rotary: usize = self.context.rotary.iter().map(|t| t.memory.committed).sum();

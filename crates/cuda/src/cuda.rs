@@ -21,6 +21,7 @@ use crate::ops::int11;
 use crate::ops::latent::LatentScratch;
 use crate::ops::logits::LogitsBuffer;
 use crate::ops::mlp::MlpScratch;
+use crate::ops::ngrams::NgramScratch;
 use crate::ops::sampling::SamplingScratch;
 use crate::ops::state_space::StateSpaceScratch;
 use crate::ops::tables::DiskTables;
@@ -34,6 +35,7 @@ pub struct Cuda {
     pub(crate) attention: AttentionScratch,
     pub(crate) latent: LatentScratch,
     pub(crate) index: IndexScratch,
+    pub(crate) ngrams: NgramScratch,
     pub(crate) mlp: MlpScratch,
     /// The encoded input of an operation, or the output that attention has encoded for the next one.
     pub(crate) encoded: EncodedActivations,
@@ -90,6 +92,7 @@ impl Cuda {
             attention: AttentionScratch::default(),
             latent: LatentScratch::default(),
             index: IndexScratch::default(),
+            ngrams: NgramScratch::default(),
             mlp: MlpScratch::default(),
             encoded: EncodedActivations::default(),
             logits: LogitsBuffer::default(),

@@ -34,7 +34,7 @@ mod recurrent;
 
 pub use compressed::{Compress, Compressed};
 pub use latent::{Index, LatentGather, LatentHeads, LatentQueries};
-pub use recurrent::{Convolution, Delta, StateSpace};
+pub use recurrent::{Convolution, Delta, Ngrams, StateSpace};
 
 /// The most products of one input that a kernel computes together.
 pub const PARTS: usize = 3;

@@ -71,6 +71,8 @@ fn devices_that_take_turns_agree_with_the_generic_cpu() {
         &CHANNEL_DELTAS,
         &STATE_SPACES,
         &STREAMS,
+        &GATED_STREAMS,
+        &NGRAMS,
         &MIXTURES,
         &UNGATED_MIXTURES,
         &MIXTURES_WITH_ROUTERS_OF_THEIR_OWN,

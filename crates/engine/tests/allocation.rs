@@ -21,6 +21,7 @@ fn a_step_allocates_nothing() {
         "kimi_linear",
         "glm5_next",
         "deepseek_v4",
+        "qwen4_exp",
         "deepseek_v32",
         "nemotron_h",
         "mlx_qwen3_widths",
@@ -36,13 +37,12 @@ fn a_step_allocates_nothing() {
         let by_model = DraftOptions { drafter: DrafterChoice::Model, ..drafting };
         let with = [drafting, by_model].map(|drafts| (Activations::Int8, Placement::Mapped, Some(drafts)));
         for (activations, experts, drafts) in without.chain(with) {
-            if experts != Placement::Mapped
-                && !(folder.contains("moe") || folder.contains("next") || folder.contains("v4"))
+            if experts != Placement::Mapped && !(["moe", "next", "exp", "v4"].iter().any(|part| folder.contains(part)))
             {
                 continue;
             }
             // A draft model stays within the context that it was made for: 128 tokens here, fewer than the prompt has.
-            if ["deepseek_v32", "glm5_next", "deepseek_v4"].contains(&folder)
+            if ["deepseek_v32", "glm5_next", "deepseek_v4", "qwen4_exp"].contains(&folder)
                 && drafts.is_some_and(|d| d.drafter == DrafterChoice::Model)
             {
                 continue;

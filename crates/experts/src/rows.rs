@@ -89,9 +89,26 @@ struct Slot {
 /// Bytes that describe a slot: itself, and its row's entry in a table that is half full at worst.
 const ENTRY_BYTES: usize = size_of::<Slot>() + 24;
 
+/// A table's parts on disk, each a run of rows.
+#[derive(Debug)]
+struct Parts {
+    /// The planes of each.
+    planes: Vec<Vec<PlaneRows>>,
+    /// Rows of every part but the last.
+    rows: usize,
+}
+
+impl Parts {
+    /// The planes that have a row, and its number there.
+    fn find(&self, row: u32) -> (&[PlaneRows], u64) {
+        let row = row as usize;
+        (&self.planes[row / self.rows], (row % self.rows) as u64)
+    }
+}
+
 /// A table on disk, and its cache.
 pub struct RowTable {
-    planes: Vec<PlaneRows>,
+    parts: Parts,
     queue: Box<dyn ReadQueue>,
     /// Declared behind the queue, so that it is dropped after it: until then reads may write here.
     memory: Box<dyn Memory>,
@@ -139,16 +156,33 @@ impl RowTable {
     /// # Errors
     /// Without memory, or when no thread can be started.
     pub fn open(planes: &[Bytes], rows: usize, options: &RowOptions) -> std::io::Result<RowTable> {
+        RowTable::open_parts(std::iter::once((planes, rows)), options)
+    }
+
+    /// The same of a table in parts: the planes and the rows of each. All but the last have as many rows.
+    ///
+    /// # Errors
+    /// As for [`RowTable::open`].
+    pub fn open_parts<'a>(
+        parts: impl Iterator<Item = (&'a [Bytes], usize)>,
+        options: &RowOptions,
+    ) -> std::io::Result<RowTable> {
         let mut files = StreamedFiles::default();
-        let mut at = 0;
-        let locate = |bytes: &Bytes| {
-            let (file, range) = files.locate(bytes);
-            let row_bytes = bytes.len() / rows.max(1);
-            let plane = PlaneRows { file, offset: range.start, row_bytes, at };
-            at += RowTable::slot_bytes(std::iter::once(row_bytes));
-            plane
-        };
-        let planes: Vec<PlaneRows> = planes.iter().map(locate).collect();
+        let (mut all, mut rows, mut of_part) = (Vec::new(), 0, None);
+        for (planes, count) in parts {
+            let mut at = 0;
+            let mut locate = |bytes: &Bytes| {
+                let (file, range) = files.locate(bytes);
+                let row_bytes = bytes.len() / count.max(1);
+                let plane = PlaneRows { file, offset: range.start, row_bytes, at };
+                at += RowTable::slot_bytes(std::iter::once(row_bytes));
+                plane
+            };
+            all.push(planes.iter().map(&mut locate).collect());
+            rows += count;
+            of_part.get_or_insert(count);
+        }
+        let parts = Parts { planes: all, rows: of_part.unwrap_or(0).max(1) };
         let how = RequestOptions {
             direct: options.direct,
             depth: RowTable::DEPTH,
@@ -157,21 +191,21 @@ impl RowTable {
             faults: options.faults.clone(),
         };
         let queue = Requests::new(files, &how)?;
-        RowTable::with_queue(planes, rows, options.budget, Box::new(queue))
+        RowTable::with_queue(parts, rows, options.budget, Box::new(queue))
     }
 
-    fn with_queue(
-        planes: Vec<PlaneRows>,
-        rows: usize,
-        budget: u64,
-        queue: Box<dyn ReadQueue>,
-    ) -> std::io::Result<RowTable> {
-        let slot_bytes = RowTable::slot_bytes(planes.iter().map(|plane| plane.row_bytes)).max(ALIGNMENT);
+    fn with_queue(parts: Parts, rows: usize, budget: u64, queue: Box<dyn ReadQueue>) -> std::io::Result<RowTable> {
+        let of_row = parts
+            .planes
+            .iter()
+            .flatten()
+            .map(|plane| plane.at + RowTable::slot_bytes(std::iter::once(plane.row_bytes)));
+        let slot_bytes = of_row.max().unwrap_or(0).max(ALIGNMENT);
         let count = RowTable::slots_within(slot_bytes, rows, budget);
         let memory = host_memory(count * slot_bytes)?;
         let none = Slot { content: Content::Nothing, used: false, held: false };
         Ok(RowTable {
-            planes,
+            parts,
             queue,
             memory,
             slot_bytes,
@@ -263,8 +297,9 @@ impl RowTable {
 
     fn read(&mut self, row: u32, at: usize) {
         let mut pending = 0;
-        for plane in &self.planes {
-            let pages = pages_of(plane, row);
+        let (planes, number) = self.parts.find(row);
+        for plane in planes {
+            let pages = pages_of(plane, number);
             let len = (pages.end - pages.start) as usize;
             if len == 0 {
                 continue;
@@ -348,8 +383,8 @@ impl RowTable {
 
     /// Places of the step whose rows are in the cache now, until [`RowTable::next_wave`] or [`RowTable::begin`].
     pub fn wave(&self) -> Wave<'_> {
-        let RowTable { planes, memory, slot_bytes, slots, step, wave, .. } = self;
-        Wave { planes, memory: &**memory, slot_bytes: *slot_bytes, slots, step, wave }
+        let RowTable { parts, memory, slot_bytes, slots, step, wave, .. } = self;
+        Wave { parts, memory: &**memory, slot_bytes: *slot_bytes, slots, step, wave }
     }
 
     /// Places of the step whose rows cannot be read, and why. Known once there are no more waves.
@@ -361,7 +396,7 @@ impl RowTable {
 /// Rows of a step that are in the cache.
 #[derive(Clone, Copy)]
 pub struct Wave<'a> {
-    planes: &'a [PlaneRows],
+    parts: &'a Parts,
     memory: &'a dyn Memory,
     slot_bytes: usize,
     slots: &'a [Slot],
@@ -385,8 +420,9 @@ impl<'a> Wave<'a> {
         let (place, slot) = self.wave[number];
         let row = self.step[place as usize];
         assert_eq!(self.slots[slot as usize].content, Content::Row(row), "a slot of this wave");
-        let planes = self.planes.iter().map(move |plane| {
-            let skipped = (plane.offset + u64::from(row) * plane.row_bytes as u64) as usize % ALIGNMENT;
+        let (planes, number) = self.parts.find(row);
+        let planes = planes.iter().map(move |plane| {
+            let skipped = (plane.offset + number * plane.row_bytes as u64) as usize % ALIGNMENT;
             let at = slot as usize * self.slot_bytes + plane.at + skipped;
             // SAFETY: inside the slot, whose reads are over; none begins while the table is borrowed.
             unsafe { std::slice::from_raw_parts(self.memory.start().add(at), plane.row_bytes) }
@@ -396,8 +432,8 @@ impl<'a> Wave<'a> {
 }
 
 /// From the page where a row begins to its end.
-fn pages_of(plane: &PlaneRows, row: u32) -> Range<u64> {
-    let start = plane.offset + u64::from(row) * plane.row_bytes as u64;
+fn pages_of(plane: &PlaneRows, row: u64) -> Range<u64> {
+    let start = plane.offset + row * plane.row_bytes as u64;
     start / ALIGNMENT as u64 * ALIGNMENT as u64..start + plane.row_bytes as u64
 }
 

@@ -76,6 +76,15 @@ impl Update for ClampedSwiGlu {
     }
 }
 
+struct DividedSilu(f32);
+impl Update for DividedSilu {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, x: V, _: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe { silu(x.div(V::splat(self.0))) }
+    }
+}
+
 struct Scale(f32);
 impl Update for Scale {
     #[inline(always)]
@@ -167,6 +176,12 @@ unsafe fn scale_lanes<V: Lanes>(by: f32, x: &mut [f32]) {
 }
 
 #[inline(always)]
+unsafe fn divided_silu_lanes<V: Lanes>(by: f32, x: &mut [f32]) {
+    // SAFETY: one slice; the shell has the instruction set.
+    unsafe { update::<V>(DividedSilu(by), x.as_ptr(), x.as_ptr(), x.as_mut_ptr(), x.len()) }
+}
+
+#[inline(always)]
 unsafe fn soft_cap_lanes<V: Lanes>(cap: f32, x: &mut [f32]) {
     // SAFETY: one slice; the shell has the instruction set.
     unsafe { update::<V>(SoftCap(cap), x.as_ptr(), x.as_ptr(), x.as_mut_ptr(), x.len()) }
@@ -221,6 +236,11 @@ simd! {
 simd! {
     /// `x *= by`. `[n]`.
     pub fn scale(by: f32, x: &mut [f32]) = scale_lanes
+}
+
+simd! {
+    /// `x = silu(x / by)`. `[n]`.
+    pub fn divided_silu(by: f32, x: &mut [f32]) = divided_silu_lanes
 }
 
 simd! {

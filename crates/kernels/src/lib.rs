@@ -56,6 +56,7 @@ pub mod matmul;
 pub mod matrix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+pub mod ngrams;
 pub mod norm;
 pub mod quantize;
 pub mod roofline;

@@ -5,7 +5,7 @@
 
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
-use crate::math::{exp1, sigmoid1};
+use crate::math::{exp1, sigmoid, sigmoid1};
 
 /// The most streams.
 pub const MOST_STREAMS: usize = 8;
@@ -115,6 +115,53 @@ unsafe fn mean_lanes<V: Lanes>(streams: &[f32], out: &mut [f32]) {
             sum.div(V::splat(n as f32)).store_first(out.as_mut_ptr().add(i), left);
         }
     }
+}
+
+#[inline(always)]
+unsafe fn gated_mean_lanes<V: Lanes>(gates: &[f32], streams: &[f32], out: &mut [f32]) {
+    let hidden = out.len();
+    let n = streams.len() / hidden.max(1);
+    assert!(streams.len() == n * hidden && gates.len() == n * hidden, "{n} streams of {hidden}");
+    for i in (0..hidden).step_by(16) {
+        let left = (hidden - i).min(16);
+        // SAFETY: as above.
+        unsafe {
+            let mut sum = V::splat(0.0);
+            for s in 0..n {
+                let gate = sigmoid(V::load_first(gates.as_ptr().add(s * hidden + i), left));
+                sum = gate.fma(V::load_first(streams.as_ptr().add(s * hidden + i), left), sum);
+            }
+            sum.div(V::splat(n as f32)).store_first(out.as_mut_ptr().add(i), left);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn inject_lanes<V: Lanes>(x: &[f32], logits: &[f32], streams: &mut [f32]) {
+    let (n, hidden) = (logits.len(), x.len());
+    assert!(streams.len() == n * hidden, "{n} streams of {hidden}");
+    for s in 0..n {
+        let weight = 2.0 * sigmoid1(logits[s] / n as f32);
+        for i in (0..hidden).step_by(16) {
+            let left = (hidden - i).min(16);
+            // SAFETY: as above.
+            unsafe {
+                let stream = streams.as_mut_ptr().add(s * hidden + i);
+                let x = V::load_first(x.as_ptr().add(i), left);
+                V::splat(weight).fma(x, V::load_first(stream, left)).store_first(stream, left);
+            }
+        }
+    }
+}
+
+simd! {
+    /// The mean of streams, each element of which is multiplied by the sigmoid of its gate. `gates`, `streams`: `[n, hidden]`, `out`: `[hidden]`.
+    pub fn gated_mean(gates: &[f32], streams: &[f32], out: &mut [f32]) = gated_mean_lanes
+}
+
+simd! {
+    /// `streams[s] += 2 * sigmoid(logits[s] / n) * x`. `x`: `[hidden]`, `logits`: `[n]`, `streams`: `[n, hidden]`.
+    pub fn inject(x: &[f32], logits: &[f32], streams: &mut [f32]) = inject_lanes
 }
 
 simd! {

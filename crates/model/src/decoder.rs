@@ -14,8 +14,8 @@ use crate::description::{
 };
 use crate::layers::{
     Attention, AttentionScratch, ChannelDelta, ChannelDeltaScratch, CompressedAttention, CompressedScratch, DeltaNet,
-    DeltaScratch, FeedForward, FeedForwardScratch, LatentAttention, LatentScratch, PerLayer, PerLayerBlock, StateSpace,
-    StateSpaceScratch, StreamBlock, Streams, StreamsEnd,
+    DeltaScratch, FeedForward, FeedForwardScratch, LastMixture, LatentAttention, LatentScratch, NgramScratch, Ngrams,
+    PerLayer, PerLayerBlock, StateSpace, StateSpaceScratch, StreamBlock, Streams,
 };
 use crate::weights::Weights;
 
@@ -47,6 +47,8 @@ impl Mixer {
 }
 
 pub(crate) struct Layer {
+    /// What comes before its first half.
+    ngrams: Option<Ngrams>,
     mixer: Mixer,
     feed_forward: FeedForward,
     per_layer: Option<PerLayerBlock>,
@@ -65,6 +67,9 @@ impl Layer {
 
     /// Its token mixer.
     fn mix(&self, backend: &mut dyn Operations, x: Tensor) {
+        if let Some(ngrams) = &self.ngrams {
+            ngrams.forward(backend, x.rows);
+        }
         match &self.streams {
             Some([block, _]) => block.forward(backend, x.rows, |backend, x, out| self.mixer.forward(backend, x, out)),
             None => self.mixer.forward(backend, x, x),
@@ -135,9 +140,9 @@ impl Mtp {
 /// What makes logits of the residual stream.
 #[derive(Clone, Copy)]
 struct Head {
-    norm: Norm,
+    norm: Option<Norm>,
     /// The same with what logits are multiplied by.
-    scaled_norm: Norm,
+    scaled_norm: Option<Norm>,
     matrix: MatrixId,
 }
 
@@ -145,7 +150,9 @@ struct Head {
 pub struct Decoder {
     /// The residual stream: `[max_tokens, hidden]`. Where there are several, what is made of them at the end of a step.
     x: Tensor,
-    streams: Option<(Streams, StreamsEnd)>,
+    streams: Option<Streams>,
+    /// What makes the head's input of several streams.
+    last: Option<LastMixture>,
     /// `None`: other layers come first, whose residual stream is this one's input.
     embedding: Option<MatrixId>,
     /// What its rows are multiplied by.
@@ -180,6 +187,13 @@ impl Decoder {
         let branch = scratch.filter(|_| d.output_norms);
         let per_layer = d.per_layer.map(|own| PerLayer::load(w, d, own)).transpose()?;
         let streams = Streams::alloc(w, d)?;
+        let ngrams = match (&d.ngrams, &streams) {
+            (Some(own), Some(streams)) => {
+                let all = streams.all();
+                Some((NgramScratch::alloc(w, own, (d.hidden, all.cols))?, all))
+            }
+            _ => None,
+        };
         let inner = FeedForwardScratch::alloc(w, d)?;
         let has_attention = d.attention_layers().any(|a| a.variant == AttentionVariant::Grouped);
         let latent = LatentScratch::alloc(w, d)?;
@@ -224,25 +238,26 @@ impl Decoder {
                         Some(_) => of_windows,
                         None => rotary,
                     };
+                    let index = d.index_group_of(a).map(|group| {
+                        of_group[group] += 1;
+                        (group, of_group[group] - 1)
+                    });
                     if let AttentionVariant::Latent(sizes) = a.variant {
                         let scratch = latent.as_ref().expect("of this layer");
-                        let index = d.index_group_of(a).map(|group| {
-                            of_group[group] += 1;
-                            (group, of_group[group] - 1)
-                        });
                         let latent =
                             LatentAttention::load(w, (a, sizes), scratch, (rotary, unrotated), i, slot, index)?;
                         Mixer::Latent(Box::new(latent))
                     } else {
                         let (scratch, rotary) = (attention.as_ref().expect("of this layer"), (rotary, d.rotary_dim(a)));
-                        let attention = Attention::load(w, a, (scratch, branch), rotary, (i, d.input_norms), slot)?;
+                        let place = (i, d.input_norms);
+                        let attention = Attention::load(w, a, (scratch, branch), rotary, place, slot, index)?;
                         Mixer::Attention(Box::new(attention))
                     }
                 }
                 MixerDescription::DeltaNet(delta_net) => {
                     recurrent += 1;
                     let scratch = delta.as_ref().expect("of this layer");
-                    Mixer::DeltaNet(Box::new(DeltaNet::load(w, delta_net, scratch, i, recurrent - 1)?))
+                    Mixer::DeltaNet(Box::new(DeltaNet::load(w, delta_net, scratch, (i, d.input_norms), recurrent - 1)?))
                 }
                 MixerDescription::ChannelDelta(of) => {
                     recurrent += 1;
@@ -265,16 +280,20 @@ impl Decoder {
             let scale = if d.layer_scales { Some(w.host_vector(i, "layer_scalar")?[0]) } else { None };
             let blocks = streams.map(|streams| streams.blocks(w, i)).transpose()?;
             let scale = scale.filter(|by| *by != 1.0);
-            layers.push(Layer { mixer, feed_forward, per_layer: of_layer, streams: blocks, scale });
+            let ngrams = match &ngrams {
+                Some((scratch, streams)) => Ngrams::load(w, d, (scratch, *streams), i)?,
+                None => None,
+            };
+            layers.push(Layer { ngrams, mixer, feed_forward, per_layer: of_layer, streams: blocks, scale });
         }
         // A head of its own is needed whole, and of the embedding a few rows: the head is read first.
         let own_head = if d.ends() && !d.tied { Some(w.matrix(None, "lm_head")?) } else { None };
         let needs_embedding = d.begins() || (d.ends() && d.tied);
         let embedding = needs_embedding.then(|| w.matrix(None, "embed_tokens")).transpose()?;
         let head = if d.ends() {
-            let norm = w.norm(None, "norm")?;
+            let norm = if d.has_last_norm() { Some(w.norm(None, "norm")?) } else { None };
             let scaled_norm = match d.logit_scale {
-                Some(scale) => w.scaled_norm(None, "norm", Some(scale))?,
+                Some(scale) => Some(w.scaled_norm(None, "norm", Some(scale))?),
                 None => norm,
             };
             let matrix = own_head.or(embedding).expect("a head of its own, or the embedding");
@@ -293,11 +312,8 @@ impl Decoder {
             None => None,
         };
         let softcap = d.logit_softcap;
-        let streams = match streams {
-            Some(streams) => Some((streams, streams.ending(w, x)?)),
-            None => None,
-        };
-        Ok(Decoder { x, streams, embedding, scale, per_layer, layers, head, softcap, mtp })
+        let last = streams.map(|streams| streams.last(w, x)).transpose()?;
+        Ok(Decoder { x, streams, last, embedding, scale, per_layer, layers, head, softcap, mtp })
     }
 
     /// Enqueues a step with the tokens of `inputs`, which the backend has begun with. Their keys, values and states go to the backend's caches; it
@@ -309,8 +325,8 @@ impl Decoder {
         for (number, layer) in self.layers.iter().enumerate() {
             layer.forward(backend, self.before(number), x);
         }
-        if let Some((streams, end)) = &self.streams {
-            streams.end(backend, end, x);
+        if let Some(last) = &self.last {
+            last.forward(backend, x);
         }
         if let Some(head) = self.head.filter(|_| !inputs.wanted().is_empty()) {
             backend.logits(x, head.scaled_norm, head.matrix, self.softcap);
@@ -353,7 +369,7 @@ impl Decoder {
         // 3. The model's own head
         if !inputs.wanted().is_empty() {
             let head = self.head.expect("only a whole model has such a head");
-            backend.logits(x, mtp.norm, head.matrix, self.softcap);
+            backend.logits(x, Some(mtp.norm), head.matrix, self.softcap);
         }
     }
 
@@ -364,7 +380,7 @@ impl Decoder {
     pub fn mtp_hidden(&self, backend: &mut dyn Backend, rows: Range<usize>, out: &mut [f32]) {
         let mtp = self.mtp.as_ref().expect("a head that predicts one token more");
         match mtp.passes_normed {
-            true => backend.hidden(self.x.rows(rows), mtp.norm, out),
+            true => backend.hidden(self.x.rows(rows), Some(mtp.norm), out),
             false => backend.download(self.x.rows(rows), out),
         }
     }
@@ -397,7 +413,7 @@ impl Decoder {
     pub fn embed(&self, backend: &mut dyn Operations, inputs: &StepInputs) {
         let Some(embedding) = self.embedding else { return };
         let x = self.x.first_rows(inputs.tokens().len());
-        if let Some((streams, _)) = &self.streams {
+        if let Some(streams) = &self.streams {
             return streams.embed(backend, (embedding, self.scale), x.rows);
         }
         backend.embed(embedding, x);

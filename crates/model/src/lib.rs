@@ -21,7 +21,7 @@ pub mod source;
 mod weights;
 
 use anyhow::{Result, ensure};
-use sluice_backend::{Backend, Float, MatrixId};
+use sluice_backend::{Backend, Float};
 
 pub use architectures::{Architecture, Describe, check_supported, describe, register, supported};
 pub use config::{Config, GroupMode, Quantization};
@@ -34,7 +34,7 @@ pub use options::Options;
 pub use rope::{Rotary, rotary};
 pub use source::{Belongs, ModelSource, ModelTensors, OnDisk};
 use weights::Weights;
-pub use weights::{MadeExperts, Used, UsedBy};
+pub use weights::{MadeExperts, RowTable, Used, UsedBy};
 
 /// What the model of `tensors` is. The config says everything but whether the output head is the embedding: files decide that. Reads both matrices where they
 /// may be the same. Errors name the key of `config.json` or the tensor.
@@ -85,8 +85,8 @@ pub struct Loaded {
     pub skipped: Vec<String>,
     /// The weights that are used in place, in the order of their use: the order to read them in.
     pub order: Vec<Used>,
-    /// Tables of which a token uses one row, and which may stay on disk.
-    pub tables: Vec<MatrixId>,
+    /// Tables of which a token uses few rows, and which may stay on disk.
+    pub tables: Vec<RowTable>,
     /// The parts of routed experts that are derived at load, and stay in memory.
     pub made_experts: Option<MadeExperts>,
 }

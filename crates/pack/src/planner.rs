@@ -61,6 +61,11 @@ pub fn convert(tensors: &ModelTensors, description: &Description, rules: &mut Ru
             }
         };
         let weight = meaning.weight;
+        ensure!(
+            weight.class != WeightClass::NgramEmbedding,
+            "tensor {:?}: models with tables of n-grams cannot be packed",
+            t.name
+        );
         let Some(expert) = meaning.expert else {
             planner.tensor(i, t, weight, meaning.with, meaning.leaf)?;
             continue;

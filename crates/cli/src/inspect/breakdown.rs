@@ -80,7 +80,7 @@ impl Anatomy {
             let (part, layer) = match model.as_ref().map(|model| tensors.belongs(model, &t.name)) {
                 Some(Belongs::Text(m)) => match m.weight.class {
                     WeightClass::Embedding => (Component::Embedding, None),
-                    WeightClass::PerLayerEmbedding => (Component::Tables, None),
+                    class if class.is_table() => (Component::Tables, None),
                     // Biases are vectors, which stay in memory.
                     WeightClass::Expert if m.leaf != Leaf::Bias => (Component::Experts, m.weight.layer),
                     _ => (Component::Rest, None),

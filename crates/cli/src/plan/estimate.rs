@@ -230,6 +230,7 @@ mod tests {
             ("deepseek-v3.2", 671e9, 37e9),
             ("deepseek-v4-flash", 284e9, 13e9),
             ("glm-5", 744e9, 40e9),
+            ("qwen3.8-flash-next", 176e9, 6e9),
             ("kimi-k2", 1.03e12, 32e9),
             ("glm-4.7-flash", 30e9, 3.6e9),
             ("mistral-small-4", 119e9, 6.5e9),

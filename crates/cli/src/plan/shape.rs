@@ -57,7 +57,7 @@ impl Shape {
             k,
             per_expert: of(WeightClass::Expert) / all_experts,
             embedding: of(WeightClass::Embedding),
-            tables: of(WeightClass::PerLayerEmbedding),
+            tables: by_class.iter().filter(|(class, _)| class.is_table()).map(|(_, n)| n).sum(),
             head: of(WeightClass::Head),
             dense: by_class.iter().filter(|(class, _)| class.is_dense()).map(|(_, n)| n).sum(),
             routers: of(WeightClass::Router),

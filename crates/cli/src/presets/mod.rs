@@ -10,11 +10,12 @@ use sluice_store::{MAX_SETTINGS, read_small};
 use crate::hub;
 
 /// Names and texts of configs.
-pub const PRESETS: [(&str, &str); 25] = [
+pub const PRESETS: [(&str, &str); 26] = [
     ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
     ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
     ("qwen3.5-35b-a3b", include_str!("qwen3.5-35b-a3b.json")),
     ("qwen3.5-397b-a17b", include_str!("qwen3.5-397b-a17b.json")),
+    ("qwen3.8-flash-next", include_str!("qwen3.8-flash-next.json")),
     ("gpt-oss-20b", include_str!("gpt-oss-20b.json")),
     ("gpt-oss-120b", include_str!("gpt-oss-120b.json")),
     ("gemma-4-31b", include_str!("gemma-4-31b.json")),

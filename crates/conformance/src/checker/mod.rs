@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use sluice_backend::{
     AttentionLayer, Backend, Capacity, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, DeviceSampling,
-    Elementwise, Failed, IndexLayer, KvPool, LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, Norm,
-    Operations, Outcome, Profile, Projection, Routing, RowStats, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer,
-    Streamed, Tensor,
+    Elementwise, Failed, IndexLayer, KvPool, LatentLayer, Linear, Logits, MatrixId, MemoryUse, Mlp, MoeId, NgramLayer,
+    NgramTable, Norm, Operations, Outcome, Profile, Projection, Routing, RowStats, SelectLayer, StateSpaceLayer,
+    StepInputs, StreamLayer, Streamed, Tensor,
 };
 
 pub use log::{Log, Spoil, Spoilt};
@@ -277,6 +277,14 @@ impl Operations for Checker {
         self.checked("collapse").collapse(layer);
     }
 
+    fn embed_ngrams(&mut self, table: &NgramTable, out: Tensor) {
+        self.checked("embed_ngrams").embed_ngrams(table, out);
+    }
+
+    fn add_ngrams(&mut self, layer: &NgramLayer) {
+        self.checked("add_ngrams").add_ngrams(layer);
+    }
+
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         self.checked("mlp").mlp(x, norm, mlp, residual);
     }
@@ -289,7 +297,7 @@ impl Operations for Checker {
         self.checked("mixture").mixture(x, moe, residual);
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
+    fn logits(&mut self, x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32>) {
         self.checked("logits").logits(x, norm, head, softcap);
     }
 

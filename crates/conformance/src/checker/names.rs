@@ -2,9 +2,9 @@
 
 use sluice_backend::{
     AttentionLayer, BufferId, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, ExpertBiases,
-    ExpertMatrix, Experts, HeadRows, IndexLayer, IndexPool, KvPool, LatentKeys, LatentLayer, LayerNorm, Linear,
-    MatrixId, Mlp, Moe, MoeId, Norm, Projection, RotaryId, RowFactors, SelectLayer, SharedExpert, StateSpaceLayer,
-    StreamLayer, Tensor,
+    ExpertMatrix, Experts, HeadRows, IndexLayer, IndexNorm, IndexPool, KvPool, LatentKeys, LatentLayer, LayerNorm,
+    Linear, MatrixId, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm, PoolLogits, Projection, RotaryId, RowFactors,
+    SelectLayer, SharedExpert, StateSpaceLayer, StreamLayer, Tensor,
 };
 
 /// Handles are numbered by threes from here, so that none equals an inner handle.
@@ -157,7 +157,7 @@ impl Names {
             gate: s.gate.as_ref().map(|g| self.linear_of(g, 1, hidden)),
         });
         Moe {
-            norm: self.norm(*norm),
+            norm: norm.map(|norm| self.norm(norm)),
             router_norm: router_norm.map(|norm| self.norm(norm)),
             router: self.linear_of(router, count, hidden),
             scoring: scoring.clone(),
@@ -224,6 +224,18 @@ impl Names {
             Elementwise::Mean { streams, out } => {
                 Elementwise::Mean { streams: self.tensor(streams), out: self.tensor(out) }
             }
+            Elementwise::NormGroups { x, norm, group, out } => {
+                Elementwise::NormGroups { x: self.tensor(x), norm: self.norm(norm), group, out: self.tensor(out) }
+            }
+            Elementwise::DividedSilu { x, by } => Elementwise::DividedSilu { x: self.tensor(x), by },
+            Elementwise::GatedMean { gates, streams, out } => {
+                let [gates, streams, out] = [gates, streams, out].map(|t| self.tensor(t));
+                Elementwise::GatedMean { gates, streams, out }
+            }
+            Elementwise::Inject { x, logits, streams } => {
+                let [x, logits, streams] = [x, logits, streams].map(|t| self.tensor(t));
+                Elementwise::Inject { x, logits, streams }
+            }
             Elementwise::SquaredRelu { x } => Elementwise::SquaredRelu { x: self.tensor(x) },
             Elementwise::Zero { out } => Elementwise::Zero { out: self.tensor(out) },
             Elementwise::Norm { x, norm, out } => {
@@ -261,11 +273,34 @@ impl Names {
     }
 
     pub fn index(&self, l: &IndexLayer) -> IndexLayer {
-        let [q, k, weights] = [l.q, l.k, l.weights].map(|t| self.tensor(t));
-        let norm = LayerNorm { scale: self.norm(l.norm.scale), bias: self.tensor(l.norm.bias) };
+        let [q, k] = [l.q, l.k].map(|t| self.tensor(t));
+        let norm = match l.norm {
+            IndexNorm::Tokens(n) => {
+                IndexNorm::Tokens(LayerNorm { scale: self.norm(n.scale), bias: self.tensor(n.bias) })
+            }
+            IndexNorm::Pools(norm) => IndexNorm::Pools(self.norm(norm)),
+        };
         let rotary = self.rotaries.get(l.rotary.number(), "rotary embedding").0;
-        let of = |p: IndexPool| IndexPool { logits: self.tensor(p.logits), bias: self.tensor(p.bias), ..p };
-        IndexLayer { q, k, weights, norm, rotary, pool: l.pool.map(of), ..l.clone() }
+        let logits = |of: PoolLogits| PoolLogits { logits: self.tensor(of.logits), bias: self.tensor(of.bias) };
+        let pool = l.pool.map(|pool| IndexPool { logits: pool.logits.map(logits), ..pool });
+        IndexLayer { q, k, weights: l.weights.map(|t| self.tensor(t)), norm, rotary, pool, ..l.clone() }
+    }
+
+    /// A table of n-grams, whose parts have the rows that it says.
+    pub fn ngram_table(&self, table: &NgramTable) -> NgramTable {
+        let parts: Vec<MatrixName> = table.parts.iter().map(|part| self.matrix(*part)).collect();
+        let (last, others) = parts.split_last().expect("a table has parts");
+        assert!(others.iter().all(|part| part.rows == table.rows_of_part), "parts of {} rows", table.rows_of_part);
+        assert!(last.rows <= table.rows_of_part && parts.iter().all(|part| part.cols == table.cols), "parts alike");
+        let rows = others.len() * table.rows_of_part + last.rows;
+        assert!(table.hash.rows() <= rows as u64, "{rows} rows for {}", table.hash.rows());
+        NgramTable { parts: parts.iter().map(|part| part.inner).collect(), ..table.clone() }
+    }
+
+    pub fn ngrams(&self, l: &NgramLayer) -> NgramLayer {
+        let [keys, queries, value, streams, conv] =
+            [l.keys, l.queries, l.value, l.streams, l.conv].map(|t| self.tensor(t));
+        NgramLayer { keys, queries, value, streams, conv, norm: self.norm(l.norm), ..l.clone() }
     }
 
     pub fn delta(&self, d: &DeltaLayer) -> DeltaLayer {

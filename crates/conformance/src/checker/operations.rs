@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use sluice_backend::{
     AttentionLayer, CacheLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, IndexLayer,
-    KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, MoeId, Norm, Operations, Projection, RotaryId, Routing,
-    SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Tensor,
+    IndexNorm, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, MoeId, NgramLayer, NgramTable, Norm,
+    Operations, Projection, RotaryId, Routing, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Tensor,
 };
 
 use super::names::Names;
@@ -120,6 +120,8 @@ impl CheckedStep<'_> {
             Operation::ChannelDelta(layer) => b.channel_delta(&n.channel_delta(layer)),
             Operation::StateSpace(layer) => b.state_space(&n.state_space(layer)),
             Operation::Collapse(layer) => b.collapse(&n.streams(layer)),
+            Operation::EmbedNgrams { table, out } => b.embed_ngrams(&n.ngram_table(table), n.tensor(*out)),
+            Operation::AddNgrams(layer) => b.add_ngrams(&n.ngrams(layer)),
             Operation::Mlp { x, norm, mlp, residual } => {
                 b.mlp(n.tensor(*x), n.norm(*norm), &n.mlp(mlp, x.cols), n.tensor(*residual));
             }
@@ -129,7 +131,7 @@ impl CheckedStep<'_> {
                 b.mixture(n.tensor(*x), moe, n.tensor(*residual));
             }
             Operation::Logits { x, norm, head, softcap } => {
-                b.logits(n.tensor(*x), n.norm(*norm), n.matrix(*head).inner, *softcap);
+                b.logits(n.tensor(*x), norm.map(|norm| n.norm(norm)), n.matrix(*head).inner, *softcap);
             }
         }
         self.step.operations.push(operation);
@@ -175,6 +177,8 @@ impl Operations for CheckedStep<'_> {
             // 2. Where keys and values go, and where they come from
             self.check_slots(group, block_tokens, layer.window, layer.rotary);
         }
+        let indexed = self.step.operations.iter().any(|o| matches!(o, Operation::Index(of) if of.rows_group == group));
+        assert!(!layer.selected || indexed && layer.window.is_none(), "an indexer before, in this step");
         self.run(Operation::Attention(layer.clone()));
     }
 
@@ -203,13 +207,22 @@ impl Operations for CheckedStep<'_> {
     fn index(&mut self, layer: &IndexLayer) {
         let tokens = self.tokens();
         let IndexLayer { q, k, weights, heads, top, group, rows_group, .. } = *layer;
-        assert!([q, k, weights].iter().all(|t| t.rows >= tokens), "a row for each token");
-        assert!((q.cols, weights.cols) == (heads * layer.dim(), heads) && top > 0, "columns of an indexer");
-        assert!(layer.norm.scale.weight.cols == layer.dim(), "a norm over the key");
+        assert!([q, k].into_iter().chain(weights).all(|t| t.rows >= tokens), "a row for each token");
+        assert!(q.cols == heads * layer.dim() && top > 0, "columns of an indexer");
+        assert!(weights.is_none_or(|t| t.cols == heads), "a weight of each head");
+        let norm = match layer.norm {
+            IndexNorm::Tokens(norm) => norm.scale,
+            IndexNorm::Pools(norm) => norm,
+        };
+        assert!(norm.weight.cols == layer.dim(), "a norm over the key");
+        assert!(layer.pool.is_some() || matches!(layer.norm, IndexNorm::Tokens(_)), "a norm of pools, and no pools");
         if let Some(pool) = layer.pool {
             assert!(pool.size > 0 && top.is_multiple_of(pool.size), "{top} positions in pools of {}", pool.size);
-            assert!(pool.logits.rows >= tokens && pool.logits.cols == layer.dim(), "logits of each token");
-            assert_eq!((pool.bias.rows, pool.bias.cols), (1, pool.size * layer.dim()), "a bias for each position");
+        }
+        if let Some(of) = layer.pool_logits() {
+            assert!(of.logits.rows >= tokens && of.logits.cols == layer.dim(), "logits of each token");
+            let all = layer.pool_size() * layer.dim();
+            assert_eq!((of.bias.rows, of.bias.cols), (1, all), "a bias for each position");
         }
         if !self.step.is_sizing {
             let pools = self.names.pools.all();
@@ -312,6 +325,22 @@ impl Operations for CheckedStep<'_> {
         self.run(Operation::Collapse(layer.clone()));
     }
 
+    fn embed_ngrams(&mut self, table: &NgramTable, out: Tensor) {
+        assert!(out.rows >= self.tokens() && out.cols == table.hash.heads() * table.cols, "a row for each head");
+        self.run(Operation::EmbedNgrams { table: table.clone(), out });
+    }
+
+    fn add_ngrams(&mut self, layer: &NgramLayer) {
+        let NgramLayer { keys, queries, value, streams, conv, .. } = *layer;
+        let tokens = self.tokens();
+        assert!([keys, queries, value, streams].iter().all(|t| t.rows >= tokens), "a row for each token");
+        assert!([keys, queries, conv, layer.norm.weight].iter().all(|t| t.cols == streams.cols), "columns of streams");
+        assert!(streams.cols.is_multiple_of(value.cols) && conv.rows > 0, "columns of a value, and taps");
+        let (_, all) = self.names.states.expect("a pool of states");
+        assert!(layer.state_at + layer.state_len() <= all, "its place in states of {all}");
+        self.run(Operation::AddNgrams(layer.clone()));
+    }
+
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         assert_eq!(x.rows, self.tokens(), "a row for each token");
         assert!(norm.weight.cols == x.cols && residual.cols == x.cols && residual.rows >= x.rows, "shapes alike");
@@ -336,6 +365,19 @@ impl Operations for CheckedStep<'_> {
             Elementwise::Mean { streams, out } => {
                 assert!(streams.rows >= tokens && out.rows >= tokens, "a row for each token");
                 assert!(streams.cols.is_multiple_of(out.cols), "columns of streams");
+            }
+            Elementwise::NormGroups { x, norm, group, out } => {
+                assert!(fits(x, out) && norm.weight.cols == x.cols, "shapes alike");
+                assert!(group > 0 && x.cols.is_multiple_of(group), "whole runs");
+            }
+            Elementwise::DividedSilu { x, .. } => assert!(x.rows >= tokens, "a row for each token"),
+            Elementwise::GatedMean { gates, streams, out } => {
+                assert!(fits(gates, streams) && out.rows >= tokens, "a row for each token");
+                assert!(streams.cols.is_multiple_of(out.cols), "columns of streams");
+            }
+            Elementwise::Inject { x, logits, streams } => {
+                assert!([x, logits, streams].iter().all(|t| t.rows >= tokens), "a row for each token");
+                assert!(streams.cols == logits.cols * x.cols, "columns of streams");
             }
             Elementwise::SquaredRelu { x } => assert!(x.rows >= tokens, "a row for each token"),
             Elementwise::Zero { out } => assert!(out.rows >= tokens, "a row for each token"),
@@ -377,10 +419,10 @@ impl Operations for CheckedStep<'_> {
         self.run(Operation::Mixture { x, moe, residual });
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
+    fn logits(&mut self, x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32>) {
         assert_eq!(x.rows, self.tokens(), "a row for each token");
         let matrix = self.names.matrix(head);
-        assert!(matrix.cols == x.cols && norm.weight.cols == x.cols, "columns of the head");
+        assert!(matrix.cols == x.cols && norm.is_none_or(|n| n.weight.cols == x.cols), "columns of the head");
         let step = &*self.step;
         assert!(!step.inputs.wanted().is_empty(), "logits that nobody wants");
         let before = step.operations.iter().any(|o| matches!(o, Operation::Logits { .. }));

@@ -2,8 +2,8 @@
 
 use sluice_backend::{
     AttentionLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, IndexLayer, KvLayout,
-    KvPool, LatentLayer, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, Norm, Projection,
-    RotaryFrequencies, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Tensor,
+    KvPool, LatentLayer, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm,
+    Projection, RotaryFrequencies, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Tensor,
 };
 
 /// A call before the steps. Handles are the checker's.
@@ -35,10 +35,12 @@ pub enum Operation {
     ChannelDelta(ChannelDeltaLayer),
     StateSpace(StateSpaceLayer),
     Collapse(StreamLayer),
+    EmbedNgrams { table: NgramTable, out: Tensor },
+    AddNgrams(NgramLayer),
     Mlp { x: Tensor, norm: Norm, mlp: Mlp, residual: Tensor },
     Elementwise(Elementwise),
     Mixture { x: Tensor, moe: MoeId, residual: Tensor },
-    Logits { x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32> },
+    Logits { x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32> },
 }
 
 impl Operation {
@@ -57,6 +59,8 @@ impl Operation {
             Operation::ChannelDelta(_) => "channel_delta",
             Operation::StateSpace(_) => "state_space",
             Operation::Collapse(_) => "collapse",
+            Operation::EmbedNgrams { .. } => "embed_ngrams",
+            Operation::AddNgrams(_) => "add_ngrams",
             Operation::Mlp { .. } => "mlp",
             Operation::Elementwise(_) => "elementwise",
             Operation::Mixture { .. } => "mixture",

@@ -69,6 +69,8 @@ fn replay_operation(to: &mut dyn Operations, operation: &Operation) {
         Operation::ChannelDelta(layer) => to.channel_delta(layer),
         Operation::StateSpace(layer) => to.state_space(layer),
         Operation::Collapse(layer) => to.collapse(layer),
+        Operation::EmbedNgrams { table, out } => to.embed_ngrams(table, *out),
+        Operation::AddNgrams(layer) => to.add_ngrams(layer),
         Operation::Mlp { x, norm, mlp, residual } => to.mlp(*x, *norm, mlp, *residual),
         Operation::Elementwise(operation) => to.elementwise(operation),
         Operation::Mixture { x, moe, residual } => to.mixture(*x, *moe, *residual),

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use sluice_backend::{
     BufferId, Caches, DeviceMemory, ExpertOptions, KvLayout, KvPool, Lookahead, MatrixId, MatrixSource, MemoryClass,
-    Moe, MoeId, Operations, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch, Tensor,
+    Moe, MoeId, NgramTable, Operations, Resources, RotaryFrequencies, RotaryId, RowOptions, StepInputs, StepScratch,
+    Tensor,
 };
 use sluice_store::{Bytes, Loading};
 
@@ -80,6 +81,11 @@ impl Resources for Checker {
         self.outside("stream_table");
         let table = self.names.matrix(table).inner;
         self.inner.stream_table(table, options)
+    }
+
+    fn stream_ngrams(&mut self, table: &NgramTable, options: &RowOptions) -> Result<()> {
+        self.outside("stream_ngrams");
+        self.inner.stream_ngrams(&self.names.ngram_table(table), options)
     }
 
     fn step_scratch(

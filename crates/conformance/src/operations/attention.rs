@@ -108,6 +108,7 @@ impl Case {
             window,
             softcap: if self.once_in(3) { Some(self.one_of(&[5.0, 50.0])) } else { None },
             sinks,
+            selected: false,
         };
         let AttentionLayer { softcap, q_norm, k_norm, .. } = &inner;
         let (norms, sinks) = ((q_norm.is_some(), k_norm.is_some()), inner.sinks.is_some());

@@ -41,7 +41,8 @@ impl Case {
         let dt_bias = self.vector(&dt_bias);
         let norm = self.norm(shape.value_dim);
         let [qkv, z, b, a] = [qkv, z, b, a].map(|p| p.tensor);
-        let inner = DeltaLayer { shape, qkv, z, b, a, out: out.tensor, conv, decay, dt_bias, norm, layer };
+        let (to, sigmoid_gate) = (out.tensor, self.once_in(3));
+        let inner = DeltaLayer { shape, qkv, z, b, a, out: to, conv, decay, dt_bias, norm, sigmoid_gate, layer };
         DeltaCase { inner, out }
     }
 }

@@ -272,7 +272,8 @@ pub fn logits(c: &mut Case) {
         n if n % 8 == 3 => 11 * vocabulary,
         _ => vocabulary,
     };
-    let (norm, head) = (c.norm(cols), c.matrix(vocabulary, cols));
+    let norm = if c.once_in(4) { None } else { Some(c.norm(cols)) };
+    let head = c.matrix(vocabulary, cols);
     let softcap = if c.once_in(3) { Some(c.one_of(&[0.5, 30.0])) } else { None };
     c.shape(format!("soft cap {softcap:?}"));
     for _ in 0..2 {

@@ -1,6 +1,6 @@
 //! Sparse indexers in front of latent attention: any number of positions that a token sees, contexts above and below it.
 
-use sluice_backend::{AttentionMode, IndexLayer, IndexPool, KvLayout, KvType, LayerNorm};
+use sluice_backend::{AttentionMode, IndexLayer, IndexNorm, IndexPool, KvLayout, KvType, LayerNorm, PoolLogits};
 
 use super::attention::POSITIONS;
 use super::latent::KV_TYPES;
@@ -23,14 +23,15 @@ impl Case {
         let size = pool.unwrap_or(1);
         let pool = pool.map(|size| {
             let bias = self.small(size * dim, 1.0);
-            IndexPool { size, logits: self.tensor(tokens, dim).tensor, bias: self.vector(&bias) }
+            let logits = PoolLogits { logits: self.tensor(tokens, dim).tensor, bias: self.vector(&bias) };
+            IndexPool { size, logits: Some(logits) }
         });
         self.shape(format!("indexer {layer}: {heads} heads of {dim}, {pairs} pairs turned, the best {top} by {size}"));
         IndexLayer {
             q,
             k,
-            weights,
-            norm,
+            weights: Some(weights),
+            norm: IndexNorm::Tokens(norm),
             heads,
             top,
             pool,
@@ -81,9 +82,9 @@ pub fn sparse_indexers(c: &mut Case) {
         }
         for (index, case) in indexers.iter().zip(&cases) {
             let filled = [case.inner.q, case.inner.kv, index.q, index.k].into_iter();
-            filled.chain(index.pool.map(|pool| pool.logits)).for_each(|t| c.fill(t));
+            filled.chain(index.pool_logits().map(|of| of.logits)).for_each(|t| c.fill(t));
             // A few values, so that scores are equal now and then.
-            let weights = index.weights;
+            let weights = index.weights.expect("as it was made");
             let drawn =
                 (0..weights.rows * weights.cols).map(|_| c.one_of(&[0.0, 0.5, 1.0, -1.0])).collect::<Vec<f32>>();
             c.backend.upload(&drawn, weights);
@@ -96,6 +97,58 @@ pub fn sparse_indexers(c: &mut Case) {
                 c.backend.index(index);
             }
             c.backend.latent_attention(&case.inner);
+        }
+        c.backend.end();
+        for case in &cases {
+            c.see(format!("layer {}", case.inner.layer), case.out.whole);
+        }
+        c.see_blocks(&groups);
+    }
+}
+
+/// Attention with grouped queries over blocks of positions that an indexer selects.
+pub fn selected_attention(c: &mut Case) {
+    const SEQUENCES: usize = 3;
+    let tokens = c.one_of(&[1, 12, 70]);
+    let rows = c.kv_layout();
+    let (k_dim, layers) = (c.one_of(&[8, 12, 32, 128]), rows.layers);
+    let size = c.one_of(&[1, 4, 4, 16, 32]);
+    let of_index = if rows.kv_type == KvType::Int16 { KvType::F16 } else { rows.kv_type };
+    let keys = KvLayout {
+        layers,
+        kv_heads: 1,
+        k_dim,
+        v_dim: 0,
+        kv_type: of_index,
+        mode: AttentionMode::F32,
+        block_tokens: c.one_of(&[16, 48, 128]),
+        every: 1,
+    };
+    let positions = (SEQUENCES + 1) * 700;
+    let mut groups = [(rows, 0), (keys, 1)].map(|(layout, n)| c.group_with(layout, n, positions, None, |_| Vec::new()));
+    let top = c.one_of(&[1usize, 5, 16, 100, 130, 256, 500]).next_multiple_of(size);
+    let mut indexers = Vec::new();
+    for layer in 0..layers {
+        let (weights, norm) = (None, IndexNorm::Pools(c.norm(k_dim)));
+        let pool = Some(IndexPool { size, logits: None });
+        indexers.push(IndexLayer { weights, norm, pool, ..c.index_layer(&keys, layer, (top, None), tokens) });
+    }
+    let of_one = (POSITIONS, tokens);
+    let mut cases: Vec<_> = (0..layers).map(|layer| c.attention_layer(&rows, (0, layer), None, of_one)).collect();
+    cases.iter_mut().for_each(|case| case.inner.selected = true);
+    let mut sequences = c.relatives(&mut groups, SEQUENCES);
+    for _ in 0..2 {
+        let inputs = c.take_some(&mut groups, &mut sequences, tokens);
+        if inputs.sequences() == 0 {
+            continue;
+        }
+        for (index, case) in indexers.iter().zip(&cases) {
+            [case.inner.q, case.inner.k, case.inner.v, index.q, index.k].into_iter().for_each(|t| c.fill(t));
+        }
+        c.backend.begin(&inputs);
+        for (index, case) in indexers.iter().zip(&cases) {
+            c.backend.index(index);
+            c.backend.attention(&case.inner);
         }
         c.backend.end();
         for case in &cases {

@@ -185,7 +185,8 @@ impl Case {
         });
         let gated = shared.as_ref().map(|s| s.gate.is_some());
         self.shape(format!("{scoring:?}, shared expert's gate {gated:?}"));
-        let (norm, router) = (self.norm(hidden), self.router(count, hidden));
+        let norm = if self.once_in(5) { None } else { Some(self.norm(hidden)) };
+        let router = self.router(count, hidden);
         Moe { norm, router_norm: None, router, scoring, experts, shared }
     }
 
@@ -447,7 +448,7 @@ fn mixtures_of_one_format(
     let rows = c.random.usize(1..80);
     let (behind, norms) = (c.linear(rows, hidden, false), [c.norm(hidden), c.norm(hidden)]);
     c.uniform = None;
-    let (norm, experts) = (c.norm(hidden), drawn.known(&ids));
+    let (norm, experts) = (Some(c.norm(hidden)), drawn.known(&ids));
     let moe = Moe { norm, router_norm: None, router, scoring, experts, shared };
     // Two of the same: the second's kernels meet what the first's have left.
     let moes = [moe.clone(), moe].map(|moe| c.backend.moe(moe, None).expect("a mixture"));

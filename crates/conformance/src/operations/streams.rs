@@ -1,8 +1,10 @@
 //! Several residual streams: what a block takes of them, and what becomes of them behind it.
 
-use sluice_backend::{Elementwise, StreamLayer};
+use sluice_backend::{Elementwise, MemoryClass, NgramLayer, Norm, StreamLayer};
 
 use crate::case::Case;
+
+use super::delta_rule::KEPT;
 
 pub fn streams(c: &mut Case) {
     let (tokens, n, hidden) = (c.tokens(), c.one_of(&[1, 2, 3, 4, 4, 8]), c.one_of(&[1, 7, 32, 64, 100, 300]));
@@ -39,4 +41,67 @@ pub fn streams(c: &mut Case) {
     c.step(tokens, |backend| backend.collapse(&head));
     c.see("weights of the last", inward.whole);
     c.see("the last", out.whole);
+}
+
+/// Streams with gates: their norms, what a block takes, and what it adds.
+pub fn gated_streams(c: &mut Case) {
+    let (tokens, n, hidden) = (c.tokens(), c.one_of(&[1, 2, 3, 4, 4, 8]), c.one_of(&[1, 7, 32, 64, 100, 300]));
+    let all = n * hidden;
+    let [streams, normed, gates, logits, x] =
+        [all, all, all, n, hidden].map(|cols| c.tensor(tokens + usize::from(cols > 30), cols));
+    let norm = c.norm(all);
+    c.shape(format!("{tokens} tokens, {n} streams {streams} of {hidden}"));
+    let [own, to, of_gates, of_logits, out] = [streams, normed, gates, logits, x].map(|placed| placed.tensor);
+    let in_place = c.once_in(4);
+    c.step(tokens, |backend| {
+        backend.elementwise(&Elementwise::DividedSilu { x: of_gates, by: n as f32 });
+        backend.elementwise(&Elementwise::NormGroups { x: own, norm, group: hidden, out: to });
+        backend.elementwise(&Elementwise::GatedMean { gates: of_gates, streams: to, out });
+        backend.elementwise(&Elementwise::Inject { x: out, logits: of_logits, streams: own });
+        if in_place {
+            backend.elementwise(&Elementwise::NormGroups { x: own, norm, group: hidden, out: own });
+        }
+    });
+    for (name, placed) in [("normed", normed), ("gates", gates), ("input", x), ("streams", streams)] {
+        c.see(name, placed.whole);
+    }
+}
+
+/// N-grams on their way into streams, over a pool of states that have other layers' in front.
+pub fn ngrams(c: &mut Case) {
+    const TOKENS: usize = 100;
+    let (n, hidden) = (c.one_of(&[1, 2, 4, 4, 8]), c.one_of(&[1, 7, 32, 64, 100]));
+    let (all, taps, front) = (n * hidden, c.one_of(&[1, 2, 4, 7, 10]), c.random.usize(..40));
+    let (len, rows) = (front + (taps - 1) * all + 3, c.random.usize(1..=5));
+    c.shape(format!("{n} streams of {hidden}, {taps} taps from {front} on, {rows} states"));
+    c.backend.alloc_states(rows + KEPT, len).unwrap();
+    let [keys, queries, value, streams] = [all, all, hidden, all].map(|cols| c.tensor(TOKENS, cols));
+    let Norm { weight, eps } = c.norm(all);
+    let values = c.small(taps * all, 1.0);
+    let conv = c.backend.alloc(MemoryClass::WeightsCopied, taps, all).unwrap();
+    c.backend.upload(&values, conv);
+    let layer = NgramLayer {
+        keys: keys.tensor,
+        queries: queries.tensor,
+        value: value.tensor,
+        streams: streams.tensor,
+        norm: Norm { weight, eps },
+        conv,
+        state_at: front,
+    };
+    for _ in 0..c.random.usize(1..=3) {
+        let inputs = c.states_going_on((rows, len), rows..rows + KEPT, &[1, 1, 5, 60], TOKENS);
+        if inputs.tokens().is_empty() {
+            continue;
+        }
+        [layer.keys, layer.queries, layer.value, layer.streams].into_iter().for_each(|t| c.fill(t));
+        if c.once_in(3) {
+            c.backend.upload(&vec![0.0; TOKENS * all], layer.keys);
+        }
+        c.backend.begin(&inputs);
+        c.backend.add_ngrams(&layer);
+        c.backend.end();
+        c.see("streams", streams.whole);
+        c.see_states(rows + KEPT, len);
+    }
 }

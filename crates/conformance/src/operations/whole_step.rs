@@ -123,7 +123,7 @@ pub fn whole_steps(c: &mut Case) {
                 FeedForward::Moe(moe) => b.mixture(x, *moe, x),
             }
         }
-        b.logits(x, last, head, None);
+        b.logits(x, Some(last), head, None);
         let logits = b.end().logits;
         let rows = b.read_logits(logits).to_vec();
         c.see_floats("logits", vocabulary, rows);

@@ -7,7 +7,7 @@ use sluice_kernels::attention::{
 use sluice_kernels::{norm, rotary};
 
 use super::index::{IndexWork, TOKENS};
-use super::latent::HEADS;
+use super::selected::HEADS;
 use super::{Blocks, kv_shape};
 use crate::exec::ExecContext;
 use crate::memory::{Parts, Place, grow, part};
@@ -83,7 +83,7 @@ pub fn compress(
         // SAFETY: one borrow, by the task that runs as this thread; it alone has this token's entry.
         unsafe {
             let (entry, angles) = part(&mut workers.get(thread).row, 2 * dim).split_at_mut(dim);
-            average_rows(isa, &kv, table, rows, bias, entry);
+            average_rows(isa, &kv, table, rows, Some(bias), entry);
             norm::rms_norm_in_place(isa, entry, Some(weight), operands.norm.1);
             let (cos, sin) = angles[..2 * pairs].split_at_mut(pairs);
             frequencies.angles(own as u32, cos, sin);

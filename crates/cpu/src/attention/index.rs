@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use sluice_backend::{IndexLayer, KvLayout, SelectLayer, StepInputs};
+use sluice_backend::{IndexLayer, IndexNorm, KvLayout, SelectLayer, StepInputs};
 use sluice_kernels::attention::{
     KvShape, KvView, PARTITION, Pooled, average_rows, best_positions, index_scores, store_row,
 };
@@ -26,6 +26,8 @@ pub struct IndexWork {
     scores: Vec<f32>,
     /// Room for the choice of each thread: `[threads, positions]`.
     keys: Vec<u64>,
+    /// As many ones as there are heads, where all count once.
+    ones: Vec<f32>,
     /// Slots of what each token of the step sees, in ascending position: `[tokens, most]`.
     slots: Vec<u32>,
     /// How many there are; `None`: each token sees all that is before it.
@@ -37,7 +39,8 @@ pub struct IndexWork {
 /// What is scored: all pools of positions that a token sees, or positions.
 struct Scored {
     q: Place,
-    weights: Place,
+    /// How much each head counts; without them all count once.
+    weights: Option<Place>,
     heads: usize,
     scale: f32,
     /// The cache group of the keys.
@@ -74,10 +77,10 @@ impl Choice {
 pub struct IndexOperands {
     pub q: Place,
     pub k: Place,
-    pub weights: Place,
-    /// Where there are pools: their logits, and what is added to them.
-    pub pool: Option<[Place; 2]>,
-    /// Weight and bias.
+    pub weights: Option<Place>,
+    /// Where logits weigh the keys of pools: those, and what is added to them.
+    pub logits: Option<[Place; 2]>,
+    /// Weight and bias; that of pools has no bias.
     pub norm: [Place; 2],
     pub angles: Place,
 }
@@ -90,7 +93,7 @@ pub fn sizes(tokens: usize, threads: usize, reach: usize) -> (usize, usize) {
 
 impl IndexWork {
     pub fn bytes(&self) -> usize {
-        4 * (self.scores.len() + self.slots.len()) + 8 * self.keys.len()
+        4 * (self.scores.len() + self.slots.len() + self.ones.len()) + 8 * self.keys.len()
     }
 
     /// Whether tokens of this step see only what was selected for them.
@@ -123,15 +126,8 @@ impl IndexWork {
             adjacent_pairs: layer.adjacent_pairs,
         };
         self.store(context.reborrow(), inputs.slots(layer.group), &shape, &mut *blocks.bytes, (operands, layer), turn);
-        if let (Some(pool), Some(places)) = (layer.pool, operands.pool) {
-            store_pools(
-                context.reborrow(),
-                inputs,
-                (&shape, layer.group),
-                &mut *blocks.bytes,
-                (operands.k, pool.size),
-                places,
-            );
+        if layer.pool.is_some() {
+            store_pools(context.reborrow(), inputs, &shape, &mut *blocks.bytes, (operands, layer), turn);
         }
         let (tokens, threads) = (inputs.tokens().len(), context.pool.threads());
         self.choice = (inputs.reach() > layer.most_seen()).then(|| Choice::of(layer));
@@ -139,6 +135,9 @@ impl IndexWork {
             return;
         }
         self.make_room(tokens, threads, blocks.bytes.len() / shape.block_bytes * shape.block_tokens, inputs.reach());
+        if operands.weights.is_none() {
+            self.ones.resize(layer.heads, 1.0);
+        }
         grow(&mut self.slots, tokens * layer.most_seen());
         let at_once = tokens.min(threads);
         for first in (0..tokens).step_by(at_once) {
@@ -195,7 +194,7 @@ impl IndexWork {
         self.make_room(tokens, threads, blocks * keys.block_tokens, inputs.reach());
         grow(&mut self.slots, tokens * top);
         let (heads, scale, group) = (layer.heads, layer.scale, layer.keys.group);
-        let scored = Scored { q, weights, heads, scale, group, size: rate, shape };
+        let scored = Scored { q, weights: Some(weights), heads, scale, group, size: rate, shape };
         let at_once = tokens.min(threads);
         let positions = inputs.reach().next_multiple_of(PARTITION);
         for first in (0..tokens).step_by(at_once) {
@@ -235,7 +234,10 @@ impl IndexWork {
         context.reserve(0, dim, 0, 0);
         let ExecContext { isa, pool, workers, .. } = context;
         let (workers, kv_bytes) = (&*workers, Parts::new(kv_bytes));
-        let eps = layer.norm.scale.eps;
+        let eps = match layer.norm {
+            IndexNorm::Tokens(norm) => Some(norm.scale.eps),
+            IndexNorm::Pools(_) => None,
+        };
         // SAFETY: weights are written once, at load.
         let [weight, bias] = operands.norm.map(|place| unsafe { place.get(0, 0..dim) });
         pool.run(slots.len().div_ceil(TOKENS), &|task, thread| {
@@ -248,16 +250,20 @@ impl IndexWork {
                         turn.token(t, &row[..rotated], &mut x[..rotated]);
                     };
                     let key = operands.k.get_mut(t, 0..dim);
-                    norm::layer_norm_in_place(isa, key, weight, bias, eps);
-                    turned(key);
+                    if let Some(eps) = eps {
+                        norm::layer_norm_in_place(isa, key, weight, bias, eps);
+                        turned(key);
+                    }
                     let (to, scale) = (shape.k_at(slot as usize, 0), shape.k_scale_at(slot as usize, 0));
                     store_row(isa, shape.kv_type, key, kv_bytes.get(to), kv_bytes.get(scale));
-                    if let Some([logits, _]) = operands.pool {
+                    if let Some([logits, _]) = operands.logits {
                         let (to, scale) = (shape.k_at(slot as usize, 1), shape.k_scale_at(slot as usize, 1));
                         store_row(isa, shape.kv_type, logits.get(t, 0..dim), kv_bytes.get(to), kv_bytes.get(scale));
                     }
                     operands.q.get_mut(t, 0..heads * dim).chunks_exact_mut(dim).for_each(&mut turned);
-                    elementwise::scale(isa, layer.weight_scale, operands.weights.get_mut(t, 0..heads));
+                    if let Some(weights) = operands.weights {
+                        elementwise::scale(isa, layer.weight_scale, weights.get_mut(t, 0..heads));
+                    }
                 }
             }
         });
@@ -276,7 +282,7 @@ impl IndexWork {
         let positions = inputs.reach().next_multiple_of(PARTITION);
         let ExecContext { isa, pool, .. } = context;
         let kv = KvView { bytes: kv_bytes, shape };
-        let scores = Place::of_slice(&mut self.scores[..some.len() * positions], positions);
+        let (scores, ones) = (Place::of_slice(&mut self.scores[..some.len() * positions], positions), &self.ones);
         let runs = positions.div_ceil(POSITIONS);
         pool.run(some.len() * runs, &|task, _| {
             let (i, from) = (task / runs, task % runs * POSITIONS);
@@ -287,7 +293,8 @@ impl IndexWork {
             }
             // SAFETY: this task alone writes these scores; queries and weights are only read now.
             unsafe {
-                let (q, weights) = (q.get(t, 0..heads * shape.k_dim), weights.get(t, 0..heads));
+                let q = q.get(t, 0..heads * shape.k_dim);
+                let weights = weights.map_or(&ones[..], |weights| weights.get(t, 0..heads));
                 let to = scores.get_mut(i, run.clone());
                 index_scores(isa, &kv, inputs.table(group, inputs.sequence_of(t)), (q, weights, scale), run, to);
             }
@@ -362,26 +369,40 @@ pub fn row_of_entry(table: &[u32], layout: &KvLayout, rate: usize, entry: u32) -
 
 /// Where a token is the last of its pool, the pool's key takes the place of the token's own. `k`: the tokens' keys, which are stored by now and make room for those of pools.
 fn store_pools(
-    context: ExecContext,
+    mut context: ExecContext,
     inputs: &StepInputs,
-    (shape, group): (&KvShape, usize),
+    shape: &KvShape,
     kv_bytes: &mut [u8],
-    (k, size): (Place, usize),
-    [_, bias]: [Place; 2],
+    (operands, layer): (&IndexOperands, &IndexLayer),
+    turn: Turn,
 ) {
-    let ExecContext { isa, pool, .. } = context;
-    let (dim, slots) = (shape.k_dim, inputs.slots(group));
+    let (dim, rotated, slots, size) = (shape.k_dim, operands.angles.cols, inputs.slots(layer.group), layer.pool_size());
+    context.reserve(0, dim, 0, 0);
+    let ExecContext { isa, pool, workers, .. } = context;
+    let (workers, k) = (&*workers, operands.k);
     let is_last = |t: usize| (inputs.positions()[t] as usize + 1).is_multiple_of(size);
     // SAFETY: weights are written once, at load.
-    let bias = unsafe { bias.get(0, 0..size * dim) };
+    let bias = operands.logits.map(|[_, bias]| unsafe { bias.get(0, 0..size * dim) });
+    let norm = match layer.norm {
+        IndexNorm::Tokens(_) => None,
+        // SAFETY: as above.
+        IndexNorm::Pools(norm) => Some((unsafe { operands.norm[0].get(0, 0..dim) }, norm.eps)),
+    };
     let kv = KvView { bytes: &*kv_bytes, shape: *shape };
-    pool.run(slots.len(), &|t, _| {
-        if is_last(t) {
-            let (table, first) =
-                (inputs.table(group, inputs.sequence_of(t)), inputs.positions()[t] as usize + 1 - size);
-            let rows = (0..size).map(|i| Pooled { position: first + i, heads: [0, 1] });
-            // SAFETY: this task alone uses this token's row.
-            average_rows(isa, &kv, table, rows, bias, unsafe { k.get_mut(t, 0..dim) });
+    pool.run(slots.len(), &|t, thread| {
+        if !is_last(t) {
+            return;
+        }
+        let (table, first) =
+            (inputs.table(layer.group, inputs.sequence_of(t)), inputs.positions()[t] as usize + 1 - size);
+        let rows = (0..size).map(|i| Pooled { position: first + i, heads: [0, 1] });
+        // SAFETY: one borrow, by the task that runs as this thread; it alone uses this token's row.
+        let (key, row) = unsafe { (k.get_mut(t, 0..dim), part(&mut workers.get(thread).row, dim)) };
+        average_rows(isa, &kv, table, rows, bias, key);
+        if let Some((weight, eps)) = norm {
+            norm::rms_norm_in_place(isa, key, Some(weight), eps);
+            row.copy_from_slice(key);
+            turn.at(first, &row[..rotated], &mut key[..rotated]);
         }
     });
     let kv_bytes = Parts::new(kv_bytes);

@@ -6,17 +6,18 @@
 use std::ops::Range;
 
 use sluice_backend::{HeadRows, KvLayout, LatentKeys, LatentLayer, StepInputs};
-use sluice_kernels::attention::{self, Head, KvShape, KvView, Run, store_row};
-use sluice_kernels::{Isa, latent, matmul, norm};
+use sluice_kernels::attention::{KvShape, store_row};
+use sluice_kernels::{latent, matmul, norm};
 
+use super::grouped::AttentionWork;
 use super::index::IndexWork;
+use super::selected::attend_selected;
 use super::turn::Turn;
-use super::{AttentionWork, Blocks, Queries, TOKENS, kv_shape};
+use super::{Blocks, Queries, TOKENS, kv_shape};
 use crate::encoded::{Encoded, Needs};
-use crate::exec::{ExecContext, Worker};
+use crate::exec::ExecContext;
 use crate::matmul::block_rows;
-use crate::memory::{Parts, PerThread, Place, part};
-use crate::threads::Pool;
+use crate::memory::{Parts, Place, part};
 
 /// Query rows (heads of tokens) that are taken at a time, if one head of all tokens is not more.
 const ROWS: usize = 8192;
@@ -251,46 +252,6 @@ impl LatentWork {
             }
         });
     }
-}
-
-/// Heads that one task takes through what a token sees.
-pub const HEADS: usize = 16;
-
-/// Attends, for each token, over what was selected for it.
-fn attend_selected(
-    (isa, pool, workers): (Isa, &mut Pool, &mut PerThread<Worker>),
-    inputs: &StepInputs,
-    kv_bytes: &[u8],
-    queries: &Queries,
-    selected: &IndexWork,
-) {
-    let (tokens, shape) = (inputs.tokens().len(), KvShape { by_slot: true, ..queries.shape });
-    let (dim, v_dim, heads) = (shape.k_dim, shape.v_dim, queries.heads);
-    let groups = heads.div_ceil(HEADS);
-    workers.reserve(0, 0, attention::scratch_len(&shape, HEADS.min(heads), 1), 0);
-    let workers = &*workers;
-    pool.run(tokens * groups, &|task, thread| {
-        let (t, from) = (task / groups, task % groups * HEADS);
-        let some = from..(from + HEADS).min(heads);
-        let Some(slots) = selected.seen(t, inputs.positions()[t] as usize) else { return };
-        let head = Head {
-            kv: KvView { bytes: kv_bytes, shape },
-            kv_head: 0,
-            group: some.len(),
-            scale: queries.scale,
-            window: None,
-            softcap: None,
-            sinks: None,
-        };
-        let run = Run { table: slots, position: slots.len() - 1, row: t, tokens: 1 };
-        // SAFETY: one borrow, by the task that runs as this thread; it alone writes what comes of these heads of this token, whose queries are only read now.
-        unsafe {
-            let scratch = part(&mut workers.get(thread).floats, head.scratch_len(1));
-            let q = queries.q.part(0..tokens, some.start * dim..some.end * dim).as_rows();
-            let mut out = queries.out.part(0..tokens, some.start * v_dim..some.end * v_dim).as_rows_mut();
-            attention::attend(isa, &head, &[run], q, &mut out, scratch);
-        }
-    });
 }
 
 /// Norms the vectors of a step's tokens, turns their keys, and writes both into their slots.

@@ -15,6 +15,11 @@ pub(super) struct Turn<'a> {
 
 impl Turn<'_> {
     pub fn token(&self, t: usize, from: &[f32], to: &mut [f32]) {
+        self.at(self.positions[t] as usize, from, to);
+    }
+
+    /// By this position's angles.
+    pub fn at(&self, position: usize, from: &[f32], to: &mut [f32]) {
         if self.adjacent_pairs {
             let (first, second) = to.split_at_mut(from.len() / 2);
             for ((pair, first), second) in from.as_chunks::<2>().0.iter().zip(first).zip(second) {
@@ -24,7 +29,7 @@ impl Turn<'_> {
             to.copy_from_slice(from);
         }
         // SAFETY: angles are written before a step.
-        let (cos, sin) = unsafe { self.angles.get(self.positions[t] as usize, 0..from.len()) }.split_at(from.len() / 2);
+        let (cos, sin) = unsafe { self.angles.get(position, 0..from.len()) }.split_at(from.len() / 2);
         rotary::rotate(self.isa, to, cos, sin);
     }
 }

@@ -195,13 +195,16 @@ impl HostMixture {
 
     /// `normed = norm(x)`
     fn norm(&mut self, context: ExecContext, moe: &Moe, x: Place) {
-        let (weight, eps) = context.norm(&moe.norm);
+        let norm = moe.norm.as_ref().map(|norm| context.norm(norm));
         let (out, isa) = (Place::of_slice(part(&mut self.normed, x.rows * x.cols), x.cols), context.isa);
         context.pool.run(x.rows.div_ceil(4), &|task, _| {
             for row in task * 4..((task + 1) * 4).min(x.rows) {
                 // SAFETY: this task alone uses these rows.
                 let (x, out) = unsafe { (x.get(row, 0..x.cols), out.get_mut(row, 0..x.cols)) };
-                norm::rms_norm(isa, x, weight, eps, out);
+                match norm {
+                    Some((weight, eps)) => norm::rms_norm(isa, x, weight, eps, out),
+                    None => out.copy_from_slice(x),
+                }
             }
         });
     }
@@ -349,7 +352,7 @@ impl HostMixture {
         matmul::encode(
             context.reborrow(),
             x,
-            Some(moe.norm_of_router()),
+            moe.norm_of_router(),
             Needs::of([ActivationFormat::F32]),
             &mut self.encoded,
         );

@@ -11,13 +11,13 @@
 
 struct Index {
     Cache cache;
-    // [tokens, heads * dim], [tokens, dim], [tokens, heads]
+    // [tokens, heads * dim], [tokens, dim], [tokens, heads]; without weights all heads count once.
     Tensor q;
     Tensor k;
     Tensor weights;
-    // Of pools: [tokens, dim], what weighs keys in them; and [pool, dim], added to it.
+    // Of pools: [tokens, dim], what weighs keys in them; and [pool, dim], added to it. Without them keys weigh alike.
     Tensor logits;
-    // Of keys: a layer norm.
+    // Of keys: a layer norm. Without a bias it is an RMS norm of pools' keys, which are turned by the positions of their first tokens; those of tokens are stored as they are.
     Norm norm;
     const float* bias;
     const float* pool_bias;
@@ -76,6 +76,13 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_store(const In
     float* room = smem + warp * dim;
     if (warp == 0) {
         float* x = p.k.row(t);
+        const u64 slot = p.slots[t];
+        const Place to = place(c, c.k, c.k_scales, dim, slot / c.block_tokens, slot % c.block_tokens, 0);
+        for (u32 h = lane; p.weights.at && h < p.heads; h += WARP) p.weights.row(t)[h] = mul(p.weights.row(t)[h], p.weight_scale);
+        if (!p.bias) {
+            store(x, dim, c.type, to);
+            return;
+        }
         float sum = 0.0f;
         // Both halves of the warp have the same sixteen lanes.
         for (u32 i = lane % 16; i < (dim + 15) / 16 * 16; i += 16) sum = add(sum, i < dim ? x[i] : 0.0f);
@@ -88,9 +95,7 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_store(const In
         turn_in_place(x, room, p, angles);
         for (u32 i = lane; i < dim; i += WARP) room[i] = x[i];
         __syncwarp();
-        const u64 slot = p.slots[t];
-        store(room, dim, c.type, place(c, c.k, c.k_scales, dim, slot / c.block_tokens, slot % c.block_tokens, 0));
-        for (u32 h = lane; h < p.heads; h += WARP) p.weights.row(t)[h] = mul(p.weights.row(t)[h], p.weight_scale);
+        store(room, dim, c.type, to);
         return;
     }
     if (warp == 1 && p.logits.at) {
@@ -100,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_store(const In
     for (u32 h = warp - 1; h < p.heads; h += INDEX_THREADS / WARP - 1) turn_in_place(p.q.row(t) + (u64)h * dim, room, p, angles);
 }
 
-// Where a token is the last of its pool, the pool's key takes the place of its own. A block takes a token, a thread an element. Shared memory: a row.
+// Where a token is the last of its pool, the pool's key takes the place of its own. A block takes a token, a thread an element. Shared memory: two rows.
 extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_pool(const Index p) {
     begin();
     const Cache& c = p.cache;
@@ -110,6 +115,11 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_pool(const Ind
     const u32* table = p.tables + p.table_starts[p.sequences[t]];
     for (u32 i = threadIdx.x; i < dim; i += INDEX_THREADS) {
         float most = 0.0f, sum = 0.0f, key = 0.0f;
+        if (!p.logits.at) {
+            for (u32 k = 0; k < p.pool; k++) key = add(key, pooled(c, table, first + k, 0, i));
+            smem[i] = div(key, (float)p.pool);
+            continue;
+        }
         for (u32 k = 0; k < p.pool; k++) {
             const float logit = add(pooled(c, table, first + k, 1, i), p.pool_bias[k * dim + i]);
             most = k == 0 ? logit : greater(logit, most);
@@ -122,8 +132,15 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_pool(const Ind
         smem[i] = div(key, sum);
     }
     __syncthreads();
+    if (threadIdx.x >= WARP) return;
+    if (!p.bias) {
+        const float inv = inverse_rms(smem, dim, p.norm.eps);
+        for (u32 i = threadIdx.x; i < dim; i += WARP) smem[i] = mul(mul(smem[i], inv), p.norm.weight[i]);
+        __syncwarp();
+        turn_in_place(smem, smem + dim, p, p.angles + (u64)first * 2 * p.half);
+    }
     const u64 slot = p.slots[t];
-    if (threadIdx.x < WARP) store(smem, dim, c.type, place(c, c.k, c.k_scales, dim, slot / c.block_tokens, slot % c.block_tokens, 0));
+    store(smem, dim, c.type, place(c, c.k, c.k_scales, dim, slot / c.block_tokens, slot % c.block_tokens, 0));
 }
 
 // Adds what G heads from `h` on make of a key to a position's score.
@@ -171,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(INDEX_THREADS) index_scores(const I
         const u32 h = i / pad, d = i - h * pad;
         smem[i] = d < c.k_dim ? p.q.row(t)[(u64)h * c.k_dim + d] : 0.0f;
     }
-    for (u32 h = threadIdx.x; h < p.heads; h += INDEX_THREADS) weights[h] = p.weights.row(t)[h];
+    for (u32 h = threadIdx.x; h < p.heads; h += INDEX_THREADS) weights[h] = p.weights.at ? p.weights.row(t)[h] : 1.0f;
     __syncthreads();
     if (at >= count) return;
     const u32 position = at * p.key_rows + p.key_rows - 1, block = (p.tables + p.table_starts[p.sequences[t]])[position / c.block_tokens];

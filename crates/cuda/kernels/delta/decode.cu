@@ -172,7 +172,7 @@ template <int THREADS> __device__ __forceinline__ void norm_and_slide(const Delt
             gates[m] = there ? __ldcg(z + WARP * m) : 0.0f;
             weights[m] = there ? norm[WARP * m] : 0.0f;
         }
-        silu_of_all(gates, p.by_channel);
+        silu_of_all(gates, p.sigmoid_gate);
 #pragma unroll
         for (u32 m = 0; m < HELD; m++) materialize(gates[m]);
         begin();

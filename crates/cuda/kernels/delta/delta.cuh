@@ -38,10 +38,13 @@ struct Delta {
     u32 by_lanes;
     // Value head v uses key head v % key_heads.
     u32 tiled;
-    // Each channel of a head's keys has a decay: `a` and `dt_bias` have [value_heads * key_dim] of them. The output is gated by a sigmoid, not by silu.
+    // Each channel of a head's keys has a decay: `a` and `dt_bias` have [value_heads * key_dim] of them.
     // 2: their logarithms have a lower bound.
     u32 by_channel;
     float bound;
+    // The output is gated by a sigmoid, not by silu.
+    u32 sigmoid_gate;
+    u32 unused;
 };
 
 // What is left of a channel, by its projection and what is added to it.

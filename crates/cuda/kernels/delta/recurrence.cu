@@ -211,7 +211,7 @@ extern "C" __global__ void delta_norm(const Delta p) {
             __syncwarp();
             for (u32 i = lane; i < p.value_dim; i += WARP) {
                 const float gate = sigmoid(z[i]);
-                out[i] = mul(mul(mul(out[i], inv), p.norm.weight[i]), p.by_channel ? gate : mul(z[i], gate));
+                out[i] = mul(mul(mul(out[i], inv), p.norm.weight[i]), p.sigmoid_gate ? gate : mul(z[i], gate));
             }
         }
     }

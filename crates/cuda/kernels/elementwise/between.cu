@@ -118,6 +118,32 @@ extern "C" __global__ void between_norm(const Between p) {
     }
 }
 
+// The same, each run with weights of its own.
+extern "C" __global__ void between_norm_groups(const Between p) {
+    __shared__ float inverse;
+    begin();
+    const u64 from = (u64)blockIdx.y * p.head;
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float* x = p.x.row(r) + from;
+        float* out = p.other.row(r) + from;
+        __syncthreads();
+        if (threadIdx.x < WARP) {
+            float inv = inverse_rms(x, p.head, p.norm.eps);
+            if (threadIdx.x == 0) inverse = inv;
+        }
+        __syncthreads();
+        for (u32 c = threadIdx.x; c < p.head; c += blockDim.x) out[c] = mul(mul(x[c], inverse), p.norm.weight[from + c]);
+    }
+}
+
+extern "C" __global__ void between_divided_silu(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* x = p.x.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) x[c] = silu(div(x[c], p.by));
+    }
+}
+
 extern "C" __global__ void between_add_normed(const Between p) {
     __shared__ float inverse;
     begin();

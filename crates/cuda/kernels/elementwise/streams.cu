@@ -121,3 +121,35 @@ extern "C" __global__ void stream_mean(const Streams p) {
         }
     }
 }
+
+// The mean of streams, each element times the sigmoid of its gate. Gates are where weights are. Grid (rows, parts).
+extern "C" __global__ void stream_gated_mean(const Streams p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float *streams = p.streams.row(r), *gates = p.weights.row(r);
+        float* x = p.x.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.hidden; c += gridDim.y * blockDim.x) {
+            float sum = 0.0f;
+            for (u32 s = 0; s < p.count; s++) sum = fma(sigmoid(gates[(u64)s * p.hidden + c]), streams[(u64)s * p.hidden + c], sum);
+            x[c] = div(sum, (float)p.count);
+        }
+    }
+}
+
+// To each stream twice the sigmoid of its logit over their number, times what a block has put out. Logits are where weights are. Grid (rows, parts).
+extern "C" __global__ void stream_inject(const Streams p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float *x = p.x.row(r), *logits = p.weights.row(r);
+        float* streams = p.streams.row(r);
+        float shares[MOST_STREAMS];
+#pragma unroll
+        for (u32 s = 0; s < MOST_STREAMS; s++) shares[s] = s < p.count ? mul(2.0f, sigmoid(div(logits[s], (float)p.count))) : 0.0f;
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.hidden; c += gridDim.y * blockDim.x) {
+#pragma unroll
+            for (u32 s = 0; s < MOST_STREAMS; s++) {
+                if (s < p.count) streams[(u64)s * p.hidden + c] = fma(shares[s], x[c], streams[(u64)s * p.hidden + c]);
+            }
+        }
+    }
+}

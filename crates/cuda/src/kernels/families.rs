@@ -77,6 +77,8 @@ kernels! {
         BETWEEN_ZERO "between_zero" in "elementwise/between" takes Between;
         BETWEEN_SOFT_CAP "between_soft_cap" in "elementwise/between" takes Between;
         BETWEEN_NORM "between_norm" in "elementwise/between" takes Between;
+        BETWEEN_NORM_GROUPS "between_norm_groups" in "elementwise/between" takes Between;
+        BETWEEN_DIVIDED_SILU "between_divided_silu" in "elementwise/between" takes Between;
         BETWEEN_SCALE_ROWS "between_scale_rows" in "elementwise/between" takes Between;
         BETWEEN_ADD_NORMED "between_add_normed" in "elementwise/between" takes Between;
         BETWEEN_GATHER "between_gather" in "elementwise/between" takes Between;
@@ -139,6 +141,10 @@ kernels! {
         COMPRESSED_STORE "compressed_store" in "attention/compressed" takes Compressed;
         COMPRESSED_ATTEND_1 "compressed_attend_1" in "attention/compressed" takes Compressed;
         COMPRESSED_ATTEND_4 "compressed_attend_4" in "attention/compressed" takes Compressed;
+        STREAM_GATED_MEAN "stream_gated_mean" in "elementwise/streams" takes Streams;
+        STREAM_INJECT "stream_inject" in "elementwise/streams" takes Streams;
+        NGRAM_GATE "ngram_gate" in "recurrent/ngrams" takes Ngrams;
+        NGRAM_ADD "ngram_add" in "recurrent/ngrams" takes Ngrams;
         INDEX_STORE "index_store" in "attention/index" takes Index;
         INDEX_POOL "index_pool" in "attention/index" takes Index;
         INDEX_SCORES "index_scores" in "attention/index" takes Index;

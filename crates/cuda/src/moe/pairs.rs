@@ -48,8 +48,7 @@ pub fn tile_choice(gpu: &Gpu, layer: &MoeLayer, pairs: usize) -> Option<TileChoi
     if !integers || !gpu.device.has(Variant::Tiles) || pairs * MIN_EXPERTS_PER_PAIR <= count {
         return None;
     }
-    let fits =
-        |projection: usize| GroupedProduct::fits(gpu, &kinds[projection], groups[projection], cols(projection));
+    let fits = |projection: usize| GroupedProduct::fits(gpu, &kinds[projection], groups[projection], cols(projection));
     let alike = layer.is_plain && kinds[0] == kinds[1] && groups[0] == groups[1];
     if gpu.device.has(Variant::Few) && pairs <= MAX_FEW_PAIRS * count && alike && (0..PROJECTIONS).all(fits) {
         return Some(TileChoice { tile_pairs: grouped_gemm::TILE_TOKENS, few: true });

@@ -85,7 +85,8 @@ impl RouterScratch {
         to: &mut EncodedActivations,
     ) -> Result<bool> {
         let (gpu, moe) = (&context.gpu, &layer.moe);
-        let (norm, from, count) = (context.norm(&moe.norm), context.place(x), moe.router.rows.len());
+        let norm = moe.norm.as_ref().map_or(p::Norm::default(), |norm| context.norm(norm));
+        let (from, count) = (context.place(x), moe.router.rows.len());
         let product = context.product(&moe.router, x.rows, p::Tensor::default(), false, Activations::F32);
         let shared = |rows: usize| 4 * (ROUTER_TOKENS + 1 + rows) * x.cols;
         let blocks = |rows: usize| (count.div_ceil(rows) + ROUTER_TOKENS) * x.rows.div_ceil(ROUTER_TOKENS);
@@ -149,7 +150,7 @@ impl RouterScratch {
         let product = context.product(&moe.router, tokens, p::Tensor::dense(logits, count), false, Activations::F32);
         let input = match &moe.router_norm {
             Some(norm) => {
-                encode_normed(context, x, norm, Needs::F32, &mut self.input)?;
+                encode_normed(context, x, Some(norm), Needs::F32, &mut self.input)?;
                 &self.input
             }
             None => normed,
@@ -214,11 +215,17 @@ impl RouterScratch {
 
 /// `to = norm(x)` with a mixture's norm.
 pub fn norm(context: &Context, layer: &MoeLayer, x: Tensor, needs: Needs, to: &mut EncodedActivations) -> Result<()> {
-    encode_normed(context, x, &layer.moe.norm, needs, to)
+    encode_normed(context, x, layer.moe.norm.as_ref(), needs, to)
 }
 
-fn encode_normed(context: &Context, x: Tensor, norm: &Norm, needs: Needs, to: &mut EncodedActivations) -> Result<()> {
-    let norm = context.norm(norm);
+fn encode_normed(
+    context: &Context,
+    x: Tensor,
+    norm: Option<&Norm>,
+    needs: Needs,
+    to: &mut EncodedActivations,
+) -> Result<()> {
+    let norm = norm.map_or(p::Norm::default(), |norm| context.norm(norm));
     let input = EncodeInput { x: context.place(x), norm, rows: x.rows, cols: x.cols, ..EncodeInput::default() };
     encode(&context.gpu, input, needs, to)
 }

@@ -123,7 +123,7 @@ impl SingleTokenMoe {
                 shared_gate = matrix;
             }
         }
-        let norm = context.norm(&moe.norm);
+        let norm = moe.norm.as_ref().map_or(p::Norm::default(), |norm| context.norm(norm));
         let from = context.place(x);
         possible &= norm.weight != 0 && [from.at, norm.weight].iter().all(|at| at.is_multiple_of(16));
         let route_shared = 4 * (2 + ROUTER_ROWS) * cols;

@@ -1,14 +1,12 @@
 //! The operations of the backend on several GPUs.
 
-use std::collections::BTreeSet;
-
 use anyhow::Result;
 use sluice_backend::{
-    AttentionLayer, Backend, BufferId, Caches, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device,
-    DeviceMemory, DeviceSampling, Elementwise, ExpertOptions, IndexLayer, KvLayout, KvPool, LatentLayer, Linear,
-    Logits, Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, Norm, Operations, Outcome,
-    Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions, RowStats, SelectLayer,
-    StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor,
+    AttentionLayer, Backend, BufferId, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Device,
+    DeviceMemory, DeviceSampling, Elementwise, ExpertOptions, IndexLayer, KvLayout, LatentLayer, Linear, Logits,
+    Lookahead, MatrixId, MatrixSource, MemoryClass, MemoryUse, Mlp, Moe, MoeId, NgramLayer, NgramTable, Norm,
+    Operations, Outcome, Phase, Profile, Projection, Resources, RotaryFrequencies, RotaryId, Routing, RowOptions,
+    RowStats, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Streamed, Tensor,
 };
 use sluice_experts::Error;
 use sluice_store::{Bytes, Loading};
@@ -17,7 +15,7 @@ use crate::cuda::Cuda;
 use crate::loading;
 use crate::multi::coherence::{BufferCoherence, Region};
 use crate::multi::partition::{OperationKey, Partition};
-use crate::multi::pipeline::{AssignedMixture, KvGroup, Pipeline};
+use crate::multi::pipeline::{AssignedMixture, Pipeline};
 use crate::multi::touched::touched;
 use crate::plan::scratch::ScratchPlanner;
 
@@ -111,6 +109,14 @@ impl Resources for Pipeline {
         self.devices[0].stream_table(table, options)
     }
 
+    /// As above.
+    fn stream_ngrams(&mut self, table: &NgramTable, options: &RowOptions) -> Result<()> {
+        for device in &mut self.devices {
+            table.parts.iter().for_each(|part| device.context.weights.all[part.number()].by_rows = true);
+        }
+        self.devices[0].stream_ngrams(table, options)
+    }
+
     fn fill_experts(&mut self) -> bool {
         let mut more = false;
         self.devices.iter_mut().for_each(|device| more |= device.fill_experts());
@@ -173,98 +179,6 @@ impl Resources for Pipeline {
         let coming = loading::begin(loading, new)?;
         self.devices.iter_mut().for_each(|device| device.context.weights.expect(coming.clone()));
         Ok(())
-    }
-}
-
-impl Caches for Pipeline {
-    fn alloc_kv(&mut self, layout: KvLayout, blocks: usize) -> Result<KvPool> {
-        let number = self.groups.len();
-        let mut counts = vec![0; self.count()];
-        let mut layers = Vec::with_capacity(layout.layers);
-        for layer in 0..layout.layers {
-            let device =
-                self.partition.get().map_or((number + layer) % self.count(), |partition| partition.kv(number, layer));
-            layers.push((device, counts[device]));
-            counts[device] += 1;
-        }
-        let own = self.devices.iter_mut().zip(counts);
-        let pools = own.map(|(device, layers)| device.alloc_kv(KvLayout { layers, ..layout }, blocks));
-        let pools = pools.collect::<Result<Vec<KvPool>>>()?;
-        self.groups.push(KvGroup { layout, layers, pools });
-        Ok(KvPool { buffer: BufferId::new(number), layout })
-    }
-
-    fn commit_kv(&mut self, pool: &KvPool, blocks: usize) -> Result<()> {
-        let pools = &self.groups[pool.buffer.number()].pools;
-        self.devices.iter_mut().zip(pools).try_for_each(|(device, pool)| device.commit_kv(pool, blocks))
-    }
-
-    fn copy_blocks(&mut self, pool: &KvPool, pairs: &[(u32, u32)]) {
-        let pools = &self.groups[pool.buffer.number()].pools;
-        self.devices.iter_mut().zip(pools).for_each(|(device, pool)| device.copy_blocks(pool, pairs));
-    }
-
-    fn lend_memory(&mut self, bytes: usize) -> std::io::Result<Box<dyn sluice_store::Memory>> {
-        // It is locked for all devices.
-        self.devices[0].lend_memory(bytes)
-    }
-
-    fn read_block(&mut self, pool: &KvPool, block: u32, out: &mut [u8]) {
-        let group = &self.groups[pool.buffer.number()];
-        assert_eq!(out.len(), group.layout.block_bytes());
-        // The padding to whole pages.
-        out.fill(0);
-        for (number, (device, pool)) in self.devices.iter_mut().zip(&group.pools).enumerate() {
-            self.bytes.resize(pool.layout.block_bytes(), 0);
-            device.read_block(pool, block, &mut self.bytes);
-            for (all, own) in Pipeline::layer_ranges(group, number) {
-                out[all].copy_from_slice(&self.bytes[own]);
-            }
-        }
-    }
-
-    fn write_block(&mut self, pool: &KvPool, block: u32, bytes: &[u8]) {
-        let group = &self.groups[pool.buffer.number()];
-        assert_eq!(bytes.len(), group.layout.block_bytes());
-        for (number, (device, pool)) in self.devices.iter_mut().zip(&group.pools).enumerate() {
-            self.bytes.clear();
-            self.bytes.resize(pool.layout.block_bytes(), 0);
-            for (all, own) in Pipeline::layer_ranges(group, number) {
-                self.bytes[own].copy_from_slice(&bytes[all]);
-            }
-            device.write_block(pool, block, &self.bytes);
-        }
-    }
-
-    /// Each device has room for whole states.
-    fn alloc_states(&mut self, rows: usize, len: usize) -> Result<()> {
-        self.devices.iter_mut().try_for_each(|device| device.alloc_states(rows, len))?;
-        self.buffers.push((BufferCoherence::everywhere(self.count()), rows * len));
-        Ok(())
-    }
-
-    fn copy_state(&mut self, from: u32, to: u32) {
-        self.devices.iter_mut().for_each(|device| device.copy_state(from, to));
-    }
-
-    fn zero_state(&mut self, row: u32) {
-        self.devices.iter_mut().for_each(|device| device.zero_state(row));
-    }
-
-    fn read_state(&mut self, row: u32, out: &mut [f32]) {
-        self.devices[0].read_state(row, out);
-        let others: BTreeSet<usize> = self.states.iter().map(|(_, at)| *at).filter(|at| *at > 0).collect();
-        let mut state = vec![0.0; out.len()];
-        for device in others {
-            self.devices[device].read_state(row, &mut state);
-            for (range, _) in self.states.iter().filter(|(_, at)| *at == device) {
-                out[range.clone()].copy_from_slice(&state[range.clone()]);
-            }
-        }
-    }
-
-    fn write_state(&mut self, row: u32, state: &[f32]) {
-        self.devices.iter_mut().for_each(|device| device.write_state(row, state));
     }
 }
 
@@ -352,6 +266,21 @@ impl Operations for Pipeline {
         self.prepare(home, &[streams, layer.norm.weight, layer.bias], &[weights, out]).collapse(layer);
     }
 
+    fn embed_ngrams(&mut self, table: &NgramTable, out: Tensor) {
+        let home = self.home(OperationKey::Embed(table.parts[0].number()));
+        let tokens = self.devices[0].context.inputs.tokens().len();
+        self.prepare(home, &[], &[out.first_rows(tokens)]).embed_ngrams(table, out);
+    }
+
+    fn add_ngrams(&mut self, layer: &NgramLayer) {
+        let home = self.home(OperationKey::Ngrams(layer.state_at));
+        let tokens = self.devices[0].context.inputs.tokens().len();
+        self.note_state(layer.state_at..layer.state_at + layer.state_len(), home);
+        let rows = [layer.keys, layer.queries, layer.value, layer.streams].map(|t| t.first_rows(tokens));
+        let reads = [&rows[..], &[layer.norm.weight, layer.conv]].concat();
+        self.prepare(home, &reads, &[rows[3]]).add_ngrams(layer);
+    }
+
     fn mlp(&mut self, x: Tensor, norm: Norm, mlp: &Mlp, residual: Tensor) {
         let home = self.home(OperationKey::Mlp(mlp.gate.matrix.number()));
         let rows = residual.first_rows(x.rows);
@@ -392,10 +321,11 @@ impl Operations for Pipeline {
         self.prepare(self.current, &reads, &[first(writes)]).elementwise(operation);
     }
 
-    fn logits(&mut self, x: Tensor, norm: Norm, head: MatrixId, softcap: Option<f32>) {
+    fn logits(&mut self, x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32>) {
         let home = self.home(OperationKey::Logits(head.number()));
         self.head = home;
-        self.prepare(home, &[x, norm.weight], &[]).logits(x, norm, head, softcap);
+        let reads: Vec<Tensor> = std::iter::once(x).chain(norm.map(|norm| norm.weight)).collect();
+        self.prepare(home, &reads, &[]).logits(x, norm, head, softcap);
     }
 }
 

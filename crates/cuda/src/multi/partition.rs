@@ -20,6 +20,8 @@ pub enum OperationKey {
     Mlp(usize),
     /// The beginning of a block between residual streams.
     Collapse(usize),
+    /// Where n-grams go into residual streams, by the place of its state.
+    Ngrams(usize),
     /// Runs where the operation before it ran.
     AddNormed,
     Mixture(usize),

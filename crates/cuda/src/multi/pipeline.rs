@@ -175,12 +175,16 @@ impl Pipeline {
     ) -> &mut Cuda {
         let home = self.home(OperationKey::Recurrent(layer));
         let tokens = self.devices[0].context.inputs.tokens().len();
-        let range = layer * len..(layer + 1) * len;
+        self.note_state(layer * len..(layer + 1) * len, home);
+        let reads: Vec<Tensor> = reads.iter().map(|t| t.first_rows(tokens)).chain(weights.iter().copied()).collect();
+        self.prepare(home, &reads, &[out.first_rows(tokens)])
+    }
+
+    /// Takes down which device has this part of states.
+    pub(super) fn note_state(&mut self, range: Range<usize>, home: usize) {
         if !self.states.iter().any(|(own, _)| *own == range) {
             self.states.push((range, home));
         }
-        let reads: Vec<Tensor> = reads.iter().map(|t| t.first_rows(tokens)).chain(weights.iter().copied()).collect();
-        self.prepare(home, &reads, &[out.first_rows(tokens)])
     }
 
     /// Prepares an operation on `device`: copies there what it reads and notes what it writes. Returns the device.
@@ -255,7 +259,7 @@ impl Pipeline {
         let gate = shared.iter().flat_map(|shared| &shared.gate);
         let biases = experts.biases.iter().flat_map(|of| [of.gate, of.up, of.down]);
         let linears = std::iter::once(router).chain(gate).flat_map(Pipeline::bias_of);
-        let norms = std::iter::once(norm).chain(router_norm).map(|norm| norm.weight);
+        let norms = norm.iter().chain(router_norm).map(|norm| norm.weight);
         norms.chain(linears).chain(biases).chain(experts.order).collect()
     }
 

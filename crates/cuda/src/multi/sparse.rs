@@ -1,7 +1,7 @@
 //! Indexers and compressed attention on several devices: all of a layer is on one of them.
 
 use sluice_backend::{
-    CacheLayer, CompressLayer, CompressedLayer, Entries, IndexLayer, Operations, SelectLayer, Tensor,
+    CacheLayer, CompressLayer, CompressedLayer, Entries, IndexLayer, IndexNorm, Operations, SelectLayer, Tensor,
 };
 
 use crate::multi::partition::OperationKey;
@@ -17,12 +17,16 @@ impl Pipeline {
     pub(super) fn select_positions(&mut self, layer: &IndexLayer) {
         let home = self.home(OperationKey::Attention(layer.group, layer.layer));
         let tokens = self.devices[0].context.inputs.tokens().len();
-        let [q, k, weights] = [layer.q, layer.k, layer.weights].map(|t| t.first_rows(tokens));
-        let of_pool = layer.pool.into_iter().flat_map(|pool| [pool.logits.first_rows(tokens), pool.bias]);
-        let reads: Vec<Tensor> =
-            [q, k, weights, layer.norm.scale.weight, layer.norm.bias].into_iter().chain(of_pool).collect();
+        let changed = [layer.q, layer.k].into_iter().chain(layer.weights);
+        let changed: Vec<Tensor> = changed.map(|t| t.first_rows(tokens)).collect();
+        let of_pool = layer.pool_logits().into_iter().flat_map(|of| [of.logits.first_rows(tokens), of.bias]);
+        let norm = match layer.norm {
+            IndexNorm::Tokens(norm) => vec![norm.scale.weight, norm.bias],
+            IndexNorm::Pools(norm) => vec![norm.weight],
+        };
+        let reads: Vec<Tensor> = changed.iter().copied().chain(norm).chain(of_pool).collect();
         let there = self.groups[layer.group].layers[layer.layer].1;
-        self.prepare(home, &reads, &[q, k, weights]).index(&IndexLayer { layer: there, ..layer.clone() });
+        self.prepare(home, &reads, &changed).index(&IndexLayer { layer: there, ..layer.clone() });
     }
 
     /// With what follows up to the attention, on the device of its rows: the plan cuts nothing between.

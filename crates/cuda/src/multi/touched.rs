@@ -19,5 +19,9 @@ pub fn touched(operation: &Elementwise) -> (Vec<Tensor>, Tensor) {
         Elementwise::AddNormed { x, norm, residual } => (vec![x, norm.weight, residual], residual),
         Elementwise::Expand { x, weights, streams } => (vec![x, weights, streams], streams),
         Elementwise::Mean { streams, out } => (vec![streams], out),
+        Elementwise::NormGroups { x, norm, out, .. } => (vec![x, norm.weight, out], out),
+        Elementwise::DividedSilu { x, .. } => (vec![x], x),
+        Elementwise::GatedMean { gates, streams, out } => (vec![gates, streams], out),
+        Elementwise::Inject { x, logits, streams } => (vec![x, logits, streams], streams),
     }
 }

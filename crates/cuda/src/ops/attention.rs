@@ -14,6 +14,7 @@ use crate::kernels::{Kernel, STATIC_SHARED, Variant};
 use crate::ops::activations::{EncodedActivations, GROUP};
 use crate::ops::context::Context;
 use crate::ops::gemv_fused::MAX_GEMV_TOKENS;
+use crate::ops::selected::Selected;
 use crate::parameters::{self as p, number};
 use crate::weights::Needs;
 
@@ -178,8 +179,13 @@ pub(super) fn cache(pool: u64, layout: &KvLayout, layer: usize) -> p::Cache {
 }
 
 impl AttentionScratch {
-    /// Attention of one layer. `encoded` may receive the output's int8 encoding for the next product.
-    pub fn run(&mut self, context: &Context, layer: &AttentionLayer, encoded: &mut EncodedActivations) -> Result<()> {
+    /// Attention of one layer. `selected`: what each token sees, if not all. `encoded` may receive the output's int8 encoding for the next product.
+    pub fn run(
+        &mut self,
+        context: &Context,
+        (layer, selected): (&AttentionLayer, Option<Selected>),
+        encoded: &mut EncodedActivations,
+    ) -> Result<()> {
         let gpu = &context.gpu;
         let (pool, layout) = (context.kv[layer.group].memory.at, context.kv[layer.group].layout);
         encoded.encoded_from = None;
@@ -202,6 +208,7 @@ impl AttentionScratch {
         let (tile, whole, partition) = TILES.into_iter().find(|(n, ..)| *n >= shared).unwrap_or(TILES[TILES.len() - 1]);
         let tiles = kv_heads * shared.div_ceil(tile);
         let partitions = round_up(max_partitions(context, layer.window));
+        let partitions = selected.map_or(partitions, |of| partitions.min(of.most().div_ceil(PARTITION)));
         let part_bytes_all = tokens * heads * partitions * part_bytes(layout.v_dim);
         let integers = layout.mode != AttentionMode::F32;
         assert!(
@@ -248,6 +255,9 @@ impl AttentionScratch {
             parts,
             integers: integers.into(),
             run: number(layout.hadamard_run()),
+            selected: selected.map_or(0, |of| of.slots),
+            top: selected.map_or(0, |of| number(of.top)),
+            pool: selected.map_or(1, |of| number(of.pool)),
             ..p::Attention::default()
         };
         let join_tiles = layout.v_dim.div_ceil(JOIN_COLUMNS);
@@ -257,8 +267,8 @@ impl AttentionScratch {
         let fits = |tile: usize| tokens * blocks(tile) * partitions <= gpu.device.multiprocessors;
         let decode_tile = [1, 2].into_iter().find(|n| *n < tile && fits(*n)).unwrap_or(tile);
         let decode = decode_kernel(context, &layout, &parameters.cache, decode_tile);
-        // That kernel stores the keys and values itself, so it cannot serve layers that share those of an earlier layer.
-        if let Some((kernel, shared)) = decode.filter(|_| !layer.shared) {
+        // That kernel stores the keys and values itself, so it cannot serve layers that share those of an earlier layer. It takes all positions.
+        if let Some((kernel, shared)) = decode.filter(|_| !layer.shared && selected.is_none()) {
             let tiles = blocks(decode_tile);
             let parts = if partitions > 1 { self.parts.reserve(gpu, part_bytes_all)? } else { 0 };
             // The last block to finish joins a few partitions.
@@ -307,7 +317,8 @@ impl AttentionScratch {
             if !layer.shared {
                 gpu.launch(Kernel::ATTENTION_STORE_KV, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
             }
-            if let Some((kernel, threads, grid, shared)) = prefill_kernel(gpu, &layout, &parameters) {
+            let prefill = prefill_kernel(gpu, &layout, &parameters).filter(|_| selected.is_none());
+            if let Some((kernel, threads, grid, shared)) = prefill {
                 gpu.launch(kernel, grid, threads, shared, &parameters)?;
             } else if split {
                 gpu.launch(partition, grid(tiles, partitions), 128, floats(tile * padded), &parameters)?;

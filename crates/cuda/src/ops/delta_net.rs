@@ -57,7 +57,8 @@ impl DeltaScratch {
     pub fn run_by_channel(&mut self, context: &Context, layer: &ChannelDeltaLayer) -> Result<()> {
         let ChannelDeltaLayer { shape, qkv, z, b, f, out, conv, rates, dt_bias, bound, norm, layer } = layer.clone();
         assert!(shape.key_heads == shape.value_heads && !shape.tiled, "{shape:?}");
-        let layer = DeltaLayer { shape, qkv, z, b, a: f, out, conv, decay: rates, dt_bias, norm, layer };
+        let layer =
+            DeltaLayer { shape, qkv, z, b, a: f, out, conv, decay: rates, dt_bias, norm, sigmoid_gate: true, layer };
         self.run_with(context, &layer, (true, bound))
     }
 
@@ -128,6 +129,8 @@ impl DeltaScratch {
             tiled: shape.tiled.into(),
             by_channel: if bound.is_some() { 2 } else { by_channel.into() },
             bound: bound.unwrap_or(0.0),
+            sigmoid_gate: layer.sigmoid_gate.into(),
+            unused: 0,
         };
         // f32 of a token: q and k in four parts each, v, decay and beta; with decays of channels four parts more, and as many ones; or only q and k.
         let part = shape.key_dim / 4 + 4;
@@ -156,7 +159,7 @@ impl DeltaScratch {
             return Ok(());
         }
         let windows = states.columns(values * shape.key_dim..shape.state_len());
-        let convolution = Convolution { x: layer.qkv, weights: layer.conv, bias: None, windows };
+        let convolution = Convolution { x: context.place(layer.qkv), weights: layer.conv, bias: None, windows };
         // SAFETY: tensors and states were checked; the scratch was just reserved.
         unsafe {
             convolution.run(context, mixed)?;

@@ -7,7 +7,7 @@ use crate::device::stream::Gpu;
 use crate::device::sys::Address;
 use crate::kernels::Kernel;
 use crate::ops::context::Context;
-use crate::ops::streams::{expand, mean};
+use crate::ops::streams::{expand, gated_mean, inject, mean};
 use crate::parameters::{self as p, number};
 
 /// Threads of a block of elements.
@@ -73,6 +73,19 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
         }
         Elementwise::Expand { x, weights, streams } => return expand(context, x, weights, streams),
         Elementwise::Mean { streams, out } => return mean(context, streams, out),
+        Elementwise::GatedMean { gates, streams, out } => return gated_mean(context, gates, streams, out),
+        Elementwise::Inject { x, logits, streams } => return inject(context, x, logits, streams),
+        Elementwise::NormGroups { x, norm, group, out } => {
+            check(&[x, out, Tensor { rows, ..norm.weight }]);
+            assert!(group > 0 && x.cols.is_multiple_of(group), "runs of {group} in {x:?}");
+            let (other, norm, head) = (context.place(out), context.norm(&norm), number(group));
+            let grid = [number(rows), number(x.cols / group), 1];
+            (Kernel::BETWEEN_NORM_GROUPS, grid, THREADS, p::Between { other, norm, head, ..of(x) })
+        }
+        Elementwise::DividedSilu { x, by } => {
+            check(&[x]);
+            (Kernel::BETWEEN_DIVIDED_SILU, parts(x), THREADS, p::Between { by, ..of(x) })
+        }
         Elementwise::SquaredRelu { x } => {
             check(&[x]);
             (Kernel::BETWEEN_SQUARED_RELU, parts(x), THREADS, of(x))

@@ -2,13 +2,14 @@
 //! behind.
 
 use anyhow::Result;
-use sluice_backend::{IndexLayer, SelectLayer};
+use sluice_backend::{IndexLayer, IndexNorm, PoolLogits, SelectLayer};
 
 use crate::device::memory::Scratch;
 use crate::device::sys::Address;
 use crate::kernels::Kernel;
 use crate::ops::attention;
 use crate::ops::context::Context;
+use crate::ops::selected::Selected;
 use crate::parameters::{self as p, number};
 
 /// Tokens that are scored at a time.
@@ -26,23 +27,6 @@ pub fn scratch_bytes(layer: &IndexLayer, tokens: usize) -> (usize, usize) {
 /// Of the scores of each 128 positions.
 pub fn scores_bytes(tokens: usize) -> usize {
     4 * tokens.min(TOKENS) * INDEX_THREADS
-}
-
-/// What tokens of a step see.
-#[derive(Clone, Copy)]
-pub struct Selected {
-    /// `[tokens, most]` u32: slots, in ascending position.
-    pub slots: Address,
-    /// Positions that were selected, in pools of so many.
-    pub top: usize,
-    pub pool: usize,
-}
-
-impl Selected {
-    /// The most that a token sees: with those behind the last whole pool.
-    pub fn most(&self) -> usize {
-        self.top + self.pool - 1
-    }
 }
 
 /// What an indexer has selected, and its scratch.
@@ -71,8 +55,10 @@ impl IndexScratch {
             layout.kv_heads == layer.kv_heads() && layout.v_dim == 0 && layout.k_dim == dim,
             "keys of an indexer: {layout:?}"
         );
-        assert!(layer.top > 0 && layer.q.cols == heads * dim && layer.weights.cols == heads, "{heads} heads of {dim}");
-        assert!([layer.q, layer.k, layer.weights].iter().all(|t| t.rows >= tokens), "{tokens} tokens");
+        let weights = layer.weights;
+        assert!(layer.top > 0 && layer.q.cols == heads * dim, "{heads} heads of {dim}");
+        assert!(weights.is_none_or(|t| t.cols == heads && t.rows >= tokens), "weights of {heads} heads");
+        assert!([layer.q, layer.k].iter().all(|t| t.rows >= tokens), "{tokens} tokens");
         let rotary = &context.rotary[layer.rotary.number()];
         assert!(2 * rotary.half() <= dim, "{} pairs in a key of {dim}", rotary.half());
         let (reach, pool) = (context.inputs.reach(), layer.pool_size());
@@ -92,15 +78,20 @@ impl IndexScratch {
             ),
             false => (0, 0),
         };
+        let logits = layer.pool_logits();
+        let (norm, bias) = match layer.norm {
+            IndexNorm::Tokens(norm) => (norm.scale, context.place(norm.bias).at),
+            IndexNorm::Pools(norm) => (norm, 0),
+        };
         let parameters = p::Index {
             cache: attention::cache(context.kv[layer.group].memory.at, &layout, layer.layer),
             q: context.place(layer.q),
             k: context.place(layer.k),
-            weights: context.place(layer.weights),
-            logits: layer.pool.map_or(p::Tensor::default(), |pool| context.place(pool.logits)),
-            norm: context.norm(&layer.norm.scale),
-            bias: context.place(layer.norm.bias).at,
-            pool_bias: layer.pool.map_or(0, |pool| context.place(pool.bias).at),
+            weights: weights.map_or(p::Tensor::default(), |weights| context.place(weights)),
+            logits: logits.map_or(p::Tensor::default(), |of| context.place(of.logits)),
+            norm: context.norm(&norm),
+            bias,
+            pool_bias: logits.map_or(0, |of| context.place(of.bias).at),
             angles: rotary.memory.at,
             positions: context.step.positions,
             sequences: context.step.sequences,
@@ -130,13 +121,11 @@ impl IndexScratch {
         let threads = number(INDEX_THREADS);
         // SAFETY: tensors and angles were checked; slots are of committed blocks.
         unsafe { gpu.launch(Kernel::INDEX_STORE, [number(tokens), 1, 1], threads, of_warps, &parameters)? };
-        if let Some(pool) = layer.pool {
-            assert!(
-                pool.logits.rows >= tokens && pool.logits.cols == dim && pool.bias.cols == pool.size * dim,
-                "{pool:?}"
-            );
+        if layer.pool.is_some() {
+            let fits = |of: PoolLogits| (of.logits.cols, of.bias.cols) == (dim, pool * dim) && of.logits.rows >= tokens;
+            assert!(logits.is_none_or(fits), "{logits:?}");
             // SAFETY: as above; tables reach as far as positions.
-            unsafe { gpu.launch(Kernel::INDEX_POOL, [number(tokens), 1, 1], threads, number(4 * dim), &parameters)? };
+            unsafe { gpu.launch(Kernel::INDEX_POOL, [number(tokens), 1, 1], threads, number(8 * dim), &parameters)? };
         }
         if !selects {
             return Ok(());

@@ -12,10 +12,10 @@ use crate::kernels::{Kernel, Variant};
 use crate::ops::activations::{EncodeInput, EncodedActivations, GROUP, encode};
 use crate::ops::attention::{self, AttentionScratch};
 use crate::ops::context::Context;
-use crate::ops::index::Selected;
 use crate::ops::latent_rows::LatentQueries;
 use crate::ops::matmul::{TILE, matmul};
 use crate::ops::product::{ExpertTable, PairTiles, Product};
+use crate::ops::selected::Selected;
 use crate::parameters::{self as p, number};
 use crate::weights::{self, KernelFormat};
 

@@ -11,7 +11,7 @@ use crate::ops::attention::{
     round_up,
 };
 use crate::ops::context::Context;
-use crate::ops::index::Selected;
+use crate::ops::selected::Selected;
 use crate::parameters::{self as p, number};
 
 /// Queries that meet latent rows: `[tokens, heads]` of them, as long as a row.

@@ -53,13 +53,13 @@ impl LogitsBuffer {
         &mut self,
         context: &Context,
         x: Tensor,
-        norm: &Norm,
+        norm: Option<&Norm>,
         head: &Linear,
         encoded: &mut EncodedActivations,
     ) -> Result<()> {
         self.is_copied = false;
         let (gpu, rows, vocabulary) = (&context.gpu, context.inputs.wanted().len(), head.rows.len());
-        let (norm, taken) = (context.norm(norm), context.step.wanted);
+        let (norm, taken) = (norm.map_or(p::Norm::default(), |norm| context.norm(norm)), context.step.wanted);
         let at = self.device.reserve(gpu, 4 * rows * vocabulary)?;
         let product = context.product(head, rows, p::Tensor::dense(at, vocabulary), false, context.mode);
         // If all rows are wanted, they are adjacent and nothing has to be gathered.

@@ -27,8 +27,8 @@ pub fn states_of(context: &Context, layer: usize, len: usize) -> Tensor {
 
 /// A short convolution over each sequence's tokens.
 pub struct Convolution {
-    /// `[tokens, channels]`
-    pub x: Tensor,
+    /// `[tokens, channels]`, on the device.
+    pub x: p::Tensor,
     /// `[taps, channels]`: the oldest tap first.
     pub weights: Tensor,
     /// `[1, channels]`
@@ -44,16 +44,15 @@ impl Convolution {
     /// As for any launch.
     ///
     /// # Safety
-    /// There are as many elements at `out`, and nothing else uses them meanwhile.
+    /// There are as many elements at `x` and at `out`, and nothing else uses those meanwhile.
     pub unsafe fn run(&self, context: &Context, out: Address) -> Result<()> {
         let (inputs, gpu) = (&context.inputs, &context.gpu);
         let (tokens, count, channels, taps) =
             (inputs.tokens().len(), inputs.sequences(), self.weights.cols, self.weights.rows);
         assert!(taps > 0 && self.windows.cols == (taps - 1) * channels, "{taps} taps and {:?}", self.windows);
-        assert!(self.x.rows >= tokens && self.x.cols == channels, "{tokens} tokens of {channels} in {:?}", self.x);
         assert!(self.bias.is_none_or(|b| b.cols == channels), "one bias per channel");
         let parameters = p::Convolution {
-            x: context.place(self.x),
+            x: self.x,
             weights: context.place(self.weights),
             windows: context.place(self.windows),
             bias: self.bias.map_or(0, |b| context.place(b).at),
@@ -74,7 +73,7 @@ impl Convolution {
             false => &[(Kernel::CONVOLVE, tokens.div_ceil(CONVOLVE_TOKENS)), (Kernel::CONVOLVE_SLIDE, count)],
         };
         for (kernel, rows) in kernels {
-            // SAFETY: tensors were checked; for `out` the caller vouches.
+            // SAFETY: tensors were checked; for `x` and `out` the caller vouches.
             unsafe { gpu.launch(*kernel, by_channels(*rows), CHANNEL_THREADS as u32, 0, &parameters)? };
         }
         Ok(())

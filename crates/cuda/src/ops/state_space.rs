@@ -44,7 +44,8 @@ impl StateSpaceScratch {
         let (states, matrices) = (states_of(context, layer.layer, shape.state_len()), inner * shape.state);
         let mixed = self.mixed.reserve(gpu, 4 * tokens * channels)?;
         let windows = states.columns(matrices..shape.state_len());
-        let convolution = Convolution { x: layer.xbc, weights: layer.conv, bias: layer.conv_bias, windows };
+        let convolution =
+            Convolution { x: context.place(layer.xbc), weights: layer.conv, bias: layer.conv_bias, windows };
         // SAFETY: the scratch was just reserved.
         unsafe { convolution.run(context, mixed)? };
         let parameters = p::StateSpace {

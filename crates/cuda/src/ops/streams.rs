@@ -65,12 +65,29 @@ pub fn expand(context: &Context, x: Tensor, weights: Tensor, streams: Tensor) ->
     launch(context, Kernel::STREAM_EXPAND, p::Streams { weights: context.place(weights), ..of })
 }
 
+/// Enqueues what a block takes of streams with gates.
+pub fn gated_mean(context: &Context, gates: Tensor, streams: Tensor, out: Tensor) -> Result<()> {
+    let of = parameters(context, streams, out);
+    assert!(gates.rows >= of.rows as usize && gates.cols == streams.cols, "{gates:?} of {streams:?}");
+    launch(context, Kernel::STREAM_GATED_MEAN, p::Streams { weights: context.place(gates), ..of })
+}
+
+/// Enqueues what becomes of such streams behind a block.
+pub fn inject(context: &Context, x: Tensor, logits: Tensor, streams: Tensor) -> Result<()> {
+    let of = parameters(context, streams, x);
+    assert!(logits.rows >= of.rows as usize && logits.cols == of.count as usize, "{logits:?} of {streams:?}");
+    launch(context, Kernel::STREAM_INJECT, p::Streams { weights: context.place(logits), ..of })
+}
+
 /// Enqueues the mean of the streams.
 pub fn mean(context: &Context, streams: Tensor, out: Tensor) -> Result<()> {
     launch(context, Kernel::STREAM_MEAN, parameters(context, streams, out))
 }
 
 fn launch(context: &Context, kernel: Kernel, parameters: p::Streams) -> Result<()> {
+    if parameters.rows == 0 {
+        return Ok(());
+    }
     let grid = [parameters.rows, parameters.hidden.div_ceil(THREADS), 1];
     // SAFETY: the tensors were checked.
     unsafe { context.gpu.launch(kernel, grid, THREADS, 0, &parameters)? };

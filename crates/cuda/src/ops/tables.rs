@@ -1,7 +1,7 @@
 //! Tables of embeddings that stay on disk: the host reads the rows of a step's tokens and widens them, and the device gets them as f32.
 
 use anyhow::Result;
-use sluice_backend::{Failed, Isa, MatrixId, MatrixSource, RowOptions, RowStats, StepInputs, Tensor};
+use sluice_backend::{Failed, Isa, MatrixId, MatrixSource, NgramTable, RowOptions, RowStats, StepInputs, Tensor};
 use sluice_cpu::{Pool as Threads, Tables};
 
 use crate::device::memory::bytes_of;
@@ -9,6 +9,7 @@ use crate::device::pinned::PinnedBuffer;
 use crate::ops::context::{Context, contiguous_pieces};
 
 struct DiskTable {
+    /// Of a table in parts the first.
     id: MatrixId,
     rows: Tables,
     /// `[tokens, columns]` f32 of the present step, on their way to the device.
@@ -27,6 +28,19 @@ impl DiskTables {
         let mut rows = Tables::default();
         rows.stream(id, source, options)?;
         self.all.push(DiskTable { id, rows, widened: PinnedBuffer::default() });
+        Ok(())
+    }
+
+    /// As [`sluice_backend::Resources::stream_ngrams`]. `source`: that of a part.
+    pub fn stream_ngrams<'a>(
+        &mut self,
+        table: &NgramTable,
+        source: impl Fn(MatrixId) -> &'a MatrixSource,
+        options: &RowOptions,
+    ) -> Result<()> {
+        let mut rows = Tables::default();
+        rows.stream_ngrams(table, source, options)?;
+        self.all.push(DiskTable { id: table.parts[0], rows, widened: PinnedBuffer::default() });
         Ok(())
     }
 

@@ -34,6 +34,8 @@ parameters! {
         tiled: u32,
         by_channel: u32,
         bound: f32,
+        sigmoid_gate: u32,
+        unused: u32,
     }
     /// The short convolution before recurrent layers.
     Convolution {
@@ -71,5 +73,20 @@ parameters! {
         head_dim: u32,
         groups: u32,
         state: u32,
+    }
+    /// Embeddings of n-grams on their way to residual streams.
+    Ngrams {
+        keys: Tensor,
+        queries: Tensor,
+        value: Tensor,
+        streams: Tensor,
+        norm: Norm,
+        gated: Address,
+        normed: Address,
+        convolved: Address,
+        rows: u32,
+        hidden: u32,
+        count: u32,
+        scale: f32,
     }
 }

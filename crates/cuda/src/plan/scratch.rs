@@ -3,8 +3,9 @@
 
 use sluice_backend::{
     Activations, AttentionLayer, CacheLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, DeltaShape,
-    Elementwise, ExpertKind, IndexLayer, KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, Norm, Operations,
-    Projection, Routing, SelectLayer, StateSpaceLayer, StepInputs, StepScratch, StreamLayer, Tensor,
+    Elementwise, ExpertKind, IndexLayer, KvLayout, LatentLayer, Linear, MatrixId, Mlp, Moe, MoeId, NgramLayer,
+    NgramTable, Norm, Operations, Projection, Routing, SelectLayer, StateSpaceLayer, StepInputs, StepScratch,
+    StreamLayer, Tensor,
 };
 
 use crate::kernels::INT11_FLOAT_FORMATS;
@@ -14,7 +15,7 @@ use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
 use crate::ops::activations::{GROUP, int11_bytes};
 use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
 use crate::ops::int11_floats::{WIDE, scratch_bytes};
-use crate::ops::{index, latent, latent_rows, sampling};
+use crate::ops::{index, latent, latent_rows, ngrams, sampling};
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
@@ -88,6 +89,7 @@ pub struct ScratchPlanner<'a> {
     /// The last operation that selected positions.
     index_at: usize,
     state_space: usize,
+    ngrams: usize,
     logits: usize,
     /// Bytes of integers that are made of weights.
     slices: usize,
@@ -134,6 +136,7 @@ impl<'a> ScratchPlanner<'a> {
             index_scores: 0,
             index_at: 0,
             state_space: 0,
+            ngrams: 0,
             logits: 0,
             slices: 0,
             per_128_positions: 0,
@@ -154,7 +157,7 @@ impl<'a> ScratchPlanner<'a> {
         let rest =
             self.moe_both + self.moe_ordered + self.choice + self.outputs + self.pairs + self.shared + self.delta;
         // Each of up to three inputs has room of its own for integers of weights.
-        let rest = rest + self.state_space + self.logits + 3 * self.slices;
+        let rest = rest + self.state_space + self.ngrams + self.logits + 3 * self.slices;
         // Scores have room for up to eight times 128 positions more.
         let rest = rest + self.latent + self.latent_parts + self.index_slots + 8 * self.index_scores;
         // The arrays of tokens and sequences for each group. Block tables grow with the context.
@@ -175,6 +178,13 @@ impl<'a> ScratchPlanner<'a> {
         let rows = linears.iter().filter(split).map(|l| l.rows.len().next_multiple_of(WIDE)).sum();
         let cols = linears.iter().map(|l| self.weights[l.matrix.number()].cols()).max().unwrap_or(0);
         grow(&mut self.slices, scratch_bytes(rows, cols, tokens));
+    }
+
+    /// What was selected for a layer stays where it was: no cut lies between.
+    fn take_selection(&mut self, selected: bool) {
+        if selected {
+            self.operations[self.index_at..].iter_mut().for_each(|operation| operation.out = None);
+        }
     }
 
     fn needs<'l>(&self, linears: impl IntoIterator<Item = &'l Linear>) -> Needs {
@@ -204,6 +214,7 @@ impl Operations for ScratchPlanner<'_> {
         let tokens = self.tokens.min(MIN_PREFILL_TOKENS.max(self.sequences));
         let part = tokens * layer.heads * part_bytes(self.layouts[layer.group].v_dim);
         grow(&mut self.per_128_positions, 2 * part);
+        self.take_selection(layer.selected);
         self.note(OperationKey::Attention(layer.group, layer.layer), &[], None);
     }
 
@@ -221,10 +232,7 @@ impl Operations for ScratchPlanner<'_> {
         let (fixed, part) = latent_rows::part_bytes(layer.rank);
         grow(&mut self.latent_parts, fixed);
         grow(&mut self.per_128_positions, part);
-        if layer.selected {
-            // What was selected for a layer stays where it was: no cut lies between.
-            self.operations[self.index_at..].iter_mut().for_each(|operation| operation.out = None);
-        }
+        self.take_selection(layer.selected);
         let key = OperationKey::Attention(layer.group, layer.layer);
         self.operations.push(PlannedOperation { key, matrices: matrices.to_vec(), out: None });
     }
@@ -272,6 +280,19 @@ impl Operations for ScratchPlanner<'_> {
     fn collapse(&mut self, layer: &StreamLayer) {
         self.note(OperationKey::Collapse(layer.mix.matrix.number()), &[&layer.mix], None);
         self.encoded.grow(self.tokens, layer.streams.cols, Needs::F32);
+    }
+
+    fn embed_ngrams(&mut self, table: &NgramTable, out: Tensor) {
+        self.operations.push(PlannedOperation {
+            key: OperationKey::Embed(table.parts[0].number()),
+            matrices: table.parts.iter().map(|part| part.number()).collect(),
+            out: Some(out.buffer),
+        });
+    }
+
+    fn add_ngrams(&mut self, layer: &NgramLayer) {
+        grow(&mut self.ngrams, ngrams::scratch_bytes(layer, self.tokens));
+        self.note(OperationKey::Ngrams(layer.state_at), &[], Some(layer.streams));
     }
 
     fn mlp(&mut self, x: Tensor, _: Norm, mlp: &Mlp, residual: Tensor) {
@@ -344,12 +365,15 @@ impl Operations for ScratchPlanner<'_> {
     }
 
     fn elementwise(&mut self, operation: &Elementwise) {
-        if let Elementwise::AddNormed { residual, .. } | Elementwise::Expand { streams: residual, .. } = operation {
+        if let Elementwise::AddNormed { residual, .. }
+        | Elementwise::Expand { streams: residual, .. }
+        | Elementwise::Inject { streams: residual, .. } = operation
+        {
             self.note(OperationKey::AddNormed, &[], Some(*residual));
         }
     }
 
-    fn logits(&mut self, x: Tensor, _: Norm, head: MatrixId, _: Option<f32>) {
+    fn logits(&mut self, x: Tensor, _: Option<Norm>, head: MatrixId, _: Option<f32>) {
         self.operations.push(PlannedOperation {
             key: OperationKey::Logits(head.number()),
             matrices: vec![head.number()],

@@ -11,7 +11,7 @@ use sluice_backend::{
 use sluice_cache::{Group, KvCache, PrefixOptions};
 use sluice_cpu::Cpu;
 use sluice_experts::Keep;
-use sluice_model::{CacheKind, ModelSource, ModelTensors, OnDisk, Used, UsedBy};
+use sluice_model::{CacheKind, ModelSource, ModelTensors, OnDisk, RowTable, Used, UsedBy};
 use sluice_store::load::ReadAhead;
 use sluice_store::{LoadOptions, Loading};
 
@@ -214,8 +214,11 @@ impl Engine {
             ensure!(!made.whole || backend.device_memory().is_some(), made.cannot_stay_on_disk());
         }
         if tables_on_disk {
-            let row_options = tables::row_options(&options);
-            loaded.tables.iter().try_for_each(|table| backend.stream_table(*table, &row_options))?;
+            let row_options = tables::row_options(&options, loaded.tables.len());
+            loaded.tables.iter().try_for_each(|table| match table {
+                RowTable::Tokens(table) => backend.stream_table(*table, &row_options),
+                RowTable::Ngrams(table) => backend.stream_ngrams(table, &row_options),
+            })?;
         }
         let (model, decoder) = (loaded.description, loaded.decoder);
         let max_context = options.max_context.unwrap_or(model.max_context);

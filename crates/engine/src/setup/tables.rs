@@ -1,7 +1,7 @@
-//! Whether tables of which a token uses one row stay on disk, and how large the cache of their rows is.
+//! Whether tables of which a token uses few rows stay on disk, and how large the cache of their rows is.
 
 use sluice_backend::RowOptions;
-use sluice_model::{Description, WeightClass};
+use sluice_model::Description;
 
 use crate::options::{Options, TablePlacement};
 use crate::setup::limits::hard_limits;
@@ -16,8 +16,10 @@ const PART: u64 = 32;
 
 /// Whether the model's tables stay on disk. `device`: bytes that are free on the device that would have them, if it is one with memory of its own.
 pub(crate) fn stay_on_disk(model: &Description, options: &Options, device: Option<u64>) -> bool {
-    let tables = || model.weights().filter(|w| w.class == WeightClass::PerLayerEmbedding).map(|w| w.elements());
+    let tables = || model.weights().filter(|w| w.class.is_table()).map(|w| w.elements());
     match (options.tables, device) {
+        // A device has no rows of n-grams.
+        (_, Some(_)) if model.ngrams.is_some() => true,
         (TablePlacement::Memory, _) => false,
         (TablePlacement::Disk, _) => tables().next().is_some(),
         (TablePlacement::Auto, None) => tables().any(|elements| elements >= LARGE),
@@ -26,10 +28,11 @@ pub(crate) fn stay_on_disk(model: &Description, options: &Options, device: Optio
     }
 }
 
-/// How such rows are read and kept.
-pub(crate) fn row_options(options: &Options) -> RowOptions {
+/// How the rows of each of so many tables are read and kept.
+pub(crate) fn row_options(options: &Options, tables: usize) -> RowOptions {
     let limit = hard_limits(options).iter().map(|limit| limit.bytes).min().unwrap_or(u64::MAX);
     let budget = options.table_budget.unwrap_or(CACHE.min(limit / PART));
     let how = &options.expert_options;
+    let budget = budget / tables.max(1) as u64;
     RowOptions { budget, io_uring: how.io_uring, faults: how.faults.clone(), ..RowOptions::default() }
 }

@@ -81,6 +81,7 @@ impl Runner {
                 tables: &s.held.tables,
                 wanted,
             });
+            self.inputs.follow(&s.tokens[..s.computed]);
             if let Some(first) = scheduled.kept_states.filter(|_| scheduled.drafts > 0) {
                 self.inputs.keep_states(first..first + scheduled.drafts as u32);
             }

@@ -10,7 +10,7 @@ use sluice_engine::{
 use support::*;
 
 /// Checkpoints of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 22] = [
+const FOLDERS: [&str; 23] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "olmo3",
@@ -22,6 +22,7 @@ const FOLDERS: [&str; 22] = [
     "kimi_linear",
     "glm5_next",
     "deepseek_v4",
+    "qwen4_exp",
     "granitemoehybrid_mamba",
     "qwen3",
     "qwen3_window",
@@ -74,11 +75,8 @@ fn scratch_is_what_was_set_aside() {
                     // Parts of attention and lists of its tasks grow with the context, which has their room.
                     assert!(taken <= aside + (64 << 10), "{case}: {taken} taken, {aside} set aside");
                     // An indexer's scores have room for the whole context.
-                    let scores = if ["deepseek_v32", "glm5_next", "deepseek_v4"].contains(&name) {
-                        4 * chunk as u64 * 2048
-                    } else {
-                        0
-                    };
+                    let indexed = ["deepseek_v32", "glm5_next", "deepseek_v4", "qwen4_exp"].contains(&name);
+                    let scores = if indexed { 4 * chunk as u64 * 2048 } else { 0 };
                     let most = taken + taken / 3 + scores + (96 << 10);
                     assert!(aside <= most, "{case}: {aside} set aside, {taken} taken");
                 }

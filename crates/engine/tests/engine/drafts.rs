@@ -186,6 +186,7 @@ fn drafts_change_nothing_that_a_caller_sees() {
         "kimi_linear",
         "glm5_next",
         "deepseek_v4",
+        "qwen4_exp",
         "deepseek_v32",
     ] {
         let options = with(DrafterChoice::Ngram, None, &options());

@@ -9,7 +9,7 @@ use support::*;
 const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
-const FOLDERS: [&str; 31] = [
+const FOLDERS: [&str; 32] = [
     "gemma4",
     "gemma4_moe",
     "gemma4_per_layer",
@@ -26,6 +26,7 @@ const FOLDERS: [&str; 31] = [
     "glm_moe_dsa",
     "glm5_next",
     "deepseek_v4",
+    "qwen4_exp",
     "nemotron_h_moe",
     "kimi_linear",
     "granitemoehybrid_mamba",

@@ -12,7 +12,7 @@ const INT8: (&str, Activations) = ("int8", Activations::Int8);
 const INT11: (&str, Activations) = ("int11", Activations::Int11);
 
 /// Checkpoints, and the precisions that differ in them: without quantised weights int8 is bf16.
-const CASES: [(&str, &[(&str, Activations)]); 17] = [
+const CASES: [(&str, &[(&str, Activations)]); 18] = [
     ("gemma4_moe", &[F32]),
     ("gemma4_per_layer", &[F32]),
     ("ministral3", &[F32]),
@@ -24,6 +24,7 @@ const CASES: [(&str, &[(&str, Activations)]); 17] = [
     ("kimi_linear", &[F32]),
     ("glm5_next", &[F32, BF16]),
     ("deepseek_v4", &[F32, BF16]),
+    ("qwen4_exp", &[F32, BF16]),
     ("qwen3_rope", &[F32, INT11, BF16]),
     ("qwen3_moe", &[F32, BF16]),
     ("gpt_oss_mxfp4", &[F32, BF16, INT8]),

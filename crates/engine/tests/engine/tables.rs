@@ -1,4 +1,4 @@
-//! Tables of which a token uses one row: on disk they give the bits that they give in memory.
+//! Tables of which a token uses few rows: on disk they give the bits that they give in memory.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,6 +12,8 @@ use sluice_store::{Checkpoint, TensorPlan, Writer};
 use crate::support::*;
 
 const MODEL: &str = "gemma4_per_layer";
+/// It has two tables in three parts each, of which a token uses four rows.
+const OF_NGRAMS: &str = "qwen4_exp";
 const TABLE: &str = "embed_tokens_per_layer.weight";
 
 fn options(tables: TablePlacement) -> Options {
@@ -44,9 +46,26 @@ fn rows_from_disk_have_the_bits_of_a_table_in_memory() {
 }
 
 #[test]
+fn rows_of_n_grams_have_the_bits_of_a_table_in_memory() {
+    let mut wanted = Engine::open(&folder(OF_NGRAMS), options(TablePlacement::Memory)).unwrap();
+    let prompt = tokens(&wanted, 200, 3);
+    let wanted = logits(&mut wanted, &prompt, &[200]);
+    for pieces in [&[200][..], &[1], &[64, 7, 1]] {
+        for io_uring in [true, false] {
+            let mut options = on_disk();
+            options.expert_options.io_uring = io_uring;
+            let mut engine = Engine::open(&folder(OF_NGRAMS), options).unwrap();
+            assert!(logits(&mut engine, &prompt, pieces) == wanted, "{pieces:?}");
+            let stats = engine.table_stats().unwrap();
+            assert!(stats.wanted == 2 * 4 * 200 && stats.read > 64, "{stats:?}");
+        }
+    }
+}
+
+#[test]
 fn batches_and_prefixes_take_rows_from_disk() {
-    let ask_all = |options: Options| {
-        let mut engine = Engine::open(&folder(MODEL), Options { max_sequences: 4, ..options }).unwrap();
+    let ask_all = |model: &str, options: Options| {
+        let mut engine = Engine::open(&folder(model), Options { max_sequences: 4, ..options }).unwrap();
         let prompts: Vec<Vec<u32>> = (0..6).map(|i| tokens(&engine, 60 + 20 * i, i as u64)).collect();
         let ids: Vec<_> = prompts.iter().map(|prompt| (engine.add_sequence(), prompt)).collect();
         for (id, prompt) in &ids {
@@ -64,7 +83,9 @@ fn batches_and_prefixes_take_rows_from_disk() {
         let again: Vec<_> = prompts.iter().map(|prompt| ask(&mut engine, prompt, generation(5)).0).collect();
         (told, again)
     };
-    assert!(ask_all(on_disk()) == ask_all(options(TablePlacement::Memory)));
+    for model in [MODEL, OF_NGRAMS] {
+        assert!(ask_all(model, on_disk()) == ask_all(model, options(TablePlacement::Memory)), "{model}");
+    }
 }
 
 /// The model with a table of many rows.

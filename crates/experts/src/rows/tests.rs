@@ -53,7 +53,7 @@ fn table(fails: Option<u64>) -> RowTable {
     let plane = |offset: u64, row_bytes: usize, at: usize| PlaneRows { file: 0, offset, row_bytes, at };
     let planes = vec![plane(5000, 6000, 0), plane(7_000_123, 70, 12288)];
     let disk = Disk { requests: Vec::new(), fails, random: fastrand::Rng::with_seed(3) };
-    RowTable::with_queue(planes, 1000, 0, Box::new(disk)).unwrap()
+    RowTable::with_queue(Parts { planes: vec![planes], rows: 1000 }, 1000, 0, Box::new(disk)).unwrap()
 }
 
 /// Takes a step, compares every row that comes, and returns the places that failed.

@@ -21,7 +21,7 @@ pub struct Pooled {
     pub heads: [usize; 2],
 }
 
-/// The rows of a pool: of each position its key, and the logits that weigh it.
+/// The rows of a pool: of each position its key, and the logits that weigh it, if there are any.
 struct Pool<'a> {
     /// First those of keys, then those of logits.
     rows: [[&'a [u8]; MOST_POOLED]; 2],
@@ -32,12 +32,14 @@ struct Pool<'a> {
 }
 
 #[inline(always)]
-unsafe fn average_lanes<V: Lanes>(pool: &Pool, bias: &[f32], out: &mut [f32]) {
+unsafe fn average_lanes<V: Lanes>(pool: &Pool, bias: Option<&[f32]>, out: &mut [f32]) {
     let dim = out.len();
-    assert!(bias.len() == pool.size * dim && (1..=MOST_POOLED).contains(&pool.size), "pools of {}", pool.size);
+    assert!((1..=MOST_POOLED).contains(&pool.size), "pools of {}", pool.size);
+    assert!(bias.is_none_or(|bias| bias.len() == pool.size * dim), "a bias for each of {}", pool.size);
     let bytes = dim * pool.kv_type.size();
     for p in 0..pool.size {
-        assert!(pool.rows[0][p].len() == bytes && pool.rows[1][p].len() == bytes, "rows of {dim}");
+        assert!(pool.rows[0][p].len() == bytes, "rows of {dim}");
+        assert!(bias.is_none() || pool.rows[1][p].len() == bytes, "rows of {dim}");
     }
     // SAFETY: checked above; the shell has the instruction set.
     unsafe {
@@ -62,13 +64,22 @@ unsafe fn read<V: Lanes, T: KvElement>(pool: &Pool, which: usize, p: usize, i: u
 }
 
 #[inline(always)]
-unsafe fn typed<V: Lanes, T: KvElement>(pool: &Pool, bias: &[f32], out: &mut [f32]) {
+unsafe fn typed<V: Lanes, T: KvElement>(pool: &Pool, bias: Option<&[f32]>, out: &mut [f32]) {
     let dim = out.len();
     let mut i = 0;
     while i < dim {
         let n = (dim - i).min(16);
         // SAFETY: `n` elements from `i` on are inside each row, as the caller checked.
         unsafe {
+            let Some(bias) = bias else {
+                let mut key = V::splat(0.0);
+                for p in 0..pool.size {
+                    key = key.add(read::<V, T>(pool, 0, p, i, n));
+                }
+                key.div(V::splat(pool.size as f32)).store_first(out.as_mut_ptr().add(i), n);
+                i += n;
+                continue;
+            };
             let mut logits = [V::splat(0.0); MOST_POOLED];
             for p in 0..pool.size {
                 let logit = read::<V, T>(pool, 1, p, i, n);
@@ -91,11 +102,11 @@ unsafe fn typed<V: Lanes, T: KvElement>(pool: &Pool, bias: &[f32], out: &mut [f3
 }
 
 simd! {
-    /// Each element of a pool's key is the average of its positions' keys there, weighed by a softmax of their logits.
-    fn average(pool: &Pool, bias: &[f32], out: &mut [f32]) = average_lanes
+    /// Each element of a pool's key is the average of its positions' keys there, weighed by a softmax of their logits; without a bias the plain one.
+    fn average(pool: &Pool, bias: Option<&[f32]>, out: &mut [f32]) = average_lanes
 }
 
-/// The average of cached rows, of which there is one at least. `bias`: `[rows, k_dim]`, added to the logits; `out`: `[k_dim]`.
+/// The average of cached rows, of which there is one at least. `bias`: `[rows, k_dim]`, added to the logits; without it there are none, and all rows weigh alike. `out`: `[k_dim]`.
 ///
 /// # Panics
 /// With more than [`MOST_POOLED`] rows, when one is not in the table, and with rows of sixteen-bit integers.
@@ -104,7 +115,7 @@ pub fn average_rows(
     kv: &KvView,
     table: &[u32],
     rows: impl ExactSizeIterator<Item = Pooled>,
-    bias: &[f32],
+    bias: Option<&[f32]>,
     out: &mut [f32],
 ) {
     let size = rows.len();
@@ -116,7 +127,7 @@ pub fn average_rows(
     for (i, Pooled { position, heads }) in rows.enumerate() {
         let (block, token) = (position / shape.block_tokens, position % shape.block_tokens);
         let slot = table[block] as usize * shape.block_tokens + token;
-        for (of, head) in heads.into_iter().enumerate() {
+        for (of, head) in heads.into_iter().enumerate().take(1 + usize::from(bias.is_some())) {
             pool.rows[of][i] = &kv.bytes[shape.k_at(slot, head)];
             if let Ok(scale) = <[u8; 4]>::try_from(&kv.bytes[shape.k_scale_at(slot, head)]) {
                 pool.scales[of][i] = f32::from_le_bytes(scale);

@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::{deepseek, glm4_moe, glm4_moe_lite};
 use crate::config::Config;
 use crate::description::{
-    AttentionDescription, AttentionVariant, Description, FeedForwardDescription, IndexDescription, LayerDescription,
-    MixerDescription, Outline,
+    AttentionDescription, Description, FeedForwardDescription, IndexDescription, LayerDescription, MixerDescription,
+    Outline,
 };
 use crate::mlx_lm::{MlxLm, rotary_keys};
 use crate::options::Options;
@@ -61,9 +61,7 @@ fn describe_as(config: &Config, options: &Options, family: &Family) -> Result<De
             true => FeedForwardDescription::dense(config.size("intermediate_size")?),
             false => FeedForwardDescription::Moe(Arc::clone(&moe)),
         };
-        let AttentionVariant::Latent(mut latent) = attention.variant else { unreachable!("as it was read") };
-        latent.index = Some(IndexDescription { shared, ..index });
-        let attention = AttentionDescription { variant: AttentionVariant::Latent(latent), ..attention };
+        let attention = AttentionDescription { index: Some(IndexDescription { shared, ..index }), ..attention };
         Ok(LayerDescription { mixer: MixerDescription::Attention(attention), feed_forward })
     };
     let layers = dense.into_iter().zip(shared).map(layer).collect::<Result<_>>()?;

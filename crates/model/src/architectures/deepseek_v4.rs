@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::description::{
     AttentionBiases, AttentionDescription, AttentionVariant, CompressedDescription, CompressionDescription,
     Description, EntryIndexDescription, ExpertActivation, FeedForwardDescription, LayerDescription, MixerDescription,
-    MoeDescription, Outline, RouterDescription, RouterScoring, StreamsDescription,
+    MoeDescription, Outline, RouterDescription, RouterScoring,
 };
 use crate::mlx_lm::MlxLm;
 use crate::options::Options;
@@ -60,7 +60,7 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         })
         .collect::<Result<_>>()?;
     // 3. streams
-    let streams = StreamsDescription { has_head: true, ..glm5_next::streams(config)? };
+    let streams = glm5_next::streams(config, true)?;
     ensure!(streams.count <= MOST_STREAMS, "{path}: `hc_mult` is {}, more than {MOST_STREAMS}", streams.count);
     let mlx = MlxLm { refuses_order: true, ..MlxLm::default() };
     let described = outline.with(config, "deepseek_v4", false, compressed, layers, mlx)?;

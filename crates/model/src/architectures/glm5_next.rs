@@ -11,8 +11,8 @@ use super::{deepseek_v32, glm4_moe, glm4_moe_lite, kimi_linear};
 use crate::config::Config;
 use crate::description::{
     AttentionDescription, AttentionVariant, ChannelDeltaDescription, DenseActivation, Description, ExpertActivation,
-    FeedForwardDescription, IndexDescription, LatentDescription, LayerDescription, MixerDescription, MoeDescription,
-    Outline, StreamsDescription,
+    FeedForwardDescription, IndexDescription, LayerDescription, MixerDescription, MoeDescription, Outline,
+    StreamMixing, StreamsDescription,
 };
 use crate::mlx_lm::MlxLm;
 use crate::options::Options;
@@ -27,13 +27,12 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
     let (attention, index) = attention(config)?;
     let delta = MixerDescription::ChannelDelta(delta(config)?);
     let shared = deepseek_v32::shared(config, outline.count)?;
-    let mixer = |(is_attention, shared): (bool, bool)| match attention.variant {
-        AttentionVariant::Latent(latent) if is_attention => {
+    let mixer = |(is_attention, shared): (bool, bool)| match is_attention {
+        true => {
             let index = Some(IndexDescription { shared, ..index });
-            let latent = AttentionVariant::Latent(LatentDescription { index, ..latent });
-            MixerDescription::Attention(AttentionDescription { variant: latent, ..attention })
+            MixerDescription::Attention(AttentionDescription { index, ..attention })
         }
-        _ => delta.clone(),
+        false => delta.clone(),
     };
     let mixers = attention_layers(config, outline.count)?.into_iter().zip(shared).map(mixer);
     // 2. feed-forward parts
@@ -64,19 +63,19 @@ pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description
         score_factor: 1.0,
     };
     let mlx = MlxLm { refuses_order: true, ..MlxLm::default() };
-    let streams = Some(streams(config)?);
+    let streams = Some(streams(config, false)?);
     let described = outline.with(config, "glm5_next", false, rotary, layers, mlx)?;
     Ok(Description { streams, spelling: glm4_moe::SPELLING, ..described })
 }
 
-pub(super) fn streams(config: &Config) -> Result<StreamsDescription> {
+pub(super) fn streams(config: &Config, has_head: bool) -> Result<StreamsDescription> {
     let (count, rounds) = (config.size_or("hc_mult", 4)?, config.size_or("hc_sinkhorn_iters", 20)?);
     let path = config.path().display();
     ensure!(count <= MOST_STREAMS, "{path}: `hc_mult` is {count}, more than {MOST_STREAMS}");
     ensure!(rounds <= 1000, "{path}: `hc_sinkhorn_iters` is {rounds}, more than 1000");
     config.product("`hc_mult` and `hidden_size`", &[count, config.size("hidden_size")?])?;
     let eps = config.float_or("hc_eps", 1e-6, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")?;
-    Ok(StreamsDescription { count, eps, rounds, has_head: false })
+    Ok(StreamsDescription { count, mixing: StreamMixing::Exchanged { eps, rounds, has_head } })
 }
 
 /// Latent attention, and its indexer.
@@ -122,7 +121,7 @@ fn delta(config: &Config) -> Result<ChannelDeltaDescription> {
 }
 
 /// Which layers are attention: by `layer_types`, or every fourth.
-fn attention_layers(config: &Config, count: usize) -> Result<Vec<bool>> {
+pub(super) fn attention_layers(config: &Config, count: usize) -> Result<Vec<bool>> {
     let path = config.path().display();
     let Some(types) = config.strings("layer_types")? else {
         return Ok((0..count).map(|layer| layer % 4 == 3).collect());

@@ -26,6 +26,7 @@ mod qwen3_5;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen4_exp;
 mod smollm3;
 mod unknown;
 
@@ -60,6 +61,8 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "qwen3_5_text", describe: qwen3_5::describe },
     Architecture { model_type: "qwen3_5_moe", describe: qwen3_5_moe::describe },
     Architecture { model_type: "qwen3_5_moe_text", describe: qwen3_5_moe::describe },
+    Architecture { model_type: "qwen4_exp", describe: qwen4_exp::describe },
+    Architecture { model_type: "qwen4_exp_text", describe: qwen4_exp::describe },
     Architecture { model_type: "gemma2", describe: gemma3::describe_2 },
     Architecture { model_type: "gemma3", describe: gemma3::describe },
     Architecture { model_type: "gemma3_text", describe: gemma3::describe },

@@ -1,7 +1,7 @@
 //! What to say of an architecture that is not supported: the nearest that is, and what is missing.
 
 /// Types that people run: the beginning of their names, the nearest supported type, and what no operation computes of them. Longer beginnings come first.
-const KNOWN: [(&str, &str, &str); 15] = [
+const KNOWN: [(&str, &str, &str); 14] = [
     ("kimi_k3", "kimi_linear", "its newer layers"),
     ("gemma3n", "gemma4_text", "alternating updates of several residuals, and sparse activations"),
     ("falcon_h1", "granitemoehybrid", "Mamba-2 and attention side by side"),
@@ -14,7 +14,6 @@ const KNOWN: [(&str, &str, &str); 15] = [
     ("llama4", "mixtral", "attention in chunks"),
     ("olmoe", "olmo2", "experts behind norms of outputs"),
     ("cohere", "llama", "layer norms, and halves of a layer side by side"),
-    ("qwen4", "qwen3_next", "hyper-connections, an indexer and n-gram tables"),
     ("qwen2_moe", "qwen3_moe", "biases of queries, keys and values beside a shared expert"),
     ("phimoe", "mixtral", "layer norms and its router"),
 ];

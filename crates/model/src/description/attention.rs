@@ -30,11 +30,9 @@ pub struct LatentDescription {
     /// The projections of keys and of values are two stacks with a matrix for each head, that of keys transposed (MLX, newer GGUF files); otherwise they are rows of
     /// one matrix, head after head.
     pub split: bool,
-    /// What selects the positions that a token sees; `None`: it sees all.
-    pub index: Option<IndexDescription>,
 }
 
-/// A sparse indexer (DeepSeek-V3.2).
+/// A sparse indexer (DeepSeek-V3.2; of grouped attention Qwen4-Exp, whose heads weigh alike, and so do positions of a pool).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexDescription {
     /// Its heads.
@@ -134,6 +132,8 @@ pub struct AttentionDescription {
     pub sinks: bool,
     /// Scores are multiplied by this; `None`: by one over the root of `head_dim`.
     pub scale: Option<f32>,
+    /// What selects the positions that a token sees; `None`: it sees all.
+    pub index: Option<IndexDescription>,
 }
 
 impl AttentionDescription {
@@ -183,7 +183,6 @@ impl AttentionDescription {
             rotary_dim,
             norm_eps: LATENT_EPS,
             split: false,
-            index: None,
         };
         let v_dim = config.size("v_head_dim")?;
         config.product("`num_attention_heads` and `v_head_dim`", &[read.heads, plain + v_dim])?;
@@ -230,6 +229,7 @@ impl AttentionDescription {
             softcap: None,
             sinks: false,
             scale: None,
+            index: None,
         })
     }
 
@@ -289,9 +289,10 @@ impl AttentionDescription {
 
     /// The cache group of its indexer's keys, if it has one of its own.
     pub(super) fn index_group(&self) -> Option<CacheGroup> {
-        let AttentionVariant::Latent(LatentDescription { index: Some(index), .. }) = self.variant else { return None };
+        let index = self.index?;
         // Of pools: keys, and what weighs them.
-        let kv_heads = 1 + usize::from(index.pool.is_some());
+        let is_weighed = index.pool.is_some() && self.variant != AttentionVariant::Grouped;
+        let kv_heads = 1 + usize::from(is_weighed);
         let group = CacheGroup {
             k_dim: index.head_dim,
             v_dim: 0,

@@ -49,6 +49,8 @@ pub struct DeltaDescription {
     pub shape: DeltaShape,
     /// Which of the projections are stored as one.
     pub layout: ProjectionLayout,
+    /// The output's gate is a sigmoid, and not SiLU (Qwen4-Exp).
+    pub sigmoid_gate: bool,
 }
 
 impl DeltaDescription {
@@ -72,7 +74,7 @@ impl DeltaDescription {
         )?;
         let (path, keys, values) = (config.path().display(), shape.key_heads, shape.value_heads);
         ensure!(values.is_multiple_of(keys), "{path}: {values} linear value heads cannot share {keys} key heads");
-        Ok(DeltaDescription { shape, layout })
+        Ok(DeltaDescription { shape, layout, sigmoid_gate: false })
     }
 
     /// Columns of its output.

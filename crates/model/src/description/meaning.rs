@@ -1,6 +1,6 @@
 //! What a tensor of a checkpoint is: which weight, and which part of it, told by its name.
 
-use super::{Description, WeightDescription};
+use super::{Description, NGRAM_TABLE, WeightDescription};
 use crate::mlx_names;
 
 impl Description {
@@ -57,12 +57,24 @@ impl Description {
                 None => Meaning { weight, with: None, expert, leaf: Leaf::Other },
             });
         }
-        // 2. everything else: the module with the longest matching name
         let all = if layer.is_some() { self.layer_weights(layer?) } else { self.all_outer().collect() };
+        // 2. tables of n-grams, in parts
+        if let Some((part, leaf)) = rest.strip_prefix(NGRAM_TABLE).and_then(part_of_table) {
+            let weight = all.into_iter().find(|w| w.part == NGRAM_TABLE)?;
+            return Some(Meaning { weight, with: None, expert: Some(part), leaf });
+        }
+        // 3. everything else: the module with the longest matching name
         let found = all.into_iter().filter_map(|w| Some((w, Leaf::parse(rest.strip_prefix(w.part)?)?)));
         let (weight, leaf) = found.max_by_key(|(w, _)| w.part.len())?;
         Some(Meaning { weight, with: None, expert: None, leaf })
     }
+}
+
+/// The number of a table's part, and which part of its matrix: behind the table's name.
+fn part_of_table(rest: &str) -> Option<(usize, Leaf)> {
+    let (number, _) = rest.strip_prefix(".shard_")?.split_once('.')?;
+    let leaf = Leaf::parse(&rest[".shard_".len() + number.len()..])?;
+    Some((number.parse().ok()?, leaf))
 }
 
 impl Description {
@@ -114,7 +126,7 @@ pub struct Meaning {
     pub weight: WeightDescription,
     /// If a tensor holds two weights: the second one, whose rows follow those of the first for each expert.
     pub with: Option<WeightDescription>,
-    /// Its expert, if each has tensors of its own.
+    /// Its expert, or its part of a table, if each has tensors of its own.
     pub expert: Option<usize>,
     /// Which part of the weight.
     pub leaf: Leaf,

@@ -2,6 +2,7 @@
 //! use nothing else, so a new architecture is one file that makes a [`Description`].
 
 mod attention;
+mod attention_weights;
 mod cache_group;
 mod channel_delta_weights;
 mod compressed;
@@ -12,6 +13,8 @@ mod experts;
 mod layer_range;
 mod meaning;
 mod mtp;
+mod ngram_weights;
+mod ngrams;
 mod state_space;
 mod stream_weights;
 mod streams;
@@ -32,6 +35,7 @@ pub use attention::{
     AttentionBiases, AttentionDescription, AttentionVariant, IndexDescription, LatentDescription, QueryGrowth,
     ValueSource,
 };
+pub(crate) use attention_weights::{INDEX_INPUTS, INDEX_NORMS};
 pub use cache_group::{CacheContent, CacheGroup, CacheKind};
 pub use compressed::{CompressedDescription, CompressionDescription, EntryIndexDescription};
 pub(crate) use compressed_weights::COMPRESSORS;
@@ -43,10 +47,12 @@ pub use experts::{
 pub use layer_range::{Cut, LayerRange};
 pub use meaning::{Leaf, Meaning};
 pub(crate) use mtp::{JOIN, NORMS, QWEN_PARTS, qwen_name};
+pub(crate) use ngram_weights::{NGRAM_CONVOLUTION, NGRAM_KEYS, NGRAM_NORMS, NGRAM_NUMBERS, NGRAM_TABLE, NGRAM_VALUE};
+pub use ngrams::NgramsDescription;
 pub use state_space::StateSpaceDescription;
 pub(crate) use state_space::StateSpaceKeys;
-pub(crate) use stream_weights::{STREAM_HEAD, STREAM_PARTS};
-pub use streams::StreamsDescription;
+pub(crate) use stream_weights::{GATED_STREAM_PARTS, LAST_STREAM_PARTS, STREAM_HEAD, STREAM_PARTS};
+pub use streams::{StreamMixing, StreamsDescription};
 pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE, TOKEN_EXPERTS};
 pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
@@ -78,6 +84,8 @@ pub struct Description {
     pub per_layer: Option<PerLayerDescription>,
     /// There are several residual streams; `None`: one.
     pub streams: Option<StreamsDescription>,
+    /// Some layers add embeddings of n-grams to the streams (Qwen4-Exp).
+    pub ngrams: Option<NgramsDescription>,
     /// Each layer's output is multiplied by a stored number (Gemma 4).
     pub layer_scales: bool,
     /// The input of both halves of a layer is normed. OLMo 2 norms their output instead.
@@ -302,6 +310,7 @@ impl Outline {
             logit_softcap: None,
             per_layer: None,
             streams: None,
+            ngrams: None,
             layer_scales: false,
             input_norms: true,
             output_norms: false,
@@ -435,7 +444,19 @@ impl Description {
 
     /// f32 elements of a sequence's recurrent state, all layers together; 0 without recurrent layers.
     pub fn state_len(&self) -> usize {
-        self.recurrent_layers().filter_map(MixerDescription::state_len).sum()
+        let of_layers: usize = self.recurrent_layers().filter_map(MixerDescription::state_len).sum();
+        of_layers + self.ngrams.as_ref().map_or(0, |of| of.layers.len() * self.ngram_state_len())
+    }
+
+    /// f32 elements of the state of a layer's n-grams. Those of all such layers are behind all others.
+    pub(crate) fn ngram_state_len(&self) -> usize {
+        let of_streams = self.hidden * self.streams.map_or(1, |streams| streams.count);
+        self.ngrams.as_ref().map_or(0, |of| of.kept() * of_streams)
+    }
+
+    /// Whether a norm stands between the last layer and the head.
+    pub(crate) fn has_last_norm(&self) -> bool {
+        !self.streams.is_some_and(StreamsDescription::is_gated)
     }
 
     /// Experts per layer and per token, for a mixture.

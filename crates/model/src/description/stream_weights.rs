@@ -1,7 +1,7 @@
 //! The weights of hyper-connections.
 
-use super::StreamsDescription;
-use super::weights::{WeightDescription, WeightKind, vector};
+use super::weights::{WeightClass, WeightDescription, WeightKind, matrix, vector};
+use super::{StreamMixing, StreamsDescription};
 
 /// What mixes the streams around each half of a layer: from all streams to the logits of what they exchange, what is added to these, and what each of the three parts of them is multiplied by.
 pub(crate) const STREAM_PARTS: [[&str; 3]; 2] =
@@ -10,21 +10,69 @@ pub(crate) const STREAM_PARTS: [[&str; 3]; 2] =
 /// The same of what makes one of them behind the last layer.
 pub(crate) const STREAM_HEAD: [&str; 3] = ["hc_head_fn", "hc_head_base", "hc_head_scale"];
 
+/// The same with gates: the norm of each stream, both matrices of the gates, and that of what each stream is added.
+pub(crate) const GATED_STREAM_PARTS: [[&str; 4]; 2] = [
+    [
+        "attn_hyper_connection.hc_norm",
+        "attn_hyper_connection.input_mix_weight_down",
+        "attn_hyper_connection.input_mix_weight_up",
+        "attn_hyper_connection.block_inject_weight",
+    ],
+    [
+        "mlp_hyper_connection.hc_norm",
+        "mlp_hyper_connection.input_mix_weight_down",
+        "mlp_hyper_connection.input_mix_weight_up",
+        "mlp_hyper_connection.block_inject_weight",
+    ],
+];
+
+/// The same for the head, to which nothing is added.
+pub(crate) const LAST_STREAM_PARTS: [&str; 3] = [
+    "hyper_connection_mixer.hc_norm",
+    "hyper_connection_mixer.input_mix_weight_down",
+    "hyper_connection_mixer.input_mix_weight_up",
+];
+
 impl StreamsDescription {
-    /// Those outside of layers.
-    pub(super) fn outer_weights(&self, hidden: usize) -> impl Iterator<Item = WeightDescription> {
-        let [mix, base, scale] = STREAM_HEAD;
-        let mix = WeightDescription { rows: self.count, ..vector(mix, WeightKind::Vector, self.count * hidden) };
-        let all = [mix, vector(base, WeightKind::Vector, self.count), vector(scale, WeightKind::Vector, 1)];
-        all.into_iter().filter(|_| self.has_head)
+    /// Those of a layer.
+    pub(super) fn weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
+        let cols = self.count * hidden;
+        match self.mixing {
+            StreamMixing::Exchanged { .. } => {
+                let rows = self.logits();
+                let of = |[mix, base, scale]: [&'static str; 3]| {
+                    let mix = WeightDescription { rows, ..vector(mix, WeightKind::Vector, cols) };
+                    [mix, vector(base, WeightKind::Vector, rows), vector(scale, WeightKind::Vector, 3)]
+                };
+                STREAM_PARTS.into_iter().flat_map(of).collect()
+            }
+            StreamMixing::Gated { rank } => {
+                let of = |[own, down, up, inject]: [&'static str; 4]| {
+                    let mut all = gates([own, down, up], (rank, cols), norm).to_vec();
+                    all.push(matrix(inject, WeightClass::Mlp, self.count, cols));
+                    all
+                };
+                GATED_STREAM_PARTS.into_iter().flat_map(of).collect()
+            }
+        }
     }
 
-    /// Those of a layer.
-    pub(super) fn weights(&self, hidden: usize) -> impl Iterator<Item = WeightDescription> {
-        let (rows, cols) = (self.logits(), self.count * hidden);
-        STREAM_PARTS.into_iter().flat_map(move |[mix, base, scale]| {
-            let mix = WeightDescription { rows, ..vector(mix, WeightKind::Vector, cols) };
-            [mix, vector(base, WeightKind::Vector, rows), vector(scale, WeightKind::Vector, 3)]
-        })
+    /// Those outside of layers.
+    pub(super) fn outer_weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
+        match self.mixing {
+            StreamMixing::Exchanged { has_head: false, .. } => Vec::new(),
+            StreamMixing::Exchanged { .. } => {
+                let [mix, base, scale] = STREAM_HEAD;
+                let mix =
+                    WeightDescription { rows: self.count, ..vector(mix, WeightKind::Vector, self.count * hidden) };
+                vec![mix, vector(base, WeightKind::Vector, self.count), vector(scale, WeightKind::Vector, 1)]
+            }
+            StreamMixing::Gated { rank } => gates(LAST_STREAM_PARTS, (rank, self.count * hidden), norm).into(),
+        }
     }
+}
+
+/// The norm of the streams, and both matrices of their gates.
+fn gates([own, down, up]: [&'static str; 3], (rank, cols): (usize, usize), norm: WeightKind) -> [WeightDescription; 3] {
+    [vector(own, norm, cols), matrix(down, WeightClass::Mlp, rank, cols), matrix(up, WeightClass::Mlp, cols, rank)]
 }

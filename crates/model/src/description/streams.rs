@@ -1,20 +1,40 @@
 //! Hyper-connections: several residual streams in place of one.
 
-/// Several residual streams (Xie et al. 2026): each half of a layer takes a mixture of them and adds to all.
+/// Several residual streams: each half of a layer takes a mixture of them and adds to all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamsDescription {
     /// How many there are.
     pub count: usize,
-    /// Added to the weights of a mixture, and to sums that they are divided by.
-    pub eps: f64,
-    /// How often what streams exchange is divided by the sums of its rows and columns.
-    pub rounds: usize,
-    /// Behind the last layer they become one by a mixture of their own, and not by their mean.
-    pub has_head: bool,
+    /// What a half takes and adds.
+    pub mixing: StreamMixing,
+}
+
+/// What halves of layers take of residual streams, and what they add to them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StreamMixing {
+    /// Streams exchange their contents around each half (Xie et al. 2026; GLM-5.3, DeepSeek-V4).
+    Exchanged {
+        /// Added to the weights of a mixture, and to sums that they are divided by.
+        eps: f64,
+        /// How often what streams exchange is divided by the sums of its rows and columns.
+        rounds: usize,
+        /// Behind the last layer they become one by a mixture of their own, and not by their mean.
+        has_head: bool,
+    },
+    /// Each element of each normed stream has a gate, of a projection of small rank; so has what the head takes (Qwen4-Exp).
+    Gated {
+        /// Elements between both matrices of the gates.
+        rank: usize,
+    },
 }
 
 impl StreamsDescription {
-    /// Logits of a mixture.
+    /// Whether streams have gates.
+    pub fn is_gated(self) -> bool {
+        matches!(self.mixing, StreamMixing::Gated { .. })
+    }
+
+    /// Logits of a mixture where streams exchange their contents.
     pub fn logits(&self) -> usize {
         (2 + self.count) * self.count
     }

@@ -6,7 +6,10 @@ use sluice_backend::{MOST_POOLED, MOST_STREAMS};
 
 use super::attention::{AttentionDescription, AttentionVariant};
 use super::experts::{ExpertActivation, MoeDescription, RouterScoring};
-use super::{DenseActivation, Description, FeedForwardDescription, LayerDescription, MixerDescription, ValueSource};
+use super::{
+    DenseActivation, Description, FeedForwardDescription, IndexDescription, LayerDescription, MixerDescription,
+    StreamsDescription, ValueSource,
+};
 
 impl Description {
     /// Refuses a variant that is described and that no operation computes.
@@ -15,14 +18,20 @@ impl Description {
     /// Names the variant and the first layer that has it.
     pub fn check_operations(&self) -> Result<()> {
         for (number, layer) in self.layers.iter().enumerate() {
-            let unnormed = (!self.input_norms).then(|| "no norm of its input".to_owned());
+            // What a block takes of gated streams was normed before.
+            let gated = self.streams.is_some_and(StreamsDescription::is_gated);
+            let unnormed = (!self.input_norms && !gated).then(|| "no norm of its input".to_owned());
             let unsupported = match &layer.mixer {
-                MixerDescription::Attention(_) if !self.input_norms && !self.output_norms => unnormed.clone(),
+                MixerDescription::Attention(_) if unnormed.is_some() && !self.output_norms => unnormed.clone(),
                 MixerDescription::Attention(a) if a.variant != AttentionVariant::Grouped && self.output_norms => {
                     Some("latent attention with norms of outputs".to_owned())
                 }
                 MixerDescription::Attention(attention) => attention.unsupported(self.rotary_dim(attention)),
-                MixerDescription::DeltaNet(_) | MixerDescription::ChannelDelta(_) => unnormed.clone(),
+                MixerDescription::DeltaNet(_) => unnormed.clone(),
+                MixerDescription::ChannelDelta(_) | MixerDescription::StateSpace(_) if gated => {
+                    Some("no norm of its input".to_owned())
+                }
+                MixerDescription::ChannelDelta(_) => unnormed.clone(),
                 MixerDescription::StateSpace(_) if self.output_norms => {
                     Some("a norm of what Mamba-2 puts out".to_owned())
                 }
@@ -58,11 +67,17 @@ impl Description {
                 FeedForwardDescription::Beside { moe, .. } => moe.unsupported().or(unnormed),
             });
             let streams = self.streams.filter(|streams| {
-                let plain = self.input_norms && !self.output_norms && self.per_layer.is_none() && !self.layer_scales;
+                let plain = self.input_norms != streams.is_gated()
+                    && !self.output_norms
+                    && self.per_layer.is_none()
+                    && !self.layer_scales
+                    && (!streams.is_gated() || !matches!(layer.feed_forward, FeedForwardDescription::Dense { .. }));
                 !plain || layer.is_one_block() || streams.count > MOST_STREAMS
             });
             let unsupported =
                 unsupported.or_else(|| streams.map(|of| format!("{} residual streams around it", of.count)));
+            let ngrams = self.ngrams.as_ref().filter(|of| of.hash(number).is_some() && !gated);
+            let unsupported = unsupported.or_else(|| ngrams.map(|_| "n-grams, and no gated streams around it".into()));
             let what = unsupported.as_deref().unwrap_or_default();
             let architecture = self.architecture;
             ensure!(what.is_empty(), "{architecture}: layer {number} has {what}, which no operation computes");
@@ -87,7 +102,7 @@ fn selects(layer: &LayerDescription) -> bool {
 impl AttentionDescription {
     /// Whether what it sees is what another layer's indexer has selected.
     fn takes_selection(&self) -> bool {
-        matches!(self.variant, AttentionVariant::Latent(latent) if latent.index.is_some_and(|index| index.shared))
+        self.index.is_some_and(|index| index.shared)
     }
 
     /// Why this layer cannot share the keys and values of an earlier one, if it cannot. `before`: all earlier layers.
@@ -115,15 +130,30 @@ impl AttentionDescription {
                 (self.window.is_some(), "a window"),
                 (self.softcap.is_some(), "a soft cap"),
                 (self.sinks, "sinks"),
-                (latent.index.is_some() && latent.q_rank.is_none(), "an indexer, and queries straight from the input"),
+                (self.index.is_some() && latent.q_rank.is_none(), "an indexer, and queries straight from the input"),
                 (
-                    latent.index.and_then(|i| i.pool.map(|n| n > MOST_POOLED || !i.top.is_multiple_of(n)))
-                        == Some(true),
+                    self.index.is_some_and(|index| !index.has_pools_that_fit()),
                     "an indexer of pools that do not divide what it selects, or are too large",
                 ),
             ];
             let found = more.into_iter().find(|(is_there, _)| *is_there);
             return found.map(|(_, what)| format!("latent attention with {what}"));
+        }
+        if let Some(index) = self.index {
+            let more = [
+                (index.pool.is_none_or(|size| !MOST_POOLED.is_multiple_of(size)), "other pools than whole parts of 64"),
+                (!index.has_pools_that_fit(), "pools that do not divide what it selects"),
+                (index.head_dim < rotary_dim, "keys of fewer elements than are rotated"),
+                (index.shared, "none of its own"),
+                (index.adjacent_pairs || self.adjacent_pairs, "pairs beside each other"),
+                (
+                    !self.rotated || self.window.is_some() || self.shared,
+                    "a window, no positions, or keys of another layer",
+                ),
+            ];
+            if let Some((_, what)) = more.into_iter().find(|(is_there, _)| *is_there) {
+                return Some(format!("grouped attention, an indexer, and {what}"));
+            }
         }
         let has_own_values = self.values == ValueSource::Projected;
         let more = [
@@ -142,6 +172,13 @@ impl AttentionDescription {
             return Some(format!("pairs beside each other in {rotary_dim} of {} elements", self.head_dim));
         }
         (self.window == Some(0)).then(|| "a window of no positions".into())
+    }
+}
+
+impl IndexDescription {
+    /// Whether pools divide what it selects, and are not too large.
+    fn has_pools_that_fit(&self) -> bool {
+        self.pool.is_none_or(|size| (1..=MOST_POOLED).contains(&size) && self.top.is_multiple_of(size))
     }
 }
 

@@ -4,9 +4,8 @@
 use sluice_backend::{DeltaShape, StateSpaceShape};
 
 use super::{
-    AttentionBiases, AttentionDescription, AttentionVariant, DeltaDescription, DenseActivation, Description,
-    FeedForwardDescription, IndexDescription, LatentDescription, LayerDescription, MixerDescription, MtpDescription,
-    PROJECTIONS, PerLayerDescription, ProjectionLayout, RouterScoring, StateSpaceDescription, ValueSource,
+    DeltaDescription, DenseActivation, Description, FeedForwardDescription, LayerDescription, MixerDescription,
+    MtpDescription, PROJECTIONS, PerLayerDescription, ProjectionLayout, RouterScoring, StateSpaceDescription,
 };
 use crate::mlx_names;
 
@@ -30,6 +29,8 @@ pub enum WeightClass {
     Embedding,
     /// The table of embeddings for each layer: a token reads one row.
     PerLayerEmbedding,
+    /// A table of embeddings of n-grams: a token reads some rows.
+    NgramEmbedding,
     /// The output head, where it is not the embedding.
     Head,
     /// Projections of attention layers.
@@ -54,6 +55,7 @@ impl WeightClass {
         match self {
             WeightClass::Embedding => "embedding",
             WeightClass::PerLayerEmbedding => "per-layer embeddings",
+            WeightClass::NgramEmbedding => "n-grams",
             WeightClass::Head => "output head",
             WeightClass::Attention => "attention",
             WeightClass::Recurrent => "linear attention",
@@ -63,6 +65,11 @@ impl WeightClass {
             WeightClass::Vector => "vectors",
             WeightClass::Expert => "experts",
         }
+    }
+
+    /// Whether it is a table of which a token reads few rows.
+    pub fn is_table(self) -> bool {
+        matches!(self, WeightClass::PerLayerEmbedding | WeightClass::NgramEmbedding)
     }
 
     /// Whether these are matrices of layers that every token uses.
@@ -100,7 +107,7 @@ pub struct WeightDescription {
     pub class: WeightClass,
     /// How it is stored.
     pub kind: WeightKind,
-    /// The number of experts that have one each; 1 for everything else.
+    /// The number of experts that have one each, or of parts of a table; 1 for everything else.
     pub count: usize,
     /// Rows, of one expert. A vector has one.
     pub rows: usize,
@@ -138,97 +145,6 @@ pub(super) fn matrix(part: &'static str, class: WeightClass, rows: usize, cols: 
 
 pub(super) fn vector(part: &'static str, kind: WeightKind, cols: usize) -> WeightDescription {
     WeightDescription { layer: None, part, class: WeightClass::Vector, kind, count: 1, rows: 1, cols, biased: false }
-}
-
-impl AttentionDescription {
-    fn weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
-        let (inputs, output) = match self.biases {
-            AttentionBiases::None => (false, false),
-            AttentionBiases::Inputs => (true, false),
-            AttentionBiases::All => (true, true),
-        };
-        let projection =
-            |part, rows, cols, biased| WeightDescription { biased, ..matrix(part, WeightClass::Attention, rows, cols) };
-        let mut all = match self.variant {
-            AttentionVariant::Compressed(of) => return self.compressed_weights(&of, hidden, norm),
-            AttentionVariant::Grouped if self.joined => {
-                let rows = self.q_cols() + self.k_cols() + self.v_cols();
-                vec![projection("self_attn.qkv_proj", rows, hidden, inputs)]
-            }
-            AttentionVariant::Grouped => vec![
-                Some(projection("self_attn.q_proj", self.q_cols(), hidden, inputs)),
-                (!self.shared).then(|| projection("self_attn.k_proj", self.k_cols(), hidden, inputs)),
-                (!self.shared && self.values == ValueSource::Projected)
-                    .then(|| projection("self_attn.v_proj", self.v_cols(), hidden, inputs)),
-            ]
-            .into_iter()
-            .flatten()
-            .collect(),
-            AttentionVariant::Latent(latent) => self.latent_weights(&latent, hidden, norm, inputs),
-        };
-        all.push(projection("self_attn.o_proj", hidden, self.out_cols(), output));
-        if self.normed {
-            let each = if self.whole_norms { [self.heads, self.kv_heads] } else { [1, 1] };
-            all.push(vector("self_attn.q_norm", norm, each[0] * self.head_dim));
-            if !self.shared {
-                all.push(vector("self_attn.k_norm", norm, each[1] * self.head_dim));
-            }
-        }
-        if self.sinks {
-            all.push(vector("self_attn.sinks", WeightKind::Vector, self.heads));
-        }
-        all
-    }
-
-    /// The input projections of latent attention: down to small vectors, and up again.
-    fn latent_weights(
-        &self,
-        latent: &LatentDescription,
-        hidden: usize,
-        norm: WeightKind,
-        biased: bool,
-    ) -> Vec<WeightDescription> {
-        let projection = |part, rows, cols| matrix(part, WeightClass::Attention, rows, cols);
-        let LatentDescription { q_rank, kv_rank, rotary_dim, split, index, .. } = *latent;
-        let mut all = match q_rank {
-            None => vec![projection("self_attn.q_proj", self.q_cols(), hidden)],
-            Some(rank) => vec![
-                WeightDescription { biased, ..projection("self_attn.q_a_proj", rank, hidden) },
-                vector("self_attn.q_a_layernorm", norm, rank),
-                projection("self_attn.q_b_proj", self.q_cols(), rank),
-            ],
-        };
-        let unrotated = self.head_dim.saturating_sub(rotary_dim);
-        all.extend([
-            WeightDescription { biased, ..projection("self_attn.kv_a_proj_with_mqa", kv_rank + rotary_dim, hidden) },
-            vector("self_attn.kv_a_layernorm", norm, kv_rank),
-        ]);
-        if split {
-            all.push(projection("self_attn.embed_q", self.heads * kv_rank, unrotated));
-            all.push(projection("self_attn.unembed_out", self.heads * self.v_dim, kv_rank));
-        } else {
-            all.push(projection("self_attn.kv_b_proj", self.heads * (unrotated + self.v_dim), kv_rank));
-        }
-        if let Some(index) = index.filter(|index| !index.shared) {
-            let IndexDescription { heads, head_dim, pool, .. } = index;
-            if let Some(pool) = pool {
-                let plain = |part, rows| WeightDescription { rows, ..vector(part, WeightKind::Vector, head_dim) };
-                let gate = vector("self_attn.indexer.index_kpool_compress_gate", WeightKind::Vector, hidden);
-                all.extend([
-                    plain("self_attn.indexer.index_kpool_compress_ape", pool),
-                    WeightDescription { rows: head_dim, ..gate },
-                ]);
-            }
-            let k_norm = vector("self_attn.indexer.k_norm", WeightKind::Norm { centred: false }, head_dim);
-            all.extend([
-                projection("self_attn.indexer.wq_b", heads * head_dim, q_rank.unwrap_or(hidden)),
-                projection("self_attn.indexer.wk", head_dim, hidden),
-                projection("self_attn.indexer.weights_proj", heads, hidden),
-                WeightDescription { biased: true, ..k_norm },
-            ]);
-        }
-        all
-    }
 }
 
 impl DeltaDescription {
@@ -387,7 +303,9 @@ impl LayerDescription {
             all.extend(self.feed_forward.weights(hidden, norm));
             return all;
         }
-        all.push(vector("post_attention_layernorm", norm, hidden));
+        if before || after {
+            all.push(vector("post_attention_layernorm", norm, hidden));
+        }
         if before && after {
             all.push(vector("pre_feedforward_layernorm", norm, hidden));
         }
@@ -407,8 +325,8 @@ impl Description {
         let first = std::iter::once(embedding).chain(self.outer_per_layer());
         let (begins, ends, tied) = (self.begins(), self.ends(), self.tied);
         let first = first.filter(move |_| begins || (ends && tied));
-        let last = self.outer_streams().filter(move |_| ends);
-        first.chain(layers).chain(ends.then_some(norm)).chain((ends && !tied).then_some(head)).chain(last)
+        let last = self.last_mixing().into_iter().chain(self.has_last_norm().then_some(norm)).filter(move |_| ends);
+        first.chain(layers).chain(last).chain((ends && !tied).then_some(head))
     }
 
     /// The weights of one layer; none if there is no such layer.
@@ -424,7 +342,11 @@ impl Description {
             ]);
         }
         if let Some(streams) = self.streams {
-            weights.extend(streams.weights(self.hidden));
+            weights.extend(streams.weights(self.hidden, self.norm_kind()));
+        }
+        if let (Some(ngrams), Some(streams)) = (&self.ngrams, self.streams) {
+            let sizes = (self.hidden, streams.count * self.hidden);
+            weights.extend(ngrams.weights(layer, sizes, self.norm_kind()));
         }
         if self.layer_scales {
             weights.push(vector("layer_scalar", WeightKind::Vector, 1));
@@ -455,15 +377,15 @@ impl Description {
         ]
     }
 
-    /// Everything outside of layers.
-    pub(super) fn all_outer(&self) -> impl Iterator<Item = WeightDescription> {
-        self.outer().into_iter().chain(self.outer_per_layer()).chain(self.outer_streams())
+    /// What makes the head's input of several residual streams.
+    fn last_mixing(&self) -> Vec<WeightDescription> {
+        self.streams.map(|streams| streams.outer_weights(self.hidden, self.norm_kind())).unwrap_or_default()
     }
 
-    /// What makes one of several residual streams behind the last layer.
-    fn outer_streams(&self) -> impl Iterator<Item = WeightDescription> {
-        let hidden = self.hidden;
-        self.streams.into_iter().flat_map(move |streams| streams.outer_weights(hidden).collect::<Vec<_>>())
+    /// Everything outside of layers.
+    pub(super) fn all_outer(&self) -> impl Iterator<Item = WeightDescription> {
+        let outer = self.outer().into_iter().filter(|w| w.part != "norm" || self.has_last_norm());
+        outer.chain(self.outer_per_layer()).chain(self.last_mixing())
     }
 
     fn norm_kind(&self) -> WeightKind {

@@ -1,10 +1,15 @@
 //! Softmax attention with grouped queries, and the variants that a description may add: norms on q and k, a gate, queries that grow, a window, a soft cap, sinks.
 
 use anyhow::{Result, ensure};
-use sluice_backend::{AttentionLayer, Elementwise, Norm, Operations, Projection, RotaryId, RowFactors, Tensor};
+use sluice_backend::{
+    AttentionLayer, Elementwise, IndexLayer, IndexNorm, IndexPool, Norm, Operations, Projection, RotaryId, RowFactors,
+    Tensor,
+};
 
 use super::ordered::{Inputs, Output};
-use crate::description::{AttentionDescription, AttentionVariant, Description, ValueSource};
+use crate::description::{
+    AttentionDescription, AttentionVariant, Description, INDEX_INPUTS, INDEX_NORMS, IndexDescription, ValueSource,
+};
 use crate::weights::{Weights, rows_of};
 
 /// Activations shared by all attention layers of a model: `[max_tokens, ..]` each.
@@ -15,6 +20,8 @@ pub struct AttentionScratch {
     v: Tensor,
     /// Before the output projection: `[max_tokens, heads * v_dim]`.
     mixed: Tensor,
+    /// Queries and keys of indexers, where there are any.
+    index: Option<[Tensor; 2]>,
 }
 
 impl AttentionScratch {
@@ -24,11 +31,19 @@ impl AttentionScratch {
             let grouped = d.attention_layers().filter(|a| a.variant == AttentionVariant::Grouped);
             w.scratch(grouped.map(cols).max().unwrap_or_default())
         };
+        let index = d.attention_layers().filter(|a| a.variant == AttentionVariant::Grouped).any(|a| a.index.is_some());
         Ok(AttentionScratch {
             q: widest(AttentionDescription::q_cols)?,
             k: widest(AttentionDescription::k_cols)?,
             v: widest(AttentionDescription::v_cols)?,
             mixed: widest(AttentionDescription::out_cols)?,
+            index: match index {
+                true => Some([
+                    widest(|a| a.index.map_or(0, |index| index.heads * index.head_dim))?,
+                    widest(|a| a.index.map_or(0, |index| index.head_dim))?,
+                ]),
+                false => None,
+            },
         })
     }
 
@@ -39,6 +54,10 @@ impl AttentionScratch {
             k: self.k.columns(0..d.k_cols()),
             v: self.v.columns(0..d.v_cols()),
             mixed: self.mixed.columns(0..d.out_cols()),
+            index: self
+                .index
+                .zip(d.index)
+                .map(|([q, k], of)| [q.columns(0..of.heads * of.head_dim), k.columns(0..of.head_dim)]),
         }
     }
 }
@@ -54,6 +73,8 @@ pub struct Attention {
     pairs: Option<usize>,
     /// What queries are multiplied by.
     growth: Option<RowFactors>,
+    /// The norm of an indexer's queries, and what selects the positions that a token sees.
+    index: Option<(Norm, IndexLayer)>,
     inner: AttentionLayer,
     out: Output,
 }
@@ -67,9 +88,10 @@ impl Attention {
         (rotary, rotary_dim): (RotaryId, usize),
         (at, input_norm): (usize, bool),
         (group, layer): (usize, usize),
+        index_slot: Option<(usize, usize)>,
     ) -> Result<Attention> {
         let s = s.sized_for(d);
-        let qkv = if d.joined {
+        let mut qkv = if d.joined {
             let all = w.ordered_linear(at, "self_attn.qkv_proj")?;
             let mut from = 0;
             let mut next = |out: Tensor| {
@@ -88,6 +110,33 @@ impl Attention {
                 all.push(projection("self_attn.v_proj", s.v)?);
             }
             all
+        };
+        let index = match d.index.zip(index_slot).zip(s.index) {
+            None => None,
+            Some(((IndexDescription { heads, head_dim, top, pool, .. }, slot), [q, k])) => {
+                let both = w.ordered_linear(at, INDEX_INPUTS)?;
+                let of_q = heads * head_dim;
+                qkv.push(Projection { linear: rows_of(&both, 0..of_q), out: q });
+                qkv.push(Projection { linear: rows_of(&both, of_q..of_q + head_dim), out: k });
+                let [of_queries, of_keys] = INDEX_NORMS;
+                let layer = IndexLayer {
+                    q,
+                    k,
+                    weights: None,
+                    norm: IndexNorm::Pools(w.norm(at, of_keys)?),
+                    heads,
+                    top,
+                    pool: pool.map(|size| IndexPool { size, logits: None }),
+                    rotary,
+                    adjacent_pairs: false,
+                    group: slot.0,
+                    layer: slot.1,
+                    rows_group: group,
+                    scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+                    weight_scale: 1.0,
+                };
+                Some((w.norm(at, of_queries)?, layer))
+            }
         };
         let values = match d.values_normed && !d.shared {
             true => Some((if d.values == ValueSource::Keys { s.k } else { s.v }, w.norm_without_weights(d.v_dim)?)),
@@ -117,6 +166,7 @@ impl Attention {
             window: d.window,
             softcap: d.softcap,
             sinks,
+            selected: index.is_some(),
         };
         let out = w.ordered_linear(at, "self_attn.o_proj")?;
         let branch = match branch {
@@ -133,7 +183,7 @@ impl Attention {
             Some(growth) => Some(w.row_factors(&growth)?),
             None => None,
         };
-        Ok(Attention { qkv, values, whole_norms, pairs, growth, inner, out })
+        Ok(Attention { qkv, values, whole_norms, pairs, growth, index, inner, out })
     }
 
     /// `out += attention(norm(x))`
@@ -156,6 +206,11 @@ impl Attention {
         }
         if let Some(factors) = self.growth {
             backend.elementwise(&Elementwise::ScaleRows { x: self.inner.q.first_rows(x.rows), factors });
+        }
+        if let Some((norm, index)) = &self.index {
+            let q = index.q.first_rows(x.rows);
+            backend.elementwise(&Elementwise::Norm { x: q, norm: *norm, out: q });
+            backend.index(index);
         }
         // 2. norms, rotation, cache, softmax(q k) v, gate
         backend.attention(&self.inner);

@@ -40,7 +40,13 @@ pub struct DeltaNet {
 
 impl DeltaNet {
     /// Layer `at` of the model, which is recurrent layer number `layer`.
-    pub fn load(w: &mut Weights, d: &DeltaDescription, s: &DeltaScratch, at: usize, layer: usize) -> Result<DeltaNet> {
+    pub fn load(
+        w: &mut Weights,
+        d: &DeltaDescription,
+        s: &DeltaScratch,
+        (at, input_norm): (usize, bool),
+        layer: usize,
+    ) -> Result<DeltaNet> {
         let shape = DeltaShape { tiled: w.layout().has_tiled_value_heads(), ..d.shape };
         let keys = shape.key_heads * shape.key_dim;
         let mut projection =
@@ -88,8 +94,8 @@ impl DeltaNet {
                 all
             }
         };
-        let norm = w.norm(at, "input_layernorm")?;
-        let inputs = Inputs::new(w, Some(norm), inputs)?;
+        let norm = if input_norm { Some(w.norm(at, "input_layernorm")?) } else { None };
+        let inputs = Inputs::new(w, norm, inputs)?;
         let inner = DeltaLayer {
             shape,
             qkv: s.qkv,
@@ -101,6 +107,7 @@ impl DeltaNet {
             decay: w.decay(at, "linear_attn.A_log")?,
             dt_bias: w.vector(at, "linear_attn.dt_bias")?,
             norm: w.norm(at, "linear_attn.norm")?,
+            sigmoid_gate: d.sigmoid_gate,
             layer,
         };
         let out = w.ordered_linear(at, "linear_attn.out_proj")?;

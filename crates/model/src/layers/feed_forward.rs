@@ -171,7 +171,8 @@ impl FeedForward {
                 (norm, Some((to, w.norm(at, "post_feedforward_layernorm")?)))
             }
             None if is_one_block => (Some(w.norm(at, "input_layernorm")?), None),
-            None => (Some(w.norm(at, "post_attention_layernorm")?), None),
+            None if model.input_norms => (Some(w.norm(at, "post_attention_layernorm")?), None),
+            None => (None, None),
         };
         let norm_of_input = || norm.ok_or_else(|| anyhow!("layer {at}: its input has no norm"));
         match d {
@@ -188,7 +189,7 @@ impl FeedForward {
                 let [dense_norm, before_moe, after_moe] = BESIDE_NORMS;
                 let (dense_norm, mixed) = (w.norm(at, dense_norm)?, (to_mixed, w.norm(at, after_moe)?));
                 let norm = w.norm(at, before_moe)?;
-                let moe = load_mixture(w, at, moe, norm, before)?;
+                let moe = load_mixture(w, at, moe, Some(norm), before)?;
                 Ok(FeedForward::Beside(Box::new(Beside { dense, sum, dense_norm, sum_norm, moe, mixed })))
             }
             _ if branch.is_some() => {
@@ -206,18 +207,15 @@ impl FeedForward {
             }
             FeedForwardDescription::Moe(d) if d.shared.is_some() && has_shared_apart(d) => {
                 let activation = DenseActivation::of_shared(d.activation).expect("of such layers");
-                let (norm, scratch) = (norm_of_input()?, scratch.expect("scratch of such layers"));
+                let scratch = scratch.expect("scratch of such layers");
                 let width = d.shared.map_or(0, |s| s.intermediate);
                 let sizes = (scratch, width, activation);
-                let shared = PlainDense::load(w, (at, "mlp.shared_expert"), Some(norm), sizes, None)?;
+                let shared = PlainDense::load(w, (at, "mlp.shared_expert"), norm, sizes, None)?;
                 let routed = MoeDescription { shared: None, ..MoeDescription::clone(d) };
                 Ok(FeedForward::Shared(Box::new((load_mixture(w, at, &routed, norm, before)?, shared))))
             }
             FeedForwardDescription::None => Ok(FeedForward::None),
-            FeedForwardDescription::Moe(d) => {
-                let norm = norm_of_input()?;
-                Ok(FeedForward::Moe(load_mixture(w, at, d, norm, before)?))
-            }
+            FeedForwardDescription::Moe(d) => Ok(FeedForward::Moe(load_mixture(w, at, d, norm, before)?)),
         }
     }
 
@@ -270,7 +268,13 @@ impl FeedForward {
 }
 
 /// The mixture `d` of layer `at`, whose input goes through `norm`; `before`: that of the layer right before.
-fn load_mixture(w: &mut Weights, at: usize, d: &MoeDescription, norm: Norm, before: Option<MoeId>) -> Result<MoeId> {
+fn load_mixture(
+    w: &mut Weights,
+    at: usize,
+    d: &MoeDescription,
+    norm: Option<Norm>,
+    before: Option<MoeId>,
+) -> Result<MoeId> {
     let router_norm = if d.router.own_norm { Some(w.router_norm(at, ROUTER_SCALE)?) } else { None };
     let router = w.linear(at, "mlp.gate")?;
     let experts = w.experts(at)?;

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use sluice_backend::{
-    Elementwise, HeadRows, IndexLayer, IndexPool, LatentKeys, LatentLayer, Norm, Operations, Projection, RotaryId,
-    RowFactors, Tensor,
+    Elementwise, HeadRows, IndexLayer, IndexNorm, IndexPool, LatentKeys, LatentLayer, Norm, Operations, PoolLogits,
+    Projection, RotaryId, RowFactors, Tensor,
 };
 
 use super::ordered::{Inputs, Output};
@@ -45,7 +45,7 @@ impl LatentScratch {
             d.latent_layers().map(|(a, latent)| cols(a, latent)).max().unwrap_or_default()
         };
         let of_index = |cols: fn(IndexDescription) -> usize| {
-            d.latent_layers().filter_map(|(_, latent)| latent.index).map(cols).max().unwrap_or_default()
+            d.latent_layers().filter_map(|(a, _)| a.index).map(cols).max().unwrap_or_default()
         };
         let index = [of_index(|i| i.heads * i.head_dim), of_index(|i| i.head_dim), of_index(|i| i.heads)];
         let pooled = of_index(|i| if i.pool.is_some() { i.head_dim } else { 0 });
@@ -93,7 +93,7 @@ impl LatentAttention {
         (group, layer): (usize, usize),
         index_slot: Option<(usize, usize)>,
     ) -> Result<LatentAttention> {
-        let LatentDescription { q_rank, kv_rank, rotary_dim, norm_eps, split, index } = latent;
+        let (LatentDescription { q_rank, kv_rank, rotary_dim, norm_eps, split }, index) = (latent, d.index);
         let (q, kv) = (s.q.columns(0..d.q_cols()), s.kv.columns(0..kv_rank + rotary_dim));
         let norm = w.norm(at, "input_layernorm")?;
         let of = |w: &mut Weights, part: &str, out| -> Result<Projection> {
@@ -121,15 +121,15 @@ impl LatentAttention {
                         let linear = w.bare_linear(at, "self_attn.indexer.index_kpool_compress_gate")?;
                         down.push(Projection { linear, out: logits });
                         let bias = w.vector(at, "self_attn.indexer.index_kpool_compress_ape")?;
-                        Some(IndexPool { size, logits, bias })
+                        Some(IndexPool { size, logits: Some(PoolLogits { logits, bias }) })
                     }
                 };
                 let root = |n: usize| (1.0 / (n as f64).sqrt()) as f32;
                 Some(IndexLayer {
                     q,
                     k,
-                    weights,
-                    norm: w.layer_norm(at, "self_attn.indexer.k_norm", INDEX_EPS)?,
+                    weights: Some(weights),
+                    norm: IndexNorm::Tokens(w.layer_norm(at, "self_attn.indexer.k_norm", INDEX_EPS)?),
                     heads,
                     top,
                     pool,

@@ -22,7 +22,7 @@ const V4_SAVED_PARTS: &[(&str, &str)] =
 const V4_HEAD: &str = "head";
 
 /// What the text model's names begin with, besides that of the head.
-const PARTS: [&str; 7] = [
+const PARTS: [&str; 8] = [
     "hc_head_",
     "embed_tokens.",
     "layers.",
@@ -30,6 +30,7 @@ const PARTS: [&str; 7] = [
     "embed_tokens_per_layer.",
     "per_layer_model_projection.",
     "per_layer_projection_norm.",
+    "hyper_connection_mixer.",
 ];
 /// What the head is called.
 const LM_HEAD: &str = "lm_head";

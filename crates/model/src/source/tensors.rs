@@ -10,7 +10,7 @@ use sluice_store::{Checkpoint, Tensor};
 use super::layout::{Assembled, MatrixShape, TensorLayout, float_type};
 use super::safetensors::layout_of;
 use crate::config::Config;
-use crate::description::{Description, Leaf, Meaning, WeightClass};
+use crate::description::{Description, Leaf, Meaning, NGRAM_NUMBERS, WeightClass};
 
 /// Parts of multimodal and draft models, which stay behind.
 const OTHER_PARTS: [&str; 11] = [
@@ -184,8 +184,7 @@ pub(super) fn names_on_disk(on_disk: OnDisk, checkpoint: &Checkpoint, layout: &d
         Belongs::Text(Meaning { leaf: Leaf::Bias, .. }) | Belongs::LeftOut(_) | Belongs::Computed => false,
         Belongs::Text(meaning) => match meaning.weight.class {
             WeightClass::Expert => on_disk.experts,
-            WeightClass::PerLayerEmbedding => on_disk.tables,
-            _ => false,
+            class => class.is_table() && on_disk.tables,
         },
     };
     checkpoint.names().filter(|name| stays(name)).map(str::to_owned).collect()
@@ -211,7 +210,8 @@ fn belongs(description: &Description, layout: &dyn TensorLayout, name: &str) -> 
         Some(meaning) => return Belongs::Text(meaning),
         None => {}
     }
-    if short.ends_with(".rotary_emb.inv_freq") {
+    let is_number = |part: &&str| short.ends_with(part);
+    if short.ends_with(".rotary_emb.inv_freq") || NGRAM_NUMBERS.iter().any(is_number) {
         return Belongs::Computed;
     }
     // A layer beyond the last, or a part that no layer has: named once for all layers that have it.

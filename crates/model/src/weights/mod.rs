@@ -2,12 +2,13 @@
 
 mod column_orders;
 mod experts;
+mod ngrams;
 
 use std::ops::Range;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_backend::{
-    Backend, Float, LayerNorm, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, Norm, RowFactors, Tensor,
+    Backend, Float, LayerNorm, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, NgramTable, Norm, RowFactors, Tensor,
     WeightFormat, decay_rates,
 };
 use sluice_store::{Bytes, Dtype};
@@ -26,8 +27,8 @@ pub struct Weights<'a> {
     made_experts: Option<MadeExperts>,
     /// Whose what is loaded is.
     by: UsedBy,
-    /// Tables of which a token uses one row.
-    tables: Vec<MatrixId>,
+    /// Tables of which a token uses few rows.
+    tables: Vec<RowTable>,
     /// Of matrices whose columns are in the order of activations.
     orders: ColumnOrders,
     description: &'a Description,
@@ -74,8 +75,17 @@ pub enum UsedBy {
     All,
     /// Routed experts, so not every token.
     Experts,
-    /// Each token one row.
+    /// Each token one row, or a few.
     Rows,
+}
+
+/// A table of which a token uses few rows.
+#[derive(Clone, Debug)]
+pub enum RowTable {
+    /// The row of the token's number.
+    Tokens(MatrixId),
+    /// Those of its n-grams.
+    Ngrams(NgramTable),
 }
 
 /// These of its rows.
@@ -115,8 +125,8 @@ impl<'a> Weights<'a> {
         Weights { reads: false, ..self }
     }
 
-    /// The matrices that were registered, in the order of their use, what of routed experts is in no file, and the tables of which a token uses one row.
-    pub fn into_order(self) -> (Vec<Used>, Option<MadeExperts>, Vec<MatrixId>) {
+    /// The matrices that were registered, in the order of their use, what of routed experts is in no file, and the tables of which a token uses few rows.
+    pub fn into_order(self) -> (Vec<Used>, Option<MadeExperts>, Vec<RowTable>) {
         (self.order, self.made_experts, self.tables)
     }
 
@@ -227,7 +237,7 @@ impl<'a> Weights<'a> {
         self.by = UsedBy::Rows;
         let table = self.matrix(None, part);
         self.by = UsedBy::All;
-        self.tables.extend(table.as_ref().ok());
+        self.tables.extend(table.as_ref().ok().copied().map(RowTable::Tokens));
         table
     }
 
@@ -405,6 +415,17 @@ impl<'a> Weights<'a> {
     /// The depthwise convolution `part`, transposed to `[taps, channels]`.
     pub fn convolution(&mut self, layer: usize, part: &str) -> Result<Tensor> {
         self.convolutions(layer, &[part])
+    }
+
+    /// The same with taps that are so many tokens apart: those between are zeros.
+    pub fn dilated_convolution(&mut self, layer: usize, part: &str, apart: usize) -> Result<Tensor> {
+        let (values, taps) = self.taps(layer, part)?;
+        let channels = values.len() / taps.max(1);
+        let mut all = vec![0.0; ((taps - 1) * apart + 1) * channels];
+        for (tap, values) in values.chunks_exact(channels).enumerate() {
+            all[tap * apart * channels..][..channels].copy_from_slice(values);
+        }
+        self.upload(&all, all.len() / channels, channels)
     }
 
     /// The same of several beside each other, which have as many taps each.

@@ -74,7 +74,6 @@ fn changed_attention(config: &Config, options: &Options) -> Result<Description> 
     let mut described = describe(config, options)?;
     if let MixerDescription::Attention(attention) = &mut described.layers[1].mixer {
         attention.variant = AttentionVariant::Latent(LatentDescription {
-            index: None,
             q_rank: None,
             kv_rank: 8,
             rotary_dim: 4,

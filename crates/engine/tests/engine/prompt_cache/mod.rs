@@ -119,7 +119,7 @@ fn slabs(home: &Path) -> Vec<PathBuf> {
 }
 
 /// Models of each kind of cache: with windows, recurrent states, latent rows, keys of indexers, layers that share keys.
-const CACHED: [&str; 10] = [
+const CACHED: [&str; 11] = [
     "qwen3",
     "qwen3_window",
     "qwen3_5",
@@ -129,6 +129,7 @@ const CACHED: [&str; 10] = [
     "kimi_linear",
     "glm5_next",
     "deepseek_v4",
+    "qwen4_exp",
     "gemma4_per_layer",
 ];
 

@@ -86,7 +86,7 @@ pub fn ask(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Answ
 }
 
 /// Dense, windowed, mixtures, and with recurrent layers: models whose keys, values and states go away and come back.
-pub const MODELS: [&str; 16] = [
+pub const MODELS: [&str; 17] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "ministral3",
@@ -102,5 +102,6 @@ pub const MODELS: [&str; 16] = [
     "kimi_linear",
     "glm5_next",
     "deepseek_v4",
+    "qwen4_exp",
     "deepseek_v32",
 ];

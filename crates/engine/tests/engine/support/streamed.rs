@@ -5,7 +5,7 @@ use sluice_engine::{Engine, MemoryClass, Options, Placement};
 use crate::support::folder;
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
-pub const FOLDERS: [&str; 18] = [
+pub const FOLDERS: [&str; 19] = [
     "gemma4_moe",
     "mixtral",
     "glm4_moe",
@@ -15,6 +15,7 @@ pub const FOLDERS: [&str; 18] = [
     "kimi_linear",
     "glm5_next",
     "deepseek_v4",
+    "qwen4_exp",
     "granitemoehybrid_mamba",
     "qwen3_moe",
     "qwen3_moe_stacked",
