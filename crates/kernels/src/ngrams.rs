@@ -68,9 +68,10 @@ impl NgramHash {
             ended |= i > 0 && token == self.end;
             mixed ^= u64::from(token).wrapping_mul(*multiplier);
             let Some(gram) = i.checked_sub(1) else { continue };
-            for head in gram * each..(gram + 1) * each {
-                out[head] = (offset + mixed % self.sizes[head]) as u32;
-                offset += self.sizes[head];
+            let heads = gram * each..(gram + 1) * each;
+            for (row, size) in out[heads.clone()].iter_mut().zip(&self.sizes[heads]) {
+                *row = (offset + mixed % size) as u32;
+                offset += size;
             }
         }
     }
