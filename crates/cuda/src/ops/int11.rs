@@ -131,7 +131,7 @@ fn multiply_pairs(gpu: &Gpu, products: &[Product], parameters: &p::Products, til
     let table = products[0].table.expect("a mixture");
     let kernel = table.kinds[0].gemm_wide_grouped().expect("it was looked for");
     let (group, element) = table.groups.expect("they were looked at");
-    let mut parameters = parameters.clone();
+    let mut parameters = *parameters;
     parameters.parts[0].matrix = p::Matrix { group, element, ..p::Matrix::default() };
     let most = tiles.max_tiles * products.iter().map(|product| product.rows.div_ceil(WIDE)).sum::<usize>();
     let grid = [number(most.min(gpu.device.multiprocessors)), 1, 1];

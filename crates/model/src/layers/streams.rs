@@ -82,7 +82,7 @@ impl Streams {
                 let weights = weights.columns(0..self.count);
                 LastMixture::Weighed(Box::new(self.exchanged(w, None, STREAM_HEAD, (weights, x))?))
             }
-            Shared::Gated { .. } => LastMixture::Gated(self.gated(w, None, LAST_STREAM_PARTS, None)?),
+            Shared::Gated { .. } => LastMixture::Gated(Box::new(self.gated(w, None, LAST_STREAM_PARTS, None)?)),
         })
     }
 
@@ -171,7 +171,7 @@ impl GatedMixture {
 pub enum LastMixture {
     Mean(Tensor),
     Weighed(Box<StreamLayer>),
-    Gated(GatedMixture),
+    Gated(Box<GatedMixture>),
 }
 
 impl LastMixture {
