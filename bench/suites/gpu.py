@@ -285,15 +285,13 @@ def torch(shape, rounds, *prompts):
 
 def prefill_finely(name, goals, rounds, of_torch=None):
     """Prompts up to a long one with finer integers, beside llama.cpp, and where there is a goal for it beside torch in bf16."""
-    lines = ours("prefill", quickly(SHAPES[name], "q4"), rounds, "--tokens", ",".join(map(str, goals)), *FINE)
-    peer, died = beside(rounds, quickly(SHAPES[name], "Q4_0"), "-p", ",".join(map(str, goals)), "-n", 0, "-b", 2048, "-ub", 2048)
+    lines = ours("prefill", quickly(SHAPES[name], "q4"), rounds, "--tokens", (prompts := ",".join(map(str, goals))), *FINE)
+    peer, died = beside(rounds, quickly(SHAPES[name], "Q4_0"), "-p", prompts, "-n", 0, "-b", 2048, "-ub", 2048)
     other, without = torch(SHAPES[name], rounds, *goals) if of_torch else (None, "")
     rows = []
     for line, (n, goal) in zip(lines, goals.items()):
-        case = f"prefill {n:,}, {name}, 4 bit{FINELY}"
-        rows.append(compare(SUITE, case, "speed", "tokens/s", speeds(line), peer(n, 0, 0), LLAMA.name("Q4_0"), goal, died=died))
-        if of_torch:
-            rows.append(compare(SUITE, case, "speed", "tokens/s", speeds(line), other(n), TORCH, of_torch, died=without))
+        theirs = [(peer(n, 0, 0), LLAMA.name("Q4_0"), goal, died), *([(other(n), TORCH, of_torch, without)] if of_torch else [])]
+        rows += [compare(SUITE, f"prefill {n:,}, {name}, 4 bit{FINELY}", "speed", "tokens/s", speeds(line), peer, who, aim, died=why) for peer, who, aim, why in theirs]
     return rows
 
 

@@ -13,7 +13,7 @@ use sluice_conformance::{Candidate, Checker, FAMILIES, Family, check};
 use sluice_engine::{Cpu, Engine, Isa, MemoryClass as Class, Options, Placement};
 use support::*;
 
-const FOLDERS: [&str; 12] = [
+const FOLDERS: [&str; 13] = [
     "qwen3",
     "qwen3_window",
     "qwen3_moe",

@@ -21,7 +21,7 @@ use crate::loading;
 use crate::moe::offload::{ExpertStreaming, RESERVE, min_bytes};
 use crate::ops::compressed;
 use crate::ops::context::{Buffer, Context, contiguous_pieces};
-use crate::ops::elementwise::{elementwise, soft_cap};
+use crate::ops::elementwise::{elementwise, phase_of, soft_cap};
 use crate::ops::logits::embed;
 use crate::ops::matmul::{project, project_add};
 use crate::ops::rotary::RotaryTable;
@@ -290,27 +290,7 @@ impl Operations for Cuda {
 
     fn elementwise(&mut self, operation: &Elementwise) {
         self.encoded.encoded_from = None;
-        let phase = match operation {
-            Elementwise::Scale { .. } => Phase::Embed,
-            Elementwise::GeGlu { .. }
-            | Elementwise::SwiGlu { .. }
-            | Elementwise::ClampedSwiGlu { .. }
-            | Elementwise::SquaredRelu { .. }
-            | Elementwise::Zero { .. } => Phase::Mlp,
-            Elementwise::AddNormed { .. }
-            | Elementwise::Gather { .. }
-            | Elementwise::Expand { .. }
-            | Elementwise::Mean { .. }
-            | Elementwise::NormGroups { .. }
-            | Elementwise::DividedSilu { .. }
-            | Elementwise::GatedMean { .. }
-            | Elementwise::Inject { .. } => Phase::Project,
-            Elementwise::TurnPairs { .. }
-            | Elementwise::SplitPairs { .. }
-            | Elementwise::Norm { .. }
-            | Elementwise::ScaleRows { .. } => Phase::Attention,
-        };
-        self.enqueue_phase(phase, &[], 0, |own| elementwise(&own.context, operation));
+        self.enqueue_phase(phase_of(operation), &[], 0, |own| elementwise(&own.context, operation));
     }
 
     fn logits(&mut self, x: Tensor, norm: Option<Norm>, head: MatrixId, softcap: Option<f32>) {

@@ -1,7 +1,7 @@
 //! Work on each element or head between the fused operations.
 
 use anyhow::Result;
-use sluice_backend::{Elementwise, Norm, Tensor};
+use sluice_backend::{Elementwise, Norm, Phase, Tensor};
 
 use crate::device::stream::Gpu;
 use crate::device::sys::Address;
@@ -14,6 +14,30 @@ use crate::parameters::{self as p, number};
 const THREADS: u32 = 256;
 /// Elements of a head that one block takes: a thread for each pair.
 const MAX_HEAD: usize = 2048;
+
+/// Which part of a layer an operation belongs to.
+pub fn phase_of(operation: &Elementwise) -> Phase {
+    match operation {
+        Elementwise::Scale { .. } => Phase::Embed,
+        Elementwise::GeGlu { .. }
+        | Elementwise::SwiGlu { .. }
+        | Elementwise::ClampedSwiGlu { .. }
+        | Elementwise::SquaredRelu { .. }
+        | Elementwise::Zero { .. } => Phase::Mlp,
+        Elementwise::AddNormed { .. }
+        | Elementwise::Gather { .. }
+        | Elementwise::Expand { .. }
+        | Elementwise::Mean { .. }
+        | Elementwise::NormGroups { .. }
+        | Elementwise::DividedSilu { .. }
+        | Elementwise::GatedMean { .. }
+        | Elementwise::Inject { .. } => Phase::Project,
+        Elementwise::TurnPairs { .. }
+        | Elementwise::SplitPairs { .. }
+        | Elementwise::Norm { .. }
+        | Elementwise::ScaleRows { .. } => Phase::Attention,
+    }
+}
 
 /// Enqueues `x = cap * tanh(x / cap)` over `rows` dense rows of `cols` elements.
 ///
