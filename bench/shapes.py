@@ -118,7 +118,7 @@ for _config in CONFIGS.values():
         torch_dtype="bfloat16",
     )
 # A few layers of other families: latent attention, a mixture with shared experts, and one in MXFP4 with windows. As GGUF files alone, which both engines take.
-FEWER = {"latent": ("glm-4.7-flash", 8), "air": ("glm-4.5-air", 4), "gpt-oss": ("gpt-oss-20b", 8)}
+FEWER = {"latent": ("glm-4.7-flash", 8), "air": ("glm-4.5-air", 4), "gpt-oss": ("gpt-oss-20b", 8), "gpt-oss-large": ("gpt-oss-120b", 4)}
 for _name, (_whole, _layers) in FEWER.items():
     CONFIGS[_name] = json.loads((KNOWN / f"{_whole}.json").read_text()) | {"num_hidden_layers": _layers, "num_nextn_predict_layers": 0}
 # llama.cpp's AMX cannot take matrices of heads in blocks: an assertion ends it.

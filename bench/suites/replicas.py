@@ -37,8 +37,8 @@ def charts(rows):
 def found(rows):
     return [
         *said("Two replicas find {spread} of what one server finds of prompts again; goals met: {goals}.", having(rows, figure=HITS)),
-        *said("A request takes {spread} of the allowed 3 ms more than with one server; goals met: {goals}.", [r for r in having(rows, figure=MORE) if r.peer_name == "limit"], less=True),
-        *said("That is {spread} of what a request takes through Ray's two hops to a server that answers at once.", having(rows, figure=MORE, peer="Ray"), less=True),
+        *said("What a request takes more than with one server is {percent} of the allowed 3 ms; goals met: {goals}.", having(rows, figure=MORE, peer="limit")),
+        *said("A request through Ray's two hops to a server that answers at once takes {spread} times as long as that.", having(rows, figure=MORE, peer="Ray")),
         f"All goals together: {goals(rows)} met.",
     ]
 
@@ -75,6 +75,7 @@ def run(names, quick, rounds, parts):
     rows, notes = [], []
     for name in names:
         rows += parts.measure(f"{name} {rounds}", lambda name=name: measured(name, rounds), notes)
+    notes.append("Ray's processes are no children of the measurement: as others on this machine it counts them too")
     return rows, notes
 
 
