@@ -13,7 +13,7 @@ from models import evict, quickly
 from peers import LLAMA, SLUICE, Died, Peer
 from results import compare
 from scratch import Failed, output, say
-from streamed_experts import DEPTH, REQUEST, Flags, bound, decode, disk, speed
+from streamed_experts import DEPTH, REQUEST, bound
 from suites import kernels
 
 TITLE = "Families: latent attention, shared experts, MXFP4"
@@ -94,8 +94,12 @@ def run(names, quick, rounds, parts):
 def ours(what, path, where, rounds, *more):
     """Speeds of each case of `sluice bench`, by rounds."""
     on = ("--device", "cuda") if where == "GPU" else ("--threads", THREADS)
-    lines = output([SLUICE, "bench", what, path, *on, "--rounds", rounds, "--no-roofline", "--json", *more]).splitlines()
-    return [json.loads(line)["tokens_per_second"]["all"] for line in lines]
+    return [line["tokens_per_second"]["all"] for line in lines(what, path, *on, "--rounds", rounds, "--no-roofline", *more)]
+
+
+def lines(what, path, *more):
+    """What `sluice bench` prints."""
+    return [json.loads(line) for line in output([SLUICE, "bench", what, path, "--json", *more]).splitlines()]
 
 
 def theirs(path, where, rounds, prompt=0, generated=0, depths=(0,)):
@@ -135,11 +139,11 @@ def streamed(rounds):
     path, mine, allowed = quickly("gpt-oss-large", "Q8_0-MXFP4"), [], []
     for _ in range(rounds):
         say(LARGE)
-        bandwidth = disk(path, REQUEST, DEPTH)
-        line, ran = decode(path, Flags(), LIMIT)
-        if line is None:
-            raise Failed(f"bench: {LARGE}: {ran.errors[-300:]}")
-        mine.append(speed(line))
-        allowed.append(bound(line, bandwidth, CHOSEN)[1])
+        [disk] = lines("disk", path, "--request", REQUEST, "--depth", DEPTH, "--order", "random", "--rounds", 1)
+        evict(path)
+        flags = ("--experts", "slots", "--memory-budget", LIMIT, "--threads", THREADS)
+        [line] = lines("decode", path, *flags, "--context", CONTEXT, "--tokens", GENERATED, "--rounds", 1, "--no-roofline")
+        mine += line["tokens_per_second"]["all"]
+        allowed.append(bound(line, disk["bytes_per_second"], CHOSEN)[1])
     case = f"decode, {LARGE} from disk in {LIMIT / 1e9:.0f} GB"
     return [compare(SUITE, case, "speed", "tokens/s", mine, allowed, "the longer of reads and compute", STREAMED, True, THREADS)]
