@@ -15,13 +15,15 @@
 static const u32 STAGES = 8, ROWS = 128, TOKENS = 128, HALVES = 2;
 // Of a mixture's stages so many are under way before the first of them is waited for.
 static const u32 AHEAD = 4;
-// A stage: tokens, weights, sums of tokens. Before the stages: two turns of scales and biases, eight groups of each row.
+// A stage: tokens, weights, sums of tokens. Before the stages: two turns of scales and biases, eight groups of each row. Rows of a mixture's experts may be shorter than a turn, so that there
+// each stage has two scales and two biases of each row instead.
 static const u32 WEIGHTS_AT = TILE_BYTES, SUMS_AT = WEIGHTS_AT + ROWS * 32, STAGE = (SUMS_AT + TOKENS * 4 + 1023) / 1024 * 1024;
-static const u32 SCALES = ROWS * 16, TURN = 2 * SCALES, STAGES_AT = 2 * TURN;
+static const u32 SCALES = ROWS * 16, TURN = 2 * SCALES, STAGES_AT = 2 * TURN, PAIRS = ROWS * 8;
+static_assert(STAGES * PAIRS <= STAGES_AT, "they lie in the place of turns");
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // What a warp of a multiplying warpgroup has.
-struct Fold {
+template <bool GROUPED> struct Fold {
     float acc[HALVES][32];
     float d[2][32];
     u32 row;
@@ -41,11 +43,12 @@ struct Fold {
     __device__ __forceinline__ void fragments(u32 s, u32 g, u32 (&a)[16], u32 (&v)[2]) const {
         const u8* weights = mem + STAGES_AT + s * STAGE + WEIGHTS_AT;
         const u32 of = g >> log_wide;
-        const u8* scales = mem + (of / 8 & 1) * TURN + of % 8 * 2;
+        const u8* scales = GROUPED ? mem + s * PAIRS + (of & 1) * 2 : mem + (of / 8 & 1) * TURN + of % 8 * 2;
+        const u32 of_row = GROUPED ? 8 : 16, biases = GROUPED ? 4 : SCALES;
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
             const u32 r = row + 8 * h;
-            v[h] = *(const u16*)(scales + r * 16) | (u32) * (const u16*)(scales + SCALES + r * 16) << 16;
+            v[h] = *(const u16*)(scales + r * of_row) | (u32) * (const u16*)(scales + biases + r * of_row) << 16;
             unpack_int11(*(const uint2*)(weights + r * 32 + j * 8), a, h);
         }
     }
@@ -232,25 +235,21 @@ template <bool GROUPED, u32 KIND> __device__ __forceinline__ void gemm_wide(cons
                     copy_bulk(at, x + (u64)g * TILE_BYTES, TILE_BYTES, f);
                     copy_bulk(at + SUMS_AT, sums + (u64)g * first.x.padded, TOKENS * 4, f);
                 }
-                if ((g & (turn_groups - 1)) == 0) {
-                    u8* to = mem + turn * TURN + k * 16;
-                    const u32 from = g >> log_wide, left = m.groups - from;
-                    turn ^= 1;
-                    if (!GROUPED) {
-                        cp_async_16(to, scales + from * 2);
-                        cp_async_16(to + SCALES, biases + from * 2);
+                if (GROUPED) {
+                    const u32 pair = g >> log_wide & ~1u;
+                    u8* to = mem + s * PAIRS + k * 8;
+                    if (aligned) {
+                        cp_async_4(to, scales + pair * 2);
+                        cp_async_4(to + 4, biases + pair * 2);
                     } else {
-                        // Two groups at a time, as far as the row has them.
-                        for (u32 i = 0; i < min(left, 8u); i += 2) {
-                            if (aligned) {
-                                cp_async_4(to + 2 * i, scales + (from + i) * 2);
-                                cp_async_4(to + 2 * i + SCALES, biases + (from + i) * 2);
-                            } else {
-                                copy_slowly(to + 2 * i, scales + (from + i) * 2, min(left - i, 2u));
-                                copy_slowly(to + 2 * i + SCALES, biases + (from + i) * 2, min(left - i, 2u));
-                            }
-                        }
+                        copy_slowly(to, scales + pair * 2, min(m.groups - pair, 2u));
+                        copy_slowly(to + 4, biases + pair * 2, min(m.groups - pair, 2u));
                     }
+                } else if ((g & (turn_groups - 1)) == 0) {
+                    u8* to = mem + turn * TURN + k * 16;
+                    cp_async_16(to, scales + (g >> log_wide) * 2);
+                    cp_async_16(to + SCALES, biases + (g >> log_wide) * 2);
+                    turn ^= 1;
                 }
                 if (aligned) {
                     cp_async_16(own, row + (u64)g * 32);
@@ -274,7 +273,7 @@ template <bool GROUPED, u32 KIND> __device__ __forceinline__ void gemm_wide(cons
         while (GROUPED && unannounced) announce();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        Fold w;
+        Fold<GROUPED> w;
         w.row = th / WARP * 16 + lane / 4;
         w.j = lane % 4;
         w.lane = lane;
@@ -286,7 +285,7 @@ template <bool GROUPED, u32 KIND> __device__ __forceinline__ void gemm_wide(cons
         w.empty = empty;
         w.mem = mem;
         // Of scales, turns alternate from tile to tile too.
-        const u32 turns = (groups + turn_groups - 1) / turn_groups;
+        const u32 turns = groups / turn_groups;
         u32 shift = 0;
         u32 a0[16], a1[16], v0[2], v1[2];
 #pragma unroll 1
@@ -308,16 +307,16 @@ template <bool GROUPED, u32 KIND> __device__ __forceinline__ void gemm_wide(cons
             for (u32 g = 0; g < groups; g += 2) {
                 barrier_wait(full + 8 * w.stage, w.phase);
                 w.fragments(w.stage, g + shift, a0, v0);
-                w.issue<0>(w.stage, a0);
+                w.template issue<0>(w.stage, a0);
                 if (GROUPED && of.count <= TOKENS / HALVES) {
-                    w.half_group<0, true>(g + shift, a0, v0, a1, v1);
-                    w.half_group<1, false>(g + shift + 1, a1, v1, a0, v0);
+                    w.template half_group<0, true>(g + shift, a0, v0, a1, v1);
+                    w.template half_group<1, false>(g + shift + 1, a1, v1, a0, v0);
                     continue;
                 }
-                w.group<true>(g + shift, a0, v0, a1, v1);
-                w.group<false>(g + shift + 1, a1, v1, a0, v0);
+                w.template group<true>(g + shift, a0, v0, a1, v1);
+                w.template group<false>(g + shift + 1, a1, v1, a0, v0);
             }
-            if (turns % 2) shift ^= turn_groups;
+            if (!GROUPED && turns % 2) shift ^= turn_groups;
             // Everybody has left the tile before.
             wait_for_256(1);
             if (th < TOKENS) outputs[th] = output, powers[th] = power;
