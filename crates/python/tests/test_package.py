@@ -12,7 +12,7 @@ import pytest
 
 import sluice
 
-MODULES = sorted(m.name for m in pkgutil.iter_modules(sluice.__path__) if m.name not in ("_sluice", "lm_eval", "ray"))
+MODULES = sorted(m.name for m in pkgutil.iter_modules(sluice.__path__) if m.name not in ("_sluice", "lm_eval", "ray", "ray_llm"))
 
 
 @pytest.mark.parametrize("name", ["", *MODULES])
