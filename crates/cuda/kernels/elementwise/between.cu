@@ -100,11 +100,12 @@ extern "C" __global__ void between_soft_cap(const Between p) {
     }
 }
 
-// A block takes a run of a row's columns, of as many as the norm has; its first warp sums squares. Grid (rows, runs).
-extern "C" __global__ void between_norm(const Between p) {
+// Norms a run of each row's columns by a block, whose first warp sums squares. OWN: each run has weights of its own.
+template <bool OWN> __device__ __forceinline__ void norm_runs(const Between& p) {
     __shared__ float inverse;
     begin();
     const u64 from = (u64)blockIdx.y * p.head;
+    const float* weight = p.norm.weight + (OWN ? from : 0);
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
         const float* x = p.x.row(r) + from;
         float* out = p.other.row(r) + from;
@@ -114,27 +115,13 @@ extern "C" __global__ void between_norm(const Between p) {
             if (threadIdx.x == 0) inverse = inv;
         }
         __syncthreads();
-        for (u32 c = threadIdx.x; c < p.head; c += blockDim.x) out[c] = mul(mul(x[c], inverse), p.norm.weight[c]);
+        for (u32 c = threadIdx.x; c < p.head; c += blockDim.x) out[c] = mul(mul(x[c], inverse), weight[c]);
     }
 }
 
-// The same, each run with weights of its own.
-extern "C" __global__ void between_norm_groups(const Between p) {
-    __shared__ float inverse;
-    begin();
-    const u64 from = (u64)blockIdx.y * p.head;
-    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
-        const float* x = p.x.row(r) + from;
-        float* out = p.other.row(r) + from;
-        __syncthreads();
-        if (threadIdx.x < WARP) {
-            float inv = inverse_rms(x, p.head, p.norm.eps);
-            if (threadIdx.x == 0) inverse = inv;
-        }
-        __syncthreads();
-        for (u32 c = threadIdx.x; c < p.head; c += blockDim.x) out[c] = mul(mul(x[c], inverse), p.norm.weight[from + c]);
-    }
-}
+// Grid (rows, runs).
+extern "C" __global__ void between_norm(const Between p) { norm_runs<false>(p); }
+extern "C" __global__ void between_norm_groups(const Between p) { norm_runs<true>(p); }
 
 extern "C" __global__ void between_divided_silu(const Between p) {
     begin();

@@ -70,7 +70,6 @@ impl IndexScratch {
         let selects = reach > layer.most_seen();
         // Rounded to few sizes, so that steps of neighbouring lengths have the same graph.
         let positions = ((reach / pool).div_ceil(INDEX_THREADS) * INDEX_THREADS).next_multiple_of(8 * INDEX_THREADS);
-        let [keys, rows] = [layer.group, layer.rows_group].map(|group| context.step.groups[group]);
         let (scores, selected) = match selects {
             true => (
                 self.scores.reserve(gpu, 4 * tokens.min(TOKENS) * positions)?,
@@ -93,13 +92,6 @@ impl IndexScratch {
             bias,
             pool_bias: logits.map_or(0, |of| context.place(of.bias).at),
             angles: rotary.memory.at,
-            positions: context.step.positions,
-            sequences: context.step.sequences,
-            slots: keys.slots,
-            tables: keys.tables,
-            table_starts: keys.table_starts,
-            row_tables: rows.tables,
-            row_starts: rows.table_starts,
             scores,
             selected,
             tokens: number(tokens),
@@ -108,14 +100,12 @@ impl IndexScratch {
             adjacent: layer.adjacent_pairs.into(),
             top: number(layer.top),
             reach: number(positions),
-            first: 0,
             row_block: number(context.kv[layer.rows_group].layout.block_tokens),
             scale: layer.scale,
             weight_scale: layer.weight_scale,
             pool: number(pool),
             key_rows: number(pool),
-            entry_rows: 0,
-            unused: 0,
+            ..of_step(context, layer.group, layer.rows_group)
         };
         let of_warps = number(INDEX_THREADS / 32 * 4 * dim);
         let threads = number(INDEX_THREADS);
@@ -158,20 +148,12 @@ impl IndexScratch {
             return Ok(());
         }
         let positions = ((reach / rate).div_ceil(INDEX_THREADS) * INDEX_THREADS).next_multiple_of(8 * INDEX_THREADS);
-        let [keys, rows] = [layer.keys.group, layer.entries_group].map(|group| context.step.groups[group]);
         let scores = self.scores.reserve(gpu, 4 * tokens.min(TOKENS) * positions)?;
         let selected = self.slots.reserve(gpu, 4 * tokens * top)?;
         let parameters = p::Index {
             cache: attention::cache(context.kv[layer.keys.group].memory.at, &layout, layer.keys.layer),
             q: context.place(layer.q),
             weights: context.place(layer.weights),
-            positions: context.step.positions,
-            sequences: context.step.sequences,
-            slots: keys.slots,
-            tables: keys.tables,
-            table_starts: keys.table_starts,
-            row_tables: rows.tables,
-            row_starts: rows.table_starts,
             scores,
             selected,
             tokens: number(tokens),
@@ -183,12 +165,28 @@ impl IndexScratch {
             pool: number(rate),
             key_rows: number(rate / layout.every),
             entry_rows: number(rate / entries.every),
-            ..p::Index::default()
+            ..of_step(context, layer.keys.group, layer.entries_group)
         };
         self.entries = Some(selected);
         let queries = number(4 * heads * (dim.next_multiple_of(16) + 1));
         // SAFETY: tensors were checked; tables reach as far as positions, and the scratch was just reserved.
         unsafe { select(context, &parameters, queries) }
+    }
+}
+
+/// What a step has of keys and of what is selected by them, by their cache groups.
+fn of_step(context: &Context, keys: usize, rows: usize) -> p::Index {
+    let step = &context.step;
+    let [keys, rows] = [keys, rows].map(|group| step.groups[group]);
+    p::Index {
+        positions: step.positions,
+        sequences: step.sequences,
+        slots: keys.slots,
+        tables: keys.tables,
+        table_starts: keys.table_starts,
+        row_tables: rows.tables,
+        row_starts: rows.table_starts,
+        ..p::Index::default()
     }
 }
 
