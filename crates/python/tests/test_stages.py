@@ -93,6 +93,16 @@ def test_killed_processes_change_no_token_and_nothing_is_stuck(prompts, expected
         print(f"{KILLS} kills, of which {pipeline.lost} hit a request")
 
 
+def test_a_stage_that_falls_silent_is_replaced(prompts, expected):
+    # As behind a partition: nobody has closed anything, and no answer comes.
+    stages = open_processes(sluice.demo(), even(layer_count(sluice.demo()), 2), timeout=3, **OPTIONS)
+    with Pipeline(stages, microbatches=3, chunk=32, restarts=5) as pipeline:
+        for which in range(2):
+            requests = [pipeline.submit(prompt, PARAMS[which], 24) for prompt in prompts]
+            os.kill(stages.stages[which].process.pid, signal.SIGSTOP)
+            assert [request.result() for request in requests] == expected[which]
+
+
 @pytest.mark.skipif(os.environ.get("SLUICE_RAY") != "1", reason="SKIPPED: SLUICE_RAY=1 runs the tests over Ray")
 def test_actors_of_ray_give_the_same_tokens_and_may_be_killed(prompts, expected):
     ray = pytest.importorskip("ray", reason="SKIPPED: there is no Ray")
