@@ -175,7 +175,7 @@ fn a_control_group_is_a_limit_that_is_named_and_has_a_figure() {
 fn a_hundred_megabytes_of_demo_run_in_little_more_than_a_quarter_of_that() {
     let Some(demo) = unpacked_demo() else { return };
     success(story(&demo, &[]).output().unwrap());
-    let Some(group) = Group::new(Some(27_000_000)) else { return };
+    let Some(group) = Group::new(Some(28_000_000)) else { return };
     let found = json(tried(&group, &story(&demo, &[])));
     assert_eq!(found["stats"]["experts"]["placement"], "slots");
     // A budget for experts beyond the group's memory is refused before it is taken.
