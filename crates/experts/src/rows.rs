@@ -131,7 +131,7 @@ pub struct RowTable {
 impl RowTable {
     /// The fewest rows that a cache has.
     pub const LEAST: usize = 64;
-    const DEPTH: usize = 64;
+    const DEPTH: usize = 256;
     const THREADS: usize = 8;
 
     /// Bytes that a row takes in a cache, with planes of so many bytes in a row.

@@ -86,8 +86,10 @@ impl Tokenizer {
     pub fn load(files: impl TextFiles, cache: Option<&Path>) -> Result<Self> {
         let path = files.locate(FILE);
         let special = SpecialTokens::load(&files)?;
-        guarded(LIBRARY, || Self::open(&path, compiled::open(&files, FILE, cache)?, &special))
-            .with_context(|| path.display().to_string())
+        guarded(LIBRARY, || Self::open(&path, compiled::open(&files, FILE, cache)?, &special)).map_err(|e| {
+            // What the store says names the file.
+            if e.is::<sluice_store::Error>() { e } else { e.context(path.display().to_string()) }
+        })
     }
 
     /// Reads the text of a `tokenizer.json`.
