@@ -4,6 +4,7 @@
 #   build ARGUMENT...         cargo build, as in `build --bin sluice`
 #   test ARGUMENT...          cargo test, as in `test --test kernels -- matmul`
 #   check ARGUMENT...         cargo check
+#   suite [NAME...]           ./test's programs, or those with these names, at low priority: hours. Root teaches the kernel to run arm64 programs meanwhile
 #   smoke                     a short look, minutes after a build: kernels at every instruction set, golden logits on three processors
 #   run PROGRAM ARGUMENT...   an arm64 program
 #   count                     instructions per weight of inner loops, beside llama.cpp's (bench/arm64)
@@ -112,6 +113,16 @@ cargo_for() {
   cargo "$verb" --profile "${SLUICE_TEST_PROFILE:-quick}" --locked --workspace --target "$target" "$@"
 }
 
+# Tells the kernel to run arm64 programs under qemu, until this script ends: tests start `sluice` and themselves.
+teach_kernel() {
+  local misc=/proc/sys/fs/binfmt_misc bytes='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
+  local mask='\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff'
+  [ -e "$misc/register" ] || as_root mount -t binfmt_misc none "$misc"
+  # Somebody else's, which may have other libraries, comes second.
+  printf '%s' ":sluice-arm64:M:0:$bytes:$mask:$tools/bin/qemu:" | as_root tee "$misc/register" >/dev/null
+  trap 'echo -1 | as_root tee /proc/sys/fs/binfmt_misc/sluice-arm64 >/dev/null' EXIT
+}
+
 command=${1:-}
 [ $# = 0 ] || shift
 case $command in
@@ -119,6 +130,16 @@ case $command in
   build | test | check)
     setup_arm64
     cargo_for "$command" "$@"
+    ;;
+  suite)
+    setup_arm64
+    programs=$(scripts/list-tests --profile "${SLUICE_TEST_PROFILE:-quick}" --target "$target")
+    [ $# = 0 ] || programs=$(awk -F'\t' -v names=" $* " 'index(names, " " $1 " ")' <<<"$programs")
+    [ -n "$programs" ] || die "there is no test program with such a name"
+    teach_kernel
+    # A tenth of the random cases.
+    export SLUICE_CONFORMANCE_CASES=${SLUICE_CONFORMANCE_CASES:-4} SLUICE_DRAFT_CASES=${SLUICE_DRAFT_CASES:-2}
+    nice -n 19 scripts/run-tests <<<"$programs"
     ;;
   smoke)
     setup_arm64

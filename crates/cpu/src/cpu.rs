@@ -117,8 +117,12 @@ impl Cpu {
     /// When this process may not use a processor.
     pub fn bind(&mut self, here: &Processors, numa: Numa) -> Result<()> {
         let threads = self.pool.threads();
-        let Some(processors) = here.of_threads(numa, threads) else { return Ok(()) };
-        self.bind_to(&processors)?;
+        let Some(processors) = here.of_threads(numa, threads) else {
+            let Some((fast, note)) = here.fast(threads) else { return Ok(()) };
+            self.binding_note = Some(note);
+            return self.bind_to(&vec![fast; threads]);
+        };
+        self.bind_to(&processors.iter().map(|processor| vec![*processor]).collect::<Vec<_>>())?;
         self.binding_note = Some(here.describe(numa, threads));
         if numa == Numa::Replicate {
             let nodes: Vec<usize> = processors.iter().filter_map(|p| here.node_of(*p)).collect();
@@ -131,12 +135,13 @@ impl Cpu {
         Ok(())
     }
 
-    /// Binds thread t to `processors[t]`.
-    pub(crate) fn bind_to(&mut self, processors: &[usize]) -> Result<()> {
-        self.binding = Some(CoreBinding::at(processors[0]));
-        for (thread, &processor) in processors.iter().enumerate().skip(1) {
-            let bound = Mask::from_processors([processor]).bind(self.pool.wait_for_number(thread));
-            bound.with_context(|| format!("cannot bind a thread to processor {processor}"))?;
+    /// Binds thread t to `processors[t]`: to one, or to several among which the kernel chooses.
+    pub(crate) fn bind_to(&mut self, processors: &[Vec<usize>]) -> Result<()> {
+        let mask = |thread: usize| Mask::from_processors(processors[thread].iter().copied());
+        self.binding = Some(CoreBinding::new(mask(0)));
+        for (thread, own) in processors.iter().enumerate().skip(1) {
+            let bound = mask(thread).bind(self.pool.wait_for_number(thread));
+            bound.with_context(|| format!("cannot bind a thread to processors {own:?}"))?;
         }
         Ok(())
     }

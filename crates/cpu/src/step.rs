@@ -374,7 +374,7 @@ mod tests {
         let all = mask.processors();
         let mut cpu = Cpu::new(Isa::GENERIC, 4, Activations::F32).unwrap();
         let processors: Vec<usize> = all.iter().rev().copied().cycle().take(4).collect();
-        cpu.bind_to(&processors).unwrap();
+        cpu.bind_to(&processors.iter().map(|processor| vec![*processor]).collect::<Vec<_>>()).unwrap();
         let empty = StepInputs::new(&[], Capacity { tokens: 0, sequences: 0, blocks: 0 });
         for _ in 0..3 {
             cpu.begin(&empty);
@@ -392,6 +392,8 @@ mod tests {
             let number = cpu.pool.number(thread).unwrap();
             assert_eq!(Mask::of(number).unwrap().processors(), [*processor]);
         }
-        assert!(cpu.bind_to(&[0, 8191]).is_err());
+        cpu.bind_to(&vec![all.clone(); 4]).unwrap();
+        assert!(Mask::of(cpu.pool.number(1).unwrap()).unwrap() == mask, "several among which the kernel chooses");
+        assert!(cpu.bind_to(&[vec![0], vec![8191]]).is_err());
     }
 }

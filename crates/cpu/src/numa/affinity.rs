@@ -42,15 +42,15 @@ impl Mask {
     }
 }
 
-/// Binds the thread that computes steps to its processor for the duration of a step. It does other things too, and threads that it starts would inherit the mask.
+/// Binds the thread that computes steps to its processors for the duration of a step. It does other things too, and threads that it starts would inherit the mask.
 pub struct CoreBinding {
     own: Mask,
     elsewhere: Option<Mask>,
 }
 
 impl CoreBinding {
-    pub fn at(processor: usize) -> CoreBinding {
-        CoreBinding { own: Mask::from_processors([processor]), elsewhere: None }
+    pub fn new(own: Mask) -> CoreBinding {
+        CoreBinding { own, elsewhere: None }
     }
 
     /// A processor that has gone meanwhile is no reason to stop.

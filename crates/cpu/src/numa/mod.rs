@@ -29,7 +29,16 @@ pub enum Numa {
 struct Core {
     node: usize,
     processors: Vec<usize>,
+    /// Far slower than the fastest: a round of tasks would wait for it.
+    is_slow: bool,
 }
+
+/// A core with less than this part of the fastest one's speed takes no part. The efficient cores of phones and of Intel's laptops have 0.3 to 0.6; a server's or an AMD's
+/// cores, which differ by their best clock, 0.7 and more.
+const SLOW: f64 = 0.6;
+
+/// What tells a processor's speed, best first: the kernel's measure on ARM, the firmware's on x86, the best clock.
+const SPEEDS: [&str; 3] = ["cpu_capacity", "acpi_cppc/highest_perf", "cpufreq/cpuinfo_max_freq"];
 
 /// The processors that this process may run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +49,7 @@ pub struct Processors {
     current: usize,
 }
 
-/// The default number of threads: one for each core that this process may run on, limited by the processor time of its control group.
+/// The default number of threads: one for each core that this process may run on and that is not far slower than others, limited by the processor time of its control group.
 pub fn default_threads(numa: Numa) -> usize {
     let granted = std::thread::available_parallelism().map_or(1, |n| n.get());
     Processors::here().cores(numa).clamp(1, granted)
@@ -67,9 +76,22 @@ impl Processors {
             let siblings = fs::read_to_string(siblings).map_or(vec![], |text| list(&text));
             let node = nodes.get(&processor).copied().unwrap_or(0);
             let core = siblings.into_iter().min().unwrap_or(processor);
-            cores.entry(core).or_insert(Core { node, processors: vec![] }).processors.push(processor);
+            let new = Core { node, processors: vec![], is_slow: false };
+            cores.entry(core).or_insert(new).processors.push(processor);
         }
-        Processors { cores: cores.into_values().collect(), current }
+        let mut cores: Vec<Core> = cores.into_values().collect();
+        compare_speeds(root, &mut cores);
+        Processors { cores, current }
+    }
+
+    /// Where some cores are far slower than others and there are enough of those: the processors that so many threads share, and a line that says it.
+    pub fn fast(&self, threads: usize) -> Option<(Vec<usize>, String)> {
+        let fast: Vec<&Core> = self.cores.iter().filter(|c| !c.is_slow).collect();
+        let processors: Vec<usize> = fast.iter().flat_map(|c| c.processors.iter().copied()).collect();
+        (fast.len() < self.cores.len() && threads <= processors.len()).then(|| {
+            let note = format!("{threads} threads stay on the {} fast cores of {}", fast.len(), self.cores.len());
+            (processors, note)
+        })
     }
 
     /// The node that a processor is on.
@@ -96,7 +118,7 @@ impl Processors {
     /// Cores that threads are put on.
     fn cores(&self, numa: Numa) -> usize {
         let nodes = self.chosen(numa);
-        self.cores.iter().filter(|c| nodes.contains(&c.node)).count()
+        self.cores.iter().filter(|c| nodes.contains(&c.node) && !c.is_slow).count()
     }
 
     /// The processor of each thread: from each node in turn, one processor of each core before the second of any. With more threads than processors it
@@ -112,9 +134,11 @@ impl Processors {
         Some(dealt.collect::<Vec<_>>().into_iter().cycle().take(threads).collect())
     }
 
-    /// The processors of a node, one of each core before the second of any.
+    /// The processors of a node, one of each core before the second of any, fast cores first.
     fn of_node(&self, node: usize) -> Vec<usize> {
-        let cores: Vec<&Vec<usize>> = self.cores.iter().filter(|c| c.node == node).map(|c| &c.processors).collect();
+        let mut cores: Vec<&Core> = self.cores.iter().filter(|c| c.node == node).collect();
+        cores.sort_by_key(|c| c.is_slow);
+        let cores: Vec<&Vec<usize>> = cores.into_iter().map(|c| &c.processors).collect();
         let most = cores.iter().map(|c| c.len()).max().unwrap_or(0);
         (0..most).flat_map(|i| cores.iter().filter_map(move |c| c.get(i).copied())).collect()
     }
@@ -149,6 +173,20 @@ impl Processors {
             [node] => format!("numa: {threads} threads bound to {cores} cores of node {node}{shared}"),
             _ => format!("numa: {threads} threads bound to {cores} cores of {} nodes{shared}", chosen.len()),
         }
+    }
+}
+
+/// Reads the speed of each core, and finds those that are slow. Of several files the first counts that all cores have.
+fn compare_speeds(root: &Path, cores: &mut [Core]) {
+    let speed = |core: &Core, file: &str| -> Option<u64> {
+        let path = root.join(format!("cpu/cpu{}/{file}", core.processors[0]));
+        fs::read_to_string(path).ok()?.trim().parse().ok().filter(|speed| *speed > 0)
+    };
+    let all = |file| cores.iter().map(|core| speed(core, file)).collect::<Option<Vec<u64>>>();
+    let Some(speeds) = SPEEDS.into_iter().find_map(all) else { return };
+    let fastest = speeds.iter().copied().max().unwrap_or(0) as f64;
+    for (core, speed) in cores.iter_mut().zip(speeds) {
+        core.is_slow = (speed as f64) < SLOW * fastest;
     }
 }
 
@@ -265,6 +303,54 @@ mod tests {
         // All that one node has was taken away by the mask.
         let here = Processors::read(two.path(), &[0, 1, 8], 0);
         assert_eq!(here.of_threads(Numa::Spread, 2), None);
+    }
+
+    /// Writes what the system says of each processor's speed.
+    fn tell_speeds(dir: &tempfile::TempDir, file: &str, speeds: &[u64]) {
+        for (processor, speed) in speeds.iter().enumerate() {
+            let path = dir.path().join(format!("cpu/cpu{processor}/{file}"));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{speed}\n")).unwrap();
+        }
+    }
+
+    #[test]
+    fn slow_cores_take_no_part() {
+        // A phone: one core of the fastest kind, three that are nearly as fast, four that are not.
+        let phone = machine(1, 8, 1);
+        tell_speeds(&phone, "cpu_capacity", &[320, 320, 320, 320, 740, 740, 740, 1024]);
+        // What counts is the kernel's own measure, where it is there.
+        tell_speeds(&phone, "cpufreq/cpuinfo_max_freq", &[1; 8]);
+        let here = Processors::read(phone.path(), &all(8), 0);
+        assert_eq!((here.cores(Numa::Off), here.of_threads(Numa::Off, 4)), (4, None));
+        let (processors, note) = here.fast(4).unwrap();
+        assert_eq!((processors, &*note), (vec![4, 5, 6, 7], "4 threads stay on the 4 fast cores of 8"));
+        // Whoever asks for more threads gets all cores.
+        assert_eq!(here.fast(5), None);
+        // Without any of the fast ones, the others are as fast as it gets.
+        let here = Processors::read(phone.path(), &[0, 1, 2], 0);
+        assert_eq!((here.cores(Numa::Off), here.fast(2)), (3, None));
+        // A laptop with two processors in each fast core.
+        let laptop = machine(1, 4, 2);
+        tell_speeds(&laptop, "acpi_cppc/highest_perf", &[70, 70, 40, 40, 70, 70, 40, 40]);
+        let here = Processors::read(laptop.path(), &all(8), 0);
+        assert_eq!((here.cores(Numa::Off), here.fast(3).unwrap().0), (2, vec![0, 4, 1, 5]));
+        // A server whose cores differ by their best clock, and one of which some cores say nothing.
+        let server = machine(2, 4, 1);
+        tell_speeds(&server, "cpufreq/cpuinfo_max_freq", &[3_700_000, 3_400_000, 3_100_000, 2_900_000]);
+        assert_eq!(Processors::read(server.path(), &all(8), 0).cores(Numa::Off), 8);
+        tell_speeds(&server, "cpufreq/cpuinfo_max_freq", &[3_700_000; 8]);
+        tell_speeds(&server, "cpu_capacity", &[1024, 1]);
+        assert_eq!(Processors::read(server.path(), &all(8), 0).cores(Numa::Off), 8);
+    }
+
+    #[test]
+    fn threads_of_a_node_take_its_fast_cores_first() {
+        let dir = machine(2, 4, 1);
+        tell_speeds(&dir, "cpu_capacity", &[100, 100, 1000, 1000, 1000, 1000, 100, 100]);
+        let here = Processors::read(dir.path(), &all(8), 0);
+        assert_eq!(here.cores(Numa::Spread), 4);
+        assert_eq!(here.of_threads(Numa::Spread, 8).unwrap(), [2, 4, 3, 5, 0, 6, 1, 7]);
     }
 
     #[test]
