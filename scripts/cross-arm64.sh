@@ -5,6 +5,7 @@
 #   test ARGUMENT...          cargo test, as in `test --test kernels -- matmul`
 #   check ARGUMENT...         cargo check
 #   suite [NAME...]           ./test's programs, or those with these names, at low priority: hours. Root teaches the kernel to run arm64 programs meanwhile
+#   list [NAME...]            only compiles them, and prints a line for each
 #   smoke                     a short look, minutes after a build: kernels at every instruction set, golden logits on three processors
 #   run PROGRAM ARGUMENT...   an arm64 program
 #   count                     instructions per weight of inner loops, beside llama.cpp's (bench/arm64)
@@ -113,6 +114,15 @@ cargo_for() {
   cargo "$verb" --profile "${SLUICE_TEST_PROFILE:-quick}" --locked --workspace --target "$target" "$@"
 }
 
+# As scripts/list-tests, or of that those with these names.
+list_tests() {
+  local programs
+  programs=$(scripts/list-tests --profile "${SLUICE_TEST_PROFILE:-quick}" --target "$target")
+  [ $# = 0 ] || programs=$(awk -F'\t' -v names=" $* " 'index(names, " " $1 " ")' <<<"$programs")
+  [ -n "$programs" ] || die "there is no test program with such a name"
+  printf '%s\n' "$programs"
+}
+
 # Tells the kernel to run arm64 programs under qemu, until this script ends: tests start `sluice` and themselves.
 teach_kernel() {
   local misc=/proc/sys/fs/binfmt_misc bytes='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
@@ -131,11 +141,13 @@ case $command in
     setup_arm64
     cargo_for "$command" "$@"
     ;;
+  list)
+    setup_arm64
+    list_tests "$@"
+    ;;
   suite)
     setup_arm64
-    programs=$(scripts/list-tests --profile "${SLUICE_TEST_PROFILE:-quick}" --target "$target")
-    [ $# = 0 ] || programs=$(awk -F'\t' -v names=" $* " 'index(names, " " $1 " ")' <<<"$programs")
-    [ -n "$programs" ] || die "there is no test program with such a name"
+    programs=$(list_tests "$@")
     teach_kernel
     # A tenth of the random cases.
     export SLUICE_CONFORMANCE_CASES=${SLUICE_CONFORMANCE_CASES:-4} SLUICE_DRAFT_CASES=${SLUICE_DRAFT_CASES:-2}

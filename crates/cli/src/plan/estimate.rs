@@ -80,7 +80,7 @@ pub struct Split {
 impl Split {
     /// `memory` bytes for a model and one conversation of `context` tokens with keys and values of `element` bytes.
     pub fn new(s: &Shape, w: &Weights, memory: u64, context: u64, element: u64) -> Split {
-        let cache = s.kv_elements * element * context + 4 * s.state_elements;
+        let cache = s.cache_elements(context) * element + 4 * s.state_elements;
         let fixed = w.resident + cache;
         let for_experts = memory.saturating_sub(fixed).min(w.experts);
         Split { resident: w.resident, cache, for_experts, missing: fixed.saturating_sub(memory) }
@@ -256,6 +256,15 @@ mod tests {
         {
             assert_eq!(shape(name).kv_elements, layers * row, "{name}");
         }
+    }
+
+    /// Half of gpt-oss-20b's 24 layers see 128 positions: 8 heads of 64, keys and values.
+    #[test]
+    fn layers_with_a_window_keep_no_more_than_they_see() {
+        let s = shape("gpt-oss-20b");
+        let half = 12 * 2 * 8 * 64;
+        assert_eq!((s.kv_elements, s.cache_elements(100)), (2 * half, 2 * half * 100));
+        assert_eq!(s.cache_elements(131_072), half * (131_072 + 128));
     }
 
     #[test]

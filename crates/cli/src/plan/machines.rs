@@ -53,7 +53,7 @@ impl Machines {
             let mut weights = Weights::new(&shape, m.precision.0, m.precision.1, m.k.min(shape.k));
             if !part.ends() {
                 // There is no head, which without one of its own would be the embedding.
-                let without = Shape { embedding: 0, ..shape };
+                let without = Shape { embedding: 0, ..shape.clone() };
                 weights.resident_read =
                     Weights::new(&without, m.precision.0, m.precision.1, m.k.min(shape.k)).resident_read;
             }

@@ -27,6 +27,8 @@ pub struct Shape {
     pub vectors: u64,
     /// Elements of keys and values per position.
     pub kv_elements: u64,
+    /// Of these, what layers with a window keep of that many last positions alone: (positions, elements).
+    pub kv_windows: Vec<(u64, u64)>,
     /// f32 elements of a conversation's recurrent states.
     pub state_elements: u64,
     pub vocabulary: u64,
@@ -63,10 +65,17 @@ impl Shape {
             routers: of(WeightClass::Router),
             vectors: of(WeightClass::Vector),
             kv_elements: d.kv_elements() as u64,
+            kv_windows: d.groups().iter().filter_map(|g| Some((g.window()? as u64, g.elements() as u64))).collect(),
             state_elements: d.state_len() as u64,
             vocabulary: d.vocabulary as u64,
             max_context: d.max_context as u64,
         }
+    }
+
+    /// Elements of keys and values of so many positions.
+    pub fn cache_elements(&self, positions: u64) -> u64 {
+        let beyond = self.kv_windows.iter().map(|(window, elements)| positions.saturating_sub(*window) * elements);
+        self.kv_elements * positions - beyond.sum::<u64>()
     }
 
     /// All parameters.

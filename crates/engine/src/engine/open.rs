@@ -11,7 +11,7 @@ use sluice_backend::{
 use sluice_cache::{Group, KvCache, PrefixOptions};
 use sluice_cpu::Cpu;
 use sluice_experts::Keep;
-use sluice_model::{CacheKind, ModelSource, ModelTensors, OnDisk, RowTable, Used, UsedBy};
+use sluice_model::{ModelSource, ModelTensors, OnDisk, RowTable, Used, UsedBy};
 use sluice_store::load::ReadAhead;
 use sluice_store::{LoadOptions, Loading};
 
@@ -28,6 +28,7 @@ use crate::schedule::plan::Plan;
 use crate::schedule::scheduler::Scheduler;
 use crate::setup::budget::{self, Need, Refusal, refused_by_device};
 use crate::setup::device_share::DeviceShare;
+use crate::setup::kv_need::{KvNeed, most_blocks};
 use crate::setup::limits::{divide_with_retries, hard_limits, machine_limit};
 use crate::setup::needs::{held, held_on, snapshots, step_scratch, streamed_need, weights_in_memory};
 use crate::setup::placement::{self, PlacementChoice};
@@ -296,8 +297,8 @@ impl Engine {
             }
             _ => weights_in_memory(&mut *backend, registered(), wanted(), loading.as_ref()),
         };
-        let block: usize = layouts.iter().map(KvLayout::block_bytes).sum();
-        let in_cache = block + per_block;
+        let most_of = |window| most_blocks(window, block_tokens, longest, options.max_sequences);
+        let most: Vec<Option<usize>> = groups.iter().map(|g| g.window().map(most_of)).collect();
         let per_token = TOKEN_BYTES + if options.drafts.rows(1) > 0 { 2 * BYTES_PER_TOKEN } else { 0 };
         // By now a backend of several devices has split the layers among them, by what the step above needs.
         let own = backend.device_memory();
@@ -306,7 +307,10 @@ impl Engine {
             copied,
             state: held(&mut *backend, MemoryClass::State) as u64,
             scratch,
-            block: (if own.is_some() { 0 } else { in_cache } + block_tokens * per_token) as u64,
+            kv: match own {
+                Some(_) => KvNeed::full((block_tokens * per_token) as u64),
+                None => KvNeed::of(&layouts, &most, per_block + block_tokens * per_token),
+            },
             sequences: options.max_sequences,
             block_tokens,
             reserved: options.kv_reserve.map_or(0, |tokens| tokens.min(max_context)),
@@ -341,8 +345,11 @@ impl Engine {
         let mut own = match own {
             None => None,
             Some(own) => {
-                let in_cache = own.block.unwrap_or(block) + per_block;
-                Some(DeviceShare::new(own, &need, (device_scratch, in_cache as u64), &options, &mut *backend)?)
+                let kv = match own.block {
+                    Some(block) => KvNeed::full((block + per_block) as u64),
+                    None => KvNeed::of(&layouts, &most, per_block),
+                };
+                Some(DeviceShare::new(own, &need, (device_scratch, kv), &options, &mut *backend)?)
             }
         };
         let chunk = division.chunk.min(own.as_ref().map_or(usize::MAX, |own| own.division.chunk));
@@ -374,14 +381,16 @@ impl Engine {
         // 4. The caches
         let per_sequence = max_context.div_ceil(block_tokens);
         let blocks = options.kv_tokens.unwrap_or(pool).div_ceil(block_tokens);
-        let kv: Vec<KvPool> = layouts.iter().map(|l| backend.alloc_kv(*l, blocks)).collect::<Result<_>>()?;
-        let resident = (reserved.div_ceil(block_tokens) * options.max_sequences).min(blocks);
-        kv.iter().try_for_each(|pool| backend.commit_kv(pool, resident))?;
-        let group = |kind| match kind {
-            CacheKind::Full => Group { block_tokens, window: None, blocks },
-            CacheKind::Window(n) => Group { block_tokens, window: Some(n), blocks },
-        };
-        let cached: Vec<Group> = groups.iter().map(|g| group(g.kind)).collect();
+        // Where memory is limited, groups with a window have as many blocks as were counted.
+        let counted = options.kv_tokens.is_none() && (own.is_some() || !hard.is_empty());
+        let window_blocks = |most: Option<usize>| most.filter(|_| counted).map_or(blocks, |most| most.min(blocks));
+        let cached: Vec<Group> = std::iter::zip(&groups, &most)
+            .map(|(g, most)| Group { block_tokens, window: g.window(), blocks: window_blocks(*most) })
+            .collect();
+        let pools = layouts.iter().zip(&cached);
+        let kv: Vec<KvPool> = pools.map(|(l, group)| backend.alloc_kv(*l, group.blocks)).collect::<Result<_>>()?;
+        let resident = reserved.div_ceil(block_tokens) * options.max_sequences;
+        kv.iter().zip(&cached).try_for_each(|(pool, group)| backend.commit_kv(pool, resident.min(group.blocks)))?;
         let shape = CacheShape::new(&cached, &layouts, model.state_len());
         let mut notes = Vec::new();
         let disk = match (&options.prompt_cache, source.zip(loading.as_ref())) {
@@ -447,7 +456,7 @@ impl Engine {
                     + need.state
                     + division.scratch
                     + experts
-                    + need.block.saturating_mul(blocks as u64),
+                    + need.kv.bytes(blocks as u64),
             },
             cache,
             layouts,

@@ -3,6 +3,8 @@
 
 use std::fmt::Write;
 
+use super::kv_need::KvNeed;
+
 /// The kinds of limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitOf {
@@ -117,8 +119,8 @@ pub(crate) struct Need {
     pub state: u64,
     /// (tokens of a step, its scratch memory), the longest first.
     pub scratch: Vec<(usize, u64)>,
-    /// A block: keys and values of all cache groups, and what grows with them.
-    pub block: u64,
+    /// Keys and values, and what grows with them.
+    pub kv: KvNeed,
     /// Sequences of a step. Each gets a usual context before experts take the rest.
     pub sequences: usize,
     /// Tokens of a block.
@@ -162,8 +164,9 @@ pub fn refused_by_device(error: &anyhow::Error) -> bool {
 }
 
 impl Need {
-    fn blocks(&self, context: usize) -> u64 {
-        (context.div_ceil(self.block_tokens) as u64).saturating_mul(self.block)
+    /// Keys and values of so many tokens of so many sequences.
+    fn cache(&self, context: usize, sequences: usize) -> u64 {
+        self.kv.bytes((context.div_ceil(self.block_tokens) as u64).saturating_mul(sequences as u64))
     }
 
     fn least_context(&self) -> usize {
@@ -177,7 +180,7 @@ impl Need {
     /// Keys and values of all sequences with a usual context, or the one that was asked for.
     fn usual_cache(&self) -> u64 {
         let context = if self.context_asked { self.max_context } else { self.max_context.min(USUAL_CONTEXT) };
-        self.blocks(context).saturating_mul(self.sequences as u64)
+        self.cache(context, self.sequences)
     }
 
     /// The same need with a copy of the weights on each of `nodes` NUMA nodes, if they fit beside `scratch` and a usual context. Mapped files stay in the page cache.
@@ -225,7 +228,7 @@ impl Need {
 
     fn within(&self, limit: &Limit) -> Result<Division, Refusal> {
         let room = limit.room();
-        let least = self.blocks(self.least_context()) + self.least_experts();
+        let least = self.cache(self.least_context(), 1) + self.least_experts();
         let fits = |scratch: u64| self.fixed(limit, scratch).saturating_add(least) <= room;
         let good = |(tokens, bytes): (usize, u64)| {
             let part = if tokens <= SHORT_CHUNK { 2.0 * SCRATCH_PART } else { SCRATCH_PART };
@@ -237,7 +240,7 @@ impl Need {
         let Some((chunk, scratch)) = found else { return Err(self.refusal(limit)) };
         // A usual context has priority over more experts, but gets no more than half of the rest.
         let spare = room - self.fixed(limit, scratch) - self.least_experts();
-        let cache = self.usual_cache().min(spare / 2).max(self.blocks(self.least_context()));
+        let cache = self.usual_cache().min(spare / 2).max(self.cache(self.least_context(), 1));
         let others = self.mapped.max(limit.mapped(self.mapped)) + self.copied + self.state + scratch + cache;
         let experts = room.saturating_sub(others).max(self.least_experts());
         let squeezed = (others + experts).saturating_sub(room);
@@ -250,17 +253,16 @@ impl Need {
     /// When not even the fewest fit.
     pub fn positions_within(&self, limit: &Limit, scratch: u64, experts: u64) -> Result<usize, Refusal> {
         let left = limit.room().checked_sub(self.fixed(limit, scratch) + experts);
-        let left = left.filter(|left| *left >= self.blocks(self.least_context()));
+        let left = left.filter(|left| *left >= self.cache(self.least_context(), 1));
         let Some(left) = left else { return Err(self.refusal(limit)) };
-        let blocks = left.checked_div(self.block).unwrap_or(u64::MAX);
-        Ok(usize::try_from(blocks).unwrap_or(usize::MAX).saturating_mul(self.block_tokens))
+        Ok(usize::try_from(self.kv.within(left)).unwrap_or(usize::MAX).saturating_mul(self.block_tokens))
     }
 
     /// Says what takes how much, the smallest limit that would do, and what else would help.
     fn refusal(&self, limit: &Limit) -> Refusal {
         let &(tokens, scratch) = self.scratch.last().expect("a step takes some tokens");
         let (context, experts) = (self.least_context(), self.least_experts());
-        let others = self.fixed(limit, scratch) + self.blocks(context);
+        let others = self.fixed(limit, scratch) + self.cache(context, 1);
         let total = limit.taken + GROWTH + others + experts;
         let smallest = total + NOISE;
         let mut text = format!("{} of {} is too little: ", limit.name(), bytes(limit.bytes));
@@ -277,7 +279,7 @@ impl Need {
             (if limit.of.is_device() { "weights" } else { "copied weights" }.to_owned(), self.copied),
             (format!("scratch of {tokens} tokens at once"), scratch),
             ("state".to_owned(), self.state),
-            (format!("keys and values of {context} tokens"), self.blocks(context)),
+            (format!("keys and values of {context} tokens"), self.cache(context, 1)),
             ("experts".to_owned(), experts),
         ];
         let classes = classes.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {}", bytes(*n)));
@@ -342,7 +344,7 @@ mod tests {
             copied: MIB,
             state: 2 * MIB,
             scratch: vec![(512, 8 * MIB), (256, 4 * MIB), (16, MIB)],
-            block: MIB / 4,
+            kv: KvNeed::full(MIB / 4),
             sequences: 1,
             block_tokens: 32,
             reserved: 0,
@@ -364,9 +366,12 @@ mod tests {
     #[test]
     fn from_the_smallest_figure_on_a_limit_is_enough() {
         let streamed = Some(StreamedNeed { least: 6 * MIB, asked: 0 });
-        for need in
-            [need(), Need { streamed, ..need() }, Need { reserved: 2048, ..need() }, Need { block: 0, ..need() }]
-        {
+        for need in [
+            need(),
+            Need { streamed, ..need() },
+            Need { reserved: 2048, ..need() },
+            Need { kv: KvNeed::default(), ..need() },
+        ] {
             for of in [LimitOf::MemoryBudget, LimitOf::ControlGroup, LimitOf::Machine] {
                 let enough = smallest(&need, of) - NOISE;
                 let least = need.divide(&[limit(of, enough)]).unwrap();
@@ -386,7 +391,7 @@ mod tests {
             let limit = limit(LimitOf::MemoryBudget, room * MIB);
             let Ok(d) = need.divide(&[limit]) else { continue };
             let context = need.positions_within(&limit, d.scratch, d.experts).unwrap();
-            let all = limit.taken + GROWTH + need.fixed(&limit, d.scratch) + d.experts + need.blocks(context);
+            let all = limit.taken + GROWTH + need.fixed(&limit, d.scratch) + d.experts + need.cache(context, 1);
             assert!(all <= limit.bytes && d.squeezed == 0, "{room}: {all}");
         }
     }

@@ -3,6 +3,7 @@
 use sluice_backend::{Backend, Device, DeviceMemory, MemoryClass};
 
 use super::budget::{Division, Limit, LimitOf, Need, Refusal, StreamedNeed};
+use super::kv_need::KvNeed;
 use super::needs::held_on;
 use crate::options::Options;
 
@@ -18,14 +19,14 @@ pub(crate) struct DeviceShare {
 
 impl DeviceShare {
     /// Divides a device's memory. `host`: what the model needs of the host. On the device are scratch and blocks of keys and values, and all weights but streamed
-    /// experts. `scratch`: tokens of a step and its bytes; `block`: bytes of a block.
+    /// experts. `scratch`: tokens of a step and its bytes; `kv`: blocks.
     ///
     /// # Errors
     /// When the device's memory is too small.
     pub fn new(
         memory: DeviceMemory,
         host: &Need,
-        (scratch, block): (Vec<(usize, u64)>, u64),
+        (scratch, kv): (Vec<(usize, u64)>, KvNeed),
         options: &Options,
         backend: &mut dyn Backend,
     ) -> Result<DeviceShare, Refusal> {
@@ -35,7 +36,7 @@ impl DeviceShare {
             copied: memory.weights - if streamed { memory.experts } else { 0 },
             state: held_on(backend, MemoryClass::State, memory.device) as u64,
             scratch,
-            block,
+            kv,
             streamed: streamed.then_some(StreamedNeed { least: memory.least_experts, asked: 0 }),
             ..host.clone()
         };

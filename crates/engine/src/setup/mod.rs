@@ -2,6 +2,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod device_share;
+pub(crate) mod kv_need;
 pub(crate) mod limits;
 pub(crate) mod needs;
 pub(crate) mod placement;

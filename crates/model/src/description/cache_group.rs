@@ -47,6 +47,19 @@ impl CacheGroup {
         CacheGroup { layers: other.layers, ..*self } == *other
     }
 
+    /// The last positions that it keeps; `None`: every position.
+    pub fn window(&self) -> Option<usize> {
+        match self.kind {
+            CacheKind::Full => None,
+            CacheKind::Window(positions) => Some(positions),
+        }
+    }
+
+    /// Elements of keys and values for each position.
+    pub fn elements(&self) -> usize {
+        (self.layers * self.kv_heads * (self.k_dim + self.v_dim)).div_ceil(self.every)
+    }
+
     /// How blocks of so many tokens hold the keys and values of its layers.
     pub fn layout(&self, kv_type: KvType, mode: AttentionMode, block_tokens: usize) -> KvLayout {
         let CacheGroup { layers, kv_heads, k_dim, v_dim, .. } = *self;

@@ -466,7 +466,7 @@ impl Description {
 
     /// Elements of keys and values together, for each position.
     pub fn kv_elements(&self) -> usize {
-        self.groups().iter().map(|g| (g.layers * g.kv_heads * (g.k_dim + g.v_dim)).div_ceil(g.every)).sum()
+        self.groups().iter().map(CacheGroup::elements).sum()
     }
 }
 
