@@ -8,7 +8,7 @@
 //! Everything else is encoded as one string, including words across the borders of messages. So a prompt that spells no control tokens has the same tokens as
 //! without this module.
 //!
-//! Control tokens are those that `tokenizer.json` marks as special, and added ones written `<|like this|>`. Other added tokens (`<think>`, runs of spaces) are
+//! Control tokens are those that `tokenizer.json` marks as special, and added ones written `<|like this|>` or `<｜like this｜>`. Other added tokens (`<think>`, runs of spaces) are
 //! words of the model's language, in messages too.
 
 use aho_corasick::AhoCorasick;

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
+use super::dsml;
 use super::gemma;
 use super::harmony;
 use super::json as text;
@@ -48,6 +49,7 @@ impl TemplateHistory {
                 Value::Object(object) => dumps(&Value::Object(object)).into(),
                 other => other,
             },
+            Some(Calls::Dsml(_)) => named(arguments),
             _ => object(arguments),
         });
         echo
@@ -63,7 +65,15 @@ impl TemplateHistory {
         }
         let as_json = matches!(
             style.calls,
-            Some(Calls::Json | Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi | Calls::Gemma)
+            Some(
+                Calls::Json
+                    | Calls::Mistral
+                    | Calls::List
+                    | Calls::DeepSeek
+                    | Calls::Dsml(_)
+                    | Calls::Kimi
+                    | Calls::Gemma
+            )
         );
         if !style.native || !as_json {
             return None;
@@ -78,6 +88,13 @@ impl TemplateHistory {
                     Value::String(stand_in(kept.len() - 1))
                 }
                 None => object(arguments),
+            },
+            Value::String(json) if matches!(style.calls, Some(Calls::Dsml(_))) => match dsml::written(json) {
+                Some(written) => {
+                    kept.push(written);
+                    Value::String(stand_in(kept.len() - 1))
+                }
+                None => named(arguments),
             },
             Value::String(json) if text::is_spaced(json) && text::fields(json).is_some() => {
                 kept.push(vec![Written::Said(json.trim().to_owned())]);
@@ -193,12 +210,16 @@ fn object(arguments: &Value) -> Value {
     }
 }
 
-/// Arguments by name, with numbers and spaced values as they were written. Templates of this family iterate over the names, so arguments that are no object, for
-/// example of a call that was cut off, become a single argument.
+/// Arguments by name; those that are no object, for example of a call that was cut off, become a single argument.
+fn named(arguments: &Value) -> Value {
+    let object = object(arguments);
+    if object.is_object() { object } else { json!({"arguments": object}) }
+}
+
+/// Arguments by name, with numbers and spaced values as they were written. Templates of this family iterate over the names.
 fn xml(arguments: &Value) -> Value {
     let Some(fields) = arguments.as_str().and_then(text::fields) else {
-        let object = object(arguments);
-        return if object.is_object() { object } else { json!({"arguments": object}) };
+        return named(arguments);
     };
     let value = |json: &str| match serde_json::from_str(json) {
         Ok(Value::Number(_)) => Value::from(json),

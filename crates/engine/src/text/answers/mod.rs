@@ -4,6 +4,7 @@
 //! stream. [`history`] passes earlier answers back to the template so that it writes the text that was generated, whose blocks are then in the prefix cache.
 
 mod call_syntax;
+mod dsml;
 mod gemma;
 mod harmony;
 mod history;
@@ -23,5 +24,5 @@ pub(super) use history::TemplateHistory;
 pub use parser::AnswerParser;
 pub use reading::Reading;
 pub(super) use stand_in::Written;
-pub use style::{Calls, Opened, Style};
+pub use style::{Calls, DsmlBlock, Opened, Style};
 pub use tools::Tools;

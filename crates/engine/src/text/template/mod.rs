@@ -6,6 +6,7 @@
 mod errors;
 mod filters;
 mod jinja;
+mod own;
 mod percent;
 mod printf;
 mod python;
@@ -35,11 +36,18 @@ const MAX_TEMPLATE: u64 = 4 << 20;
 const JINJA: &str = "chat_template.jinja";
 const MORE: &str = "additional_chat_templates";
 
-/// The file of templates, and their (name, text).
-type Sources = (PathBuf, Vec<(String, String)>);
+/// The templates of a checkpoint.
+struct Sources {
+    /// Their file, for messages.
+    file: PathBuf,
+    /// (name, text).
+    templates: Vec<(String, String)>,
+    /// A note for the user if they are not the checkpoint's.
+    note: Option<String>,
+}
 
 /// Finds the templates of a checkpoint; `None` if it has none. They are in `chat_template.jinja`, with more of them in `additional_chat_templates/`; or in
-/// `chat_template` of `tokenizer_config.json`, which is a string or a list of named ones; or in `chat_template.json`.
+/// `chat_template` of `tokenizer_config.json`, which is a string or a list of named ones; or in `chat_template.json`. Some model types have one of ours instead.
 fn sources(files: &dyn TextFiles) -> Result<Option<Sources>> {
     if let Some(default) = read_text(files, JINJA)? {
         let mut templates = vec![("default".to_owned(), default)];
@@ -50,16 +58,21 @@ fn sources(files: &dyn TextFiles) -> Result<Option<Sources>> {
                 templates.push((name.to_owned(), text));
             }
         }
-        return Ok(Some((files.locate(JINJA), templates)));
+        return Ok(Some(Sources { file: files.locate(JINJA), templates, note: None }));
     }
     for name in ["tokenizer_config.json", "chat_template.json"] {
         let file = files.locate(name);
         let json = read_json(files, name)?.unwrap_or(Json::Null);
         if let Some(templates) = named_templates(&json["chat_template"]).with_context(|| file.display().to_string())? {
-            return Ok(Some((file, templates)));
+            return Ok(Some(Sources { file, templates, note: None }));
         }
     }
-    Ok(None)
+    let own = |(name, source): (&str, &str)| Sources {
+        file: format!("Sluice's {name}.jinja").into(),
+        templates: vec![("default".to_owned(), source.to_owned())],
+        note: Some(format!("this checkpoint has no chat template: Sluice's own for {name} is used")),
+    };
+    Ok(own::template(files)?.map(own))
 }
 
 /// A compiled chat template, or several with names.
@@ -85,7 +98,7 @@ pub struct ChatTemplate {
     renderer: Renderer,
     style: Style,
     has_efforts: bool,
-    note: Option<String>,
+    notes: Vec<String>,
 }
 
 /// Where templates run.
@@ -102,8 +115,10 @@ impl ChatTemplate {
     /// # Errors
     /// A file that cannot be read, or a template that is not valid Jinja. The message names file and line.
     pub fn load(files: impl TextFiles) -> Result<Option<Self>> {
-        let Some((file, templates)) = sources(&files)? else { return Ok(None) };
-        Self::compile(file, templates, SpecialTokens::load(&files)?.names()).map(Some)
+        let Some(Sources { file, templates, note }) = sources(&files)? else { return Ok(None) };
+        let mut template = Self::compile(file, templates, SpecialTokens::load(&files)?.names())?;
+        template.notes.extend(note);
+        Ok(Some(template))
     }
 
     /// The style of a checkpoint's template, without compiling it.
@@ -112,7 +127,7 @@ impl ChatTemplate {
     /// A file that cannot be read.
     pub fn style_of(files: impl TextFiles) -> Result<Option<Style>> {
         let found = sources(&files)?;
-        Ok(found.map(|(_, templates)| Style::from_templates(templates.iter().map(|(_, source)| source.as_str()))))
+        Ok(found.map(|found| Style::from_templates(found.templates.iter().map(|(_, source)| source.as_str()))))
     }
 
     fn compile(file: PathBuf, templates: Vec<(String, String)>, special_tokens: Map<String, Json>) -> Result<Self> {
@@ -120,12 +135,12 @@ impl ChatTemplate {
         let style = Style::from_templates(templates.iter().map(|(_, source)| source.as_str()));
         let has_efforts = templates.iter().any(|(_, source)| source.contains("reasoning_effort"));
         let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
-        let mut note = None;
+        let mut notes = Vec::new();
         let apart = if sandbox::is_possible() { Some(Apart::start(&templates)) } else { None };
         let renderer = match apart {
             Some(Ok(started)) => Renderer::Apart(started.map_err(wrong)?),
             Some(Err(e)) => {
-                note = Some(format!(
+                notes.push(format!(
                     "the chat template runs in this process, its memory unbounded: no other could be started ({e})"
                 ));
                 Renderer::Here(Box::new(Templates::compile(&templates).map_err(wrong)?))
@@ -141,7 +156,7 @@ impl ChatTemplate {
             renderer,
             style,
             has_efforts,
-            note,
+            notes,
         })
     }
 
@@ -163,9 +178,9 @@ impl ChatTemplate {
         self.has_efforts
     }
 
-    /// A note for the user if templates do not run in a process of their own.
-    pub fn note(&self) -> Option<&str> {
-        self.note.as_deref()
+    /// Notes for the user: whether the template is one of ours, and if it does not run in a process of its own.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// An error of the template without its path, for remote clients.
