@@ -18,13 +18,17 @@ use crate::text::{Calls, DsmlBlock};
 /// Calls in an answer, at most, if one must be made.
 const MAX_CALLS: usize = 16;
 
+/// In Lark: perhaps a line end.
+const LINE: &str = "\"\\n\"?";
+
 /// A family's way around calls.
 struct Frame {
     /// What begins calls, and what ends them.
     begin: &'static str,
     end: Option<&'static str>,
-    /// What stands before it, where the answer begins with calls.
+    /// In Lark: what stands before the first call, where the answer begins with calls, and behind the last.
     lead: &'static str,
+    trail: &'static str,
     /// In Lark: before the first tool, between two in one frame if there may be two, and behind the last.
     before: &'static str,
     between: Option<&'static str>,
@@ -49,13 +53,21 @@ struct Parameters<'a> {
 
 impl Grammars {
     fn frame(&self, calls: Calls) -> Result<Frame> {
-        let frame = |begin, end| Frame { begin, end, lead: "", before: "", between: None, behind: "", apart: None };
+        let frame =
+            |begin, end| Frame { begin, end, lead: "", trail: "", before: "", between: None, behind: "", apart: None };
         Ok(match calls {
-            Calls::Json | Calls::Xml => {
-                Frame { before: "\"\\n\"", behind: "\"\\n\"", apart: Some("\"\\n\""), ..frame(CALL, Some(CALLED)) }
-            }
-            Calls::Keys => Frame { apart: Some("\"\\n\""), ..frame(CALL, Some(CALLED)) },
+            Calls::Json | Calls::Xml => Frame {
+                // Nemotron 3 ends a call with a line end.
+                trail: if calls == Calls::Xml { LINE } else { "" },
+                before: "\"\\n\"",
+                behind: "\"\\n\"",
+                apart: Some("\"\\n\""),
+                ..frame(CALL, Some(CALLED))
+            },
+            // GLM-4.5 and 4.6 write line ends before calls, 4.7 does not.
+            Calls::Keys => Frame { lead: LINE, apart: Some(LINE), ..frame(CALL, Some(CALLED)) },
             Calls::Invokes => Frame {
+                lead: LINE,
                 before: "\"\\n\"",
                 between: Some("\"\\n\""),
                 behind: "\"\\n\"",
@@ -72,11 +84,11 @@ impl Grammars {
                 Frame { before: "\"[\"", between: Some("\", \""), behind: "\"]\"", ..frame(LIST, end) }
             }
             Calls::Kimi => Frame { between: Some(""), ..frame(KIMI_CALLS, Some(KIMI_CALLS_END)) },
-            Calls::DeepSeek => Frame { between: Some("\"\\n\"?"), ..frame(DEEPSEEK_CALLS, Some(DEEPSEEK_CALLS_END)) },
+            Calls::DeepSeek => Frame { between: Some(LINE), ..frame(DEEPSEEK_CALLS, Some(DEEPSEEK_CALLS_END)) },
             Calls::Dsml(block) => {
                 let [begin, end] = block.marks();
                 let line = "\"\\n\"";
-                Frame { lead: "\n\n", before: line, between: Some(line), behind: line, ..frame(begin, Some(end)) }
+                Frame { lead: "\"\\n\\n\"", before: line, between: Some(line), behind: line, ..frame(begin, Some(end)) }
             }
             Calls::Gemma => Frame { apart: Some(""), ..frame(GEMMA_CALL, Some(GEMMA_CALLED)) },
             Calls::Harmony => bail!("calls of {calls:?} have a grammar of their own"),
@@ -112,15 +124,12 @@ impl Grammars {
             None => String::new(),
         };
         if !is_within_text {
-            writeln!(source, "calls: call{}", more("call", frame.apart))?;
+            writeln!(source, "calls: {} call{} {}", frame.lead, more("call", frame.apart), frame.trail)?;
         }
         match self.around_dsml(frame.begin) {
             // The text before it ends with the rest of the mark.
             Some((_, behind)) if is_within_text => {
                 writeln!(source, "call: {} {} inside", self.mark(DSML), literal(behind))?;
-            }
-            _ if !is_within_text && !frame.lead.is_empty() => {
-                writeln!(source, "call: {} {} inside", literal(frame.lead), self.mark(frame.begin))?;
             }
             _ if !is_within_text || self.is_token(frame.begin) => {
                 writeln!(source, "call: {} inside", self.mark(frame.begin))?;

@@ -11,7 +11,7 @@
 //! Control tokens are those that `tokenizer.json` marks as special, and added ones written `<|like this|>` or `<｜like this｜>`. Other added tokens (`<think>`, runs of spaces) are
 //! words of the model's language, in messages too.
 
-use aho_corasick::AhoCorasick;
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use anyhow::{Result, anyhow};
 
 /// The first stand-in, and the last private-use character. The others follow downwards.
@@ -114,8 +114,10 @@ impl Quoting {
     /// # Errors
     /// Contents that use all private-use characters.
     pub fn new(control: &[String], contents: &[&str]) -> Result<Quoting> {
-        let control: Vec<&str> = control.iter().map(String::as_str).filter(|t| !t.is_empty()).collect();
-        let finder = AhoCorasick::new(&control)?;
+        let mut control: Vec<&str> = control.iter().map(String::as_str).filter(|t| !t.is_empty()).collect();
+        control.sort_unstable();
+        // Each prompt needs a finder: this kind is built quickly.
+        let finder = AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).build(&control)?;
         let places: Vec<_> = contents.iter().map(|content| spelled(&finder, &control, content)).collect();
         let firsts = contents
             .iter()
@@ -145,13 +147,17 @@ impl Quoting {
 }
 
 /// Positions where a control token begins in `content`, ascending. Tokens may overlap, and the last one may be incomplete at the end, with or without the
-/// white space there, which templates trim.
+/// white space there, which templates trim. `control`: sorted.
 fn spelled(finder: &AhoCorasick, control: &[&str], content: &str) -> Vec<usize> {
     let mut places: Vec<usize> = finder.find_overlapping_iter(content).map(|found| found.start()).collect();
     let longest = control.iter().map(|t| t.len()).max().unwrap_or(0);
     for end in [content, content.trim_end()] {
         let tail = end.char_indices().rev().take_while(|(at, _)| end.len() - at < longest);
-        let begins = |at: &usize| control.iter().any(|t| t.starts_with(&end[*at..]));
+        let begins = |at: &usize| {
+            let rest = &end[*at..];
+            // Those that begin with it follow one another.
+            control.get(control.partition_point(|t| *t < rest)).is_some_and(|t| t.starts_with(rest))
+        };
         places.extend(tail.map(|(at, _)| at).filter(begins));
     }
     places.sort_unstable();

@@ -1,6 +1,6 @@
 //! What a model writes comes back as the same text: generated, taken apart, sent back by a client, rendered by the family's template.
 
-mod drawn;
+pub mod drawn;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};

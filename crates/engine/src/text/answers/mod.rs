@@ -20,7 +20,7 @@ mod tools;
 
 pub(super) use harmony::effort as harmony_effort;
 pub(crate) use harmony::marks as harmony_marks;
-pub(super) use history::TemplateHistory;
+pub(super) use history::{TemplateHistory, thoughts_in_parts};
 pub use parser::AnswerParser;
 pub use reading::Reading;
 pub(super) use stand_in::Written;

@@ -20,8 +20,6 @@ use super::tools::{ParameterType, Tools};
 use crate::text::pieces::Piece;
 use crate::text::stop::overlap;
 
-/// Line ends that all families write between a thought and the text.
-const GAP: usize = 2;
 /// Bytes up to the end of a call's name, at most. A longer one is no call, however the text was cut.
 const MAX_HEAD: usize = 4096;
 
@@ -36,8 +34,9 @@ pub struct AnswerParser {
     ends: &'static [&'static str],
     /// What begins and ends thoughts.
     thoughts: [&'static str; 2],
-    /// Thoughts end with a line end, and further thoughts may follow.
+    /// Thoughts are on lines of their own, and so many line ends may follow.
     thought_lines: bool,
+    gap: usize,
     state: State,
     /// Text that is not decided yet.
     held: String,
@@ -115,6 +114,7 @@ impl AnswerParser {
             ends: &[],
             thoughts: style.thought_marks(),
             thought_lines: style.has_lines(),
+            gap: style.gap(),
             state,
             held: String::new(),
             count: 0,
@@ -219,13 +219,13 @@ impl AnswerParser {
             if self.held.is_empty() {
                 return if last { false } else { self.wait(State::Thought { begun }) };
             }
-            let lines = !matches!(self.calls, Calls::Dsml(_)) && self.held.starts_with('\n');
-            self.drop_held(usize::from(lines));
+            let line = self.thought_lines && self.held.starts_with('\n');
+            self.drop_held(usize::from(line));
         }
         match self.before(self.thoughts[1], self.thought_lines, last) {
             Ok(thought) => {
                 out.thought(&thought);
-                self.go(if self.thought_lines { State::Gap(GAP) } else { State::Text })
+                self.go(if self.gap > 0 { State::Gap(self.gap) } else { State::Text })
             }
             Err(thought) => {
                 out.thought(&thought);

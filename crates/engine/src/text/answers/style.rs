@@ -176,16 +176,21 @@ impl Style {
     }
 
     /// The tokens of these.
-    pub(super) fn thought_tokens(&self) -> [&'static str; 2] {
+    pub(crate) fn thought_tokens(&self) -> [&'static str; 2] {
         match self.calls {
             Some(Calls::Gemma) => [GEMMA_CHANNEL, GEMMA_THOUGHT],
             _ => self.thought_marks(),
         }
     }
 
-    /// Whether thoughts and the text behind them are on lines of their own.
+    /// Whether thoughts are on lines of their own. Otherwise they are written as they are.
     pub(super) fn has_lines(&self) -> bool {
-        !matches!(self.calls, Some(Calls::Gemma | Calls::Dsml(_)))
+        !matches!(self.calls, Some(Calls::Dsml(_) | Calls::Kimi | Calls::Mistral))
+    }
+
+    /// Line ends between a thought and the text, at most.
+    pub(super) fn gap(&self) -> usize {
+        if self.has_lines() && self.calls != Some(Calls::Gemma) { 2 } else { 0 }
     }
 
     /// Whether it writes everything in the harmony format.

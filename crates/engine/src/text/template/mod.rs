@@ -17,6 +17,7 @@ pub(in crate::text) mod tojson;
 mod wordwrap;
 
 use super::answers::Style;
+use super::answers::marks::THOUGHT;
 use super::files::read_json;
 use super::tokenizer::special::SpecialTokens;
 use anyhow::{Context, Result, anyhow, bail};
@@ -98,6 +99,8 @@ pub struct ChatTemplate {
     renderer: Renderer,
     style: Style,
     has_efforts: bool,
+    writes_calls: bool,
+    thought_end: Option<String>,
     notes: Vec<String>,
 }
 
@@ -134,6 +137,8 @@ impl ChatTemplate {
         let names = templates.iter().map(|(name, _)| name.clone()).collect();
         let style = Style::from_templates(templates.iter().map(|(_, source)| source.as_str()));
         let has_efforts = templates.iter().any(|(_, source)| source.contains("reasoning_effort"));
+        let writes_calls = templates.iter().any(|(_, source)| source.contains("tool_calls"));
+        let thought_end = templates.iter().filter_map(|(_, source)| thought_end(source)).max_by_key(String::len);
         let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
         let mut notes = Vec::new();
         let apart = if sandbox::is_possible() { Some(Apart::start(&templates)) } else { None };
@@ -156,6 +161,8 @@ impl ChatTemplate {
             renderer,
             style,
             has_efforts,
+            writes_calls,
+            thought_end,
             notes,
         })
     }
@@ -176,6 +183,16 @@ impl ChatTemplate {
     /// Whether it takes `reasoning_effort`.
     pub fn has_efforts(&self) -> bool {
         self.has_efforts
+    }
+
+    /// Whether it writes the calls of earlier answers.
+    pub(super) fn writes_calls(&self) -> bool {
+        self.writes_calls
+    }
+
+    /// What it writes at the end of a thought: `</think>`, and line ends before and behind it. `None`: it does not say.
+    pub(crate) fn thought_end(&self) -> Option<&str> {
+        self.thought_end.as_deref()
     }
 
     /// Notes for the user: whether the template is one of ours, and if it does not run in a process of its own.
@@ -250,6 +267,19 @@ impl ChatTemplate {
         };
         rendered.map_err(|e| anyhow!("{}: chat template{e}", self.file.display()))
     }
+}
+
+/// The most that a template writes at the end of a thought, with the line ends that are in the same text or in one that is appended to it.
+fn thought_end(source: &str) -> Option<String> {
+    const LINE: &str = "\\n";
+    let joined: String = source.split("' ~ '").flat_map(|part| part.split("' + '")).collect();
+    let parts: Vec<&str> = joined.split(THOUGHT).collect();
+    let ends = parts.windows(2).map(|pair| {
+        let line = if pair[0].ends_with(LINE) { "\n" } else { "" };
+        let gap = (0..2).take_while(|i| pair[1].get(i * LINE.len()..).is_some_and(|rest| rest.starts_with(LINE)));
+        format!("{line}{THOUGHT}{}", "\n".repeat(gap.count()))
+    });
+    ends.max_by_key(String::len)
 }
 
 /// The text of a file, if it is there.
