@@ -3,6 +3,7 @@
 use super::dsml;
 use super::json;
 use super::marks::{CALLED, DSML_INVOKED, DSML_VALUED, KEY, KEYED, MISTRAL_ARGUMENTS, MISTRAL_ID, VALUE, VALUED};
+use super::matching::{Match, ParameterHead};
 use super::style::Calls;
 use super::tools::ParameterType;
 
@@ -10,14 +11,6 @@ pub(super) const FUNCTION: &str = "<function=";
 pub(super) const FUNCTION_END: &str = "</function>";
 pub(super) const PARAMETER: &str = "<parameter=";
 pub(super) const PARAMETER_END: &str = "</parameter>";
-
-/// Whether a text matches, as far as it has come.
-pub(super) enum Match<T> {
-    Yes(T),
-    No,
-    /// The text is too short to tell.
-    Partial,
-}
 
 /// Matches `begin`, a name and `>`. Returns the name and the length of the match.
 pub(super) fn tag<'a>(text: &'a str, begin: &str) -> Match<(&'a str, usize)> {
@@ -28,26 +21,6 @@ pub(super) fn tag<'a>(text: &'a str, begin: &str) -> Match<(&'a str, usize)> {
         Some(at) if at > 0 && rest.as_bytes()[at] == b'>' => Match::Yes((&rest[..at], begin.len() + at + 1)),
         Some(_) => Match::No,
         None => Match::Partial,
-    }
-}
-
-/// The beginning of a parameter.
-pub(super) struct ParameterHead<'a> {
-    pub name: &'a str,
-    /// Bytes of it.
-    pub len: usize,
-    /// Its type, if the model says it.
-    pub kind: Option<ParameterType>,
-}
-
-impl<'a> Match<(&'a str, usize)> {
-    /// The beginning of a parameter of which the model does not say the type.
-    fn untyped(self) -> Match<ParameterHead<'a>> {
-        match self {
-            Match::Yes((name, len)) => Match::Yes(ParameterHead { name, len, kind: None }),
-            Match::No => Match::No,
-            Match::Partial => Match::Partial,
-        }
     }
 }
 

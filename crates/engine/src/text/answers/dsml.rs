@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::call_syntax::{Match, ParameterHead};
 use super::json;
 use super::marks::DSML_VALUED;
+use super::matching::{Match, ParameterHead};
 use super::stand_in::Written;
 use super::tools::ParameterType;
 use crate::text::template::tojson::dumps;

@@ -10,6 +10,7 @@ mod harmony;
 mod history;
 mod json;
 pub(crate) mod marks;
+mod matching;
 mod parser;
 mod piece_list;
 mod reading;

@@ -9,10 +9,11 @@ mod several;
 
 use std::sync::Arc;
 
-use super::call_syntax::{Match, ParameterSyntax, call_head, mistral_head};
+use super::call_syntax::{ParameterSyntax, call_head, mistral_head};
 use super::harmony::HarmonyParser;
 use super::json::{Scan, Scanner};
 use super::marks::{CALLED, DSML_INVOKED};
+use super::matching::Match;
 use super::piece_list::PieceList;
 use super::sections::SectionSyntax;
 use super::style::{Calls, Opened, Style};

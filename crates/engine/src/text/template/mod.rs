@@ -354,6 +354,22 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_a_thought_is_what_the_template_writes() {
+        for (source, end) in [
+            (
+                r"{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' + content.split('</think>')[1] }}",
+                Some("\n</think>\n\n"),
+            ),
+            (r"{{ '<think>' ~ '\n' ~ m.reasoning_content ~ '\n' ~ '</think>' ~ '\n\n' }}", Some("\n</think>\n\n")),
+            (r"{{ '<think>\n' ~ m.reasoning_content ~ '\n</think>\n' }}", Some("\n</think>\n")),
+            (r"<think>{{ m.reasoning_content }}</think>{{ m.content }}", Some("</think>")),
+            (r"{{ m.content }}", None),
+        ] {
+            assert_eq!(template(source).thought_end(), end, "{source}");
+        }
+    }
+
+    #[test]
     fn hostile_templates_end() {
         for source in [
             "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",

@@ -1,9 +1,10 @@
 //! Calls with parameters, each between marks: Qwen3-Coder's, GLM's, MiniMax's and DSML.
 
 use super::{AnswerParser, MAX_HEAD, State};
-use crate::text::answers::call_syntax::{Match, ParameterHead, ParameterSyntax, parameter_json};
+use crate::text::answers::call_syntax::{ParameterSyntax, parameter_json};
 use crate::text::answers::json::{self, Scanner};
 use crate::text::answers::marks::CALLED;
+use crate::text::answers::matching::{Match, ParameterHead};
 use crate::text::answers::piece_list::PieceList;
 use crate::text::answers::style::Calls;
 use crate::text::answers::tools::ParameterType;

@@ -1,10 +1,11 @@
 //! Calls that are read as a whole, and several between one pair of marks: lists in JSON (Mistral, Phi-4-mini, Granite 3), sections (DeepSeek, Kimi), MiniMax's and DSML.
 
 use super::{AnswerParser, MAX_HEAD, State};
-use crate::text::answers::call_syntax::{Match, call_head, rest_of_object, whole_call};
+use crate::text::answers::call_syntax::{call_head, rest_of_object, whole_call};
 use crate::text::answers::gemma;
 use crate::text::answers::json::{Scan, Scanner};
 use crate::text::answers::marks::{CALLED, GEMMA_CALLED, LISTED, MINIMAX_CALLED};
+use crate::text::answers::matching::Match;
 use crate::text::answers::piece_list::PieceList;
 use crate::text::answers::sections::SectionSyntax;
 use crate::text::answers::style::Calls;
