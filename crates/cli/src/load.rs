@@ -145,7 +145,7 @@ pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
 
 fn text(source: &dyn ModelSource) -> Result<ModelText> {
     let text = ModelText::load(source, folders::tokenizer_cache().as_deref()).map_err(|e| naming(source.path(), e))?;
-    if let Some(note) = text.template.as_ref().and_then(ChatTemplate::note) {
+    for note in text.template.iter().flat_map(ChatTemplate::notes) {
         terminal::note(note);
     }
     text.defaults.notes.iter().for_each(|note| terminal::note(note));

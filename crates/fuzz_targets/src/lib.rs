@@ -11,7 +11,8 @@ use sluice_backend::{Activations, Isa};
 use sluice_cache::disk::{self, FileKey, Label, MOST_TOKENS};
 use sluice_cpu::Cpu;
 use sluice_engine::text::{
-    AnswerParser, Calls, ChatTemplate, Detokenizer, ModelText, Opened, Piece, Style, Tokenizer, Tools, parse_messages,
+    AnswerParser, Calls, ChatTemplate, Detokenizer, DsmlBlock, ModelText, Opened, Piece, Style, Tokenizer, Tools,
+    parse_messages,
 };
 use sluice_engine::{
     Checkpoint, Config, Constraint, ConstraintSpec, Engine, GrammarFormat, HotExperts, ModelTensors, Options,
@@ -347,7 +348,8 @@ fn answer(bytes: &[u8]) {
         true => Some(Calls::Harmony),
         false if bit(7) => [Some(Calls::Keys), Some(Calls::Invokes), Some(Calls::Mistral), Some(Calls::List)]
             [usize::from(family >> 1 & 3)],
-        false => [Some(Calls::Json), Some(Calls::Xml), None][usize::from(family >> 1 & 3) % 3],
+        false => [Some(Calls::Json), Some(Calls::Xml), None, Some(Calls::Dsml(DsmlBlock::Tools))]
+            [usize::from(family >> 1 & 3)],
     };
     let style = Style { thoughts: bit(0), calls, native: true, preserves: false };
     let opened = [Opened::No, Opened::Yes { line: true }, Opened::Closed, Opened::Yes { line: false }]

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use pyo3::prelude::*;
 use serde_json::{Map, Value};
 use sluice_engine::source;
-use sluice_engine::text::{ChatTemplate, Detokenizer, Dialogue, ModelText};
+use sluice_engine::text::{Detokenizer, Dialogue, ModelText};
 use sluice_server::LoadedModel;
 
 use crate::errors;
@@ -116,10 +116,11 @@ impl Tokenizer {
         self.text().template.is_some()
     }
 
-    /// A note for the user, if templates do not run as they should.
+    /// Notes for the user about the template.
     #[getter]
     fn note(&self) -> Option<String> {
-        self.text().template.as_ref().and_then(ChatTemplate::note).map(str::to_owned)
+        let notes = self.text().template.as_ref().map(|template| template.notes().join("; "));
+        notes.filter(|notes| !notes.is_empty())
     }
 
     /// What the checkpoint suggests for sampling: (temperature, top_k, top_p, min_p, repetition_penalty).

@@ -7,20 +7,28 @@ use serde_json::{Value, json};
 
 use super::grammar::{Grammars, ToolCallRules, as_object, expression, literal, spaced};
 use super::notation::Notation;
-use crate::text::Calls;
 use crate::text::marks::{
-    CALL, CALLED, GEMMA_CALL, GEMMA_CALLED, KEY, KEYED, KIMI_ARGUMENTS, KIMI_CALL, KIMI_CALLED, KIMI_CALLS,
-    KIMI_CALLS_END, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS, MISTRAL_CALL, VALUE, VALUED,
+    CALL, CALLED, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DSML,
+    DSML_INVOKED, DSML_VALUED, GEMMA_CALL, GEMMA_CALLED, KEY, KEYED, KIMI_ARGUMENTS, KIMI_CALL, KIMI_CALLED,
+    KIMI_CALLS, KIMI_CALLS_END, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS, MISTRAL_CALL, VALUE,
+    VALUED,
 };
+use crate::text::{Calls, DsmlBlock};
 
 /// Calls in an answer, at most, if one must be made.
 const MAX_CALLS: usize = 16;
+
+/// In Lark: perhaps a line end.
+const LINE: &str = "\"\\n\"?";
 
 /// A family's way around calls.
 struct Frame {
     /// What begins calls, and what ends them.
     begin: &'static str,
     end: Option<&'static str>,
+    /// In Lark: what stands before the first call, where the answer begins with calls, and behind the last.
+    lead: &'static str,
+    trail: &'static str,
     /// In Lark: before the first tool, between two in one frame if there may be two, and behind the last.
     before: &'static str,
     between: Option<&'static str>,
@@ -34,8 +42,8 @@ struct Parameters<'a> {
     /// In Lark: what begins the call, and what ends it.
     head: String,
     tail: &'a str,
-    /// In Lark: what begins the parameter of this name.
-    begin: &'a dyn Fn(&str) -> String,
+    /// In Lark: what begins the parameter of this name, which is a text or is not.
+    begin: &'a dyn Fn(&str, bool) -> String,
     /// What ends a parameter, as text or as a token, and in Lark what may stand behind.
     end: &'a str,
     behind: &'a str,
@@ -45,13 +53,21 @@ struct Parameters<'a> {
 
 impl Grammars {
     fn frame(&self, calls: Calls) -> Result<Frame> {
-        let frame = |begin, end| Frame { begin, end, before: "", between: None, behind: "", apart: None };
+        let frame =
+            |begin, end| Frame { begin, end, lead: "", trail: "", before: "", between: None, behind: "", apart: None };
         Ok(match calls {
-            Calls::Json | Calls::Xml => {
-                Frame { before: "\"\\n\"", behind: "\"\\n\"", apart: Some("\"\\n\""), ..frame(CALL, Some(CALLED)) }
-            }
-            Calls::Keys => Frame { apart: Some("\"\\n\""), ..frame(CALL, Some(CALLED)) },
+            Calls::Json | Calls::Xml => Frame {
+                // Nemotron 3 ends a call with a line end.
+                trail: if calls == Calls::Xml { LINE } else { "" },
+                before: "\"\\n\"",
+                behind: "\"\\n\"",
+                apart: Some("\"\\n\""),
+                ..frame(CALL, Some(CALLED))
+            },
+            // GLM-4.5 and 4.6 write line ends before calls, 4.7 does not.
+            Calls::Keys => Frame { lead: LINE, apart: Some(LINE), ..frame(CALL, Some(CALLED)) },
             Calls::Invokes => Frame {
+                lead: LINE,
                 before: "\"\\n\"",
                 between: Some("\"\\n\""),
                 behind: "\"\\n\"",
@@ -68,8 +84,14 @@ impl Grammars {
                 Frame { before: "\"[\"", between: Some("\", \""), behind: "\"]\"", ..frame(LIST, end) }
             }
             Calls::Kimi => Frame { between: Some(""), ..frame(KIMI_CALLS, Some(KIMI_CALLS_END)) },
+            Calls::DeepSeek => Frame { between: Some(LINE), ..frame(DEEPSEEK_CALLS, Some(DEEPSEEK_CALLS_END)) },
+            Calls::Dsml(block) => {
+                let [begin, end] = block.marks();
+                let line = "\"\\n\"";
+                Frame { lead: "\"\\n\\n\"", before: line, between: Some(line), behind: line, ..frame(begin, Some(end)) }
+            }
             Calls::Gemma => Frame { apart: Some(""), ..frame(GEMMA_CALL, Some(GEMMA_CALLED)) },
-            Calls::DeepSeek | Calls::Harmony => bail!("calls of {calls:?} cannot be forced"),
+            Calls::Harmony => bail!("calls of {calls:?} have a grammar of their own"),
         })
     }
 
@@ -79,6 +101,10 @@ impl Grammars {
         if self.is_token(begin) {
             // Text cannot contain the token.
             writeln!(source, "start: TEXT? (call TEXT?){times}\nTEXT: /(?s:.+)/")?;
+        } else if let Some((before, _)) = self.around_dsml(begin) {
+            let before = expression(before);
+            writeln!(source, "start: (until call){times} TEXT?\nuntil: /(?s:.*){before}/")?;
+            writeln!(source, "TEXT: /(?s:.+)/ & ~/(?s:.*){before}/")?;
         } else {
             let begin = expression(begin);
             writeln!(source, "start: (until inside){times} TEXT?\nuntil[lazy]: /(?s:.*){begin}/")?;
@@ -98,10 +124,17 @@ impl Grammars {
             None => String::new(),
         };
         if !is_within_text {
-            writeln!(source, "calls: call{}", more("call", frame.apart))?;
+            writeln!(source, "calls: {} call{} {}", frame.lead, more("call", frame.apart), frame.trail)?;
         }
-        if !is_within_text || self.is_token(frame.begin) {
-            writeln!(source, "call: {} inside", self.mark(frame.begin))?;
+        match self.around_dsml(frame.begin) {
+            // The text before it ends with the rest of the mark.
+            Some((_, behind)) if is_within_text => {
+                writeln!(source, "call: {} {} inside", self.mark(DSML), literal(behind))?;
+            }
+            _ if !is_within_text || self.is_token(frame.begin) => {
+                writeln!(source, "call: {} inside", self.mark(frame.begin))?;
+            }
+            _ => {}
         }
         let end = frame.end.map_or(String::new(), |end| self.mark(end));
         let (before, behind) = (frame.before, frame.behind);
@@ -155,7 +188,7 @@ impl Grammars {
                     let how = Parameters {
                         head: literal(&format!("<function={name}>\n")),
                         tail: "\"</function>\"",
-                        begin: &|name| literal(&format!("<parameter={name}>\n")),
+                        begin: &|name, _| literal(&format!("<parameter={name}>\n")),
                         end: "\n</parameter>\n",
                         behind: "",
                         // As templates print them.
@@ -169,7 +202,7 @@ impl Grammars {
                     let how = Parameters {
                         head: format!("{} \"\\n\"?", literal(name)),
                         tail: "",
-                        begin: &|name| format!("{key} {} {keyed} \"\\n\"? {value}", literal(name)),
+                        begin: &|name, _| format!("{key} {} {keyed} \"\\n\"? {value}", literal(name)),
                         end: VALUED,
                         behind: "\"\\n\"?",
                         truths: None,
@@ -183,7 +216,7 @@ impl Grammars {
                     let how = Parameters {
                         head: literal(&format!("<invoke name=\"{name}\">\n")),
                         tail: "\"</invoke>\"",
-                        begin: &|name| literal(&format!("<parameter name=\"{name}\">")),
+                        begin: &|name, _| literal(&format!("<parameter name=\"{name}\">")),
                         end: "</parameter>",
                         behind: "\"\\n\"",
                         truths: None,
@@ -192,7 +225,37 @@ impl Grammars {
                         format!("\"<parameter name=\\\"\" {any} \"\\\">\"")
                     })?;
                 }
-                Calls::DeepSeek | Calls::Harmony => bail!("calls of {calls:?} cannot be forced"),
+                Calls::DeepSeek => {
+                    fits(&['<', '`', '\n'])?;
+                    let [call, arguments, called] =
+                        [DEEPSEEK_CALL, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALLED].map(|m| self.mark(m));
+                    // As V3.1 writes it, or as V3 and R1 do.
+                    writeln!(source, "tool{i}: {call} (bare{i} | fenced{i}) {called}")?;
+                    writeln!(source, "bare{i}: {} {arguments} args{i}", literal(name))?;
+                    let fence = literal(&format!("{name}\n```json\n"));
+                    writeln!(source, "fenced{i}: \"function\" {arguments} {fence} args{i} \"\\n```\"")?;
+                    writeln!(source, "args{i}: %json {}", spaced(&as_object(schema.clone()))?)?;
+                }
+                Calls::Dsml(block) => {
+                    fits(&['"', '<', '\n'])?;
+                    let parameter = self.mark("<｜DSML｜parameter name=\"");
+                    // Without parameters, V3.2 writes an empty line.
+                    let line = if block == DsmlBlock::Functions { "\"\\n\"? " } else { "" };
+                    let how = Parameters {
+                        head: self.mark(&format!("<｜DSML｜invoke name=\"{name}\">\n")),
+                        tail: &(line.to_owned() + &self.mark(DSML_INVOKED)),
+                        begin: &|name, is_text| {
+                            format!("{parameter} {}", literal(&format!("{name}\" string=\"{is_text}\">")))
+                        },
+                        end: DSML_VALUED,
+                        behind: "\"\\n\"",
+                        truths: None,
+                    };
+                    self.parameters_or_any(&mut source, (i, is_free), &schema, &how, &|any| {
+                        format!("{parameter} {any} \"\\\" string=\\\"\" (\"true\" | \"false\") \"\\\">\"")
+                    })?;
+                }
+                Calls::Harmony => bail!("calls of {calls:?} have a grammar of their own"),
             }
         }
         Ok(source)
@@ -222,10 +285,14 @@ impl Grammars {
     /// A rule `name` of a text of so many characters (such as `{0,5}`; nothing: any number) and the mark or text behind it; returns what to say for both.
     fn text(&self, source: &mut String, name: &str, times: &str, end: &str) -> Result<String> {
         let times = if times.is_empty() { "{0,}" } else { times };
+        // Text cannot contain a token.
         if self.is_token(end) {
-            // Text cannot contain the token.
             writeln!(source, "{name}: /(?s:.{times})/")?;
             return Ok(format!("{name} {}", self.mark(end)));
+        }
+        if let Some((before, behind)) = self.around_dsml(end) {
+            writeln!(source, "{name}: /(?s:.{times}){}/", expression(before))?;
+            return Ok(format!("{name} {} {}", self.mark(DSML), literal(behind)));
         }
         writeln!(source, "{name}[lazy]: /(?s:.{times}){}/", expression(end))?;
         Ok(name.to_owned())
@@ -245,11 +312,12 @@ impl Grammars {
         let ended = self.mark(end);
         for (j, (name, schema)) in properties.into_iter().enumerate() {
             ensure!(!name.contains(['<', '>', '"', '\n']), "a parameter cannot be called {name:?}");
-            let begin = begin(name);
-            let words =
-                schema["enum"].as_array().map(|all| all.iter().map(Value::as_str).collect::<Option<Vec<&str>>>());
+            let words = schema["enum"].as_array().and_then(|all| all.iter().map(Value::as_str).collect());
+            let words = words.filter(|words: &Vec<&str>| !words.is_empty());
+            let is_text = words.is_some() || schema["const"].is_string() || schema["type"] == "string";
+            let begin = begin(name, is_text);
             match (words, schema["const"].as_str(), schema["type"].as_str(), truths) {
-                (Some(Some(words)), ..) if !words.is_empty() => {
+                (Some(words), ..) => {
                     let words: Vec<String> = words.into_iter().map(literal).collect();
                     writeln!(source, "tool{i}p{j}: {begin} ({}) {ended} {behind}", words.join(" | "))?;
                 }
@@ -333,6 +401,26 @@ mod tests {
     }
 
     #[test]
+    fn dsml() {
+        let parameter = |name: &str, is_text: bool, value: &str| {
+            format!("<｜DSML｜parameter name=\"{name}\" string=\"{is_text}\">{value}</｜DSML｜parameter>\n")
+        };
+        let invoke = |name: &str, inner: &str| format!("<｜DSML｜invoke name=\"{name}\">\n{inner}</｜DSML｜invoke>");
+        let feed = invoke("feed", &(parameter("who", true, "a </b>\n\"c\"") + &parameter("n", false, "3")));
+        let more = feed.replace("</｜DSML｜invoke>", &(parameter("how", true, "well") + "</｜DSML｜invoke>"));
+        for (block, name) in [(DsmlBlock::Functions, "function_calls"), (DsmlBlock::Tools, "tool_calls")] {
+            let of = |inner: &str| format!("\n\n<｜DSML｜{name}>\n{inner}\n</｜DSML｜{name}>");
+            let (one, two) = (of(&feed), of(&format!("{feed}\n{}", invoke("wait", ""))));
+            let refused = ["", feed.as_str(), &one.replace(">3<", ">x<"), &of(&more.replace("well", "so"))];
+            check(Calls::Dsml(block), true, &[&one, &two, &of(&more)], &refused);
+            check(Calls::Dsml(block), true, &[], &[&one.replacen("true", "false", 1)]);
+            check(Calls::Dsml(block), false, &[&one], &[&two]);
+        }
+        let empty = format!("\n\n<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>", invoke("wait", "\n"));
+        check(Calls::Dsml(DsmlBlock::Functions), true, &[&empty], &[&empty.replace("function_calls", "tool_calls")]);
+    }
+
+    #[test]
     fn objects_between_marks() {
         let object = "{\"who\": \"a\", \"n\": 3}";
         let list = format!("[TOOL_CALLS][{{\"name\": \"feed\", \"arguments\": {object}}}]");
@@ -345,6 +433,15 @@ mod tests {
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.feed:0<|tool_call_argument_begin|>{object}<|tool_call_end|><|tool_calls_section_end|>"
         );
         check(Calls::Kimi, true, &[&kimi], &["", &kimi.replace("feed:0", "feed")]);
+        let of = |call: &str| {
+            let call = format!("<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>");
+            [format!("<｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>"), call]
+        };
+        let [bare, one] = of(&format!("feed<｜tool▁sep｜>{object}"));
+        let [fenced, _] = of(&format!("function<｜tool▁sep｜>feed\n```json\n{object}\n```"));
+        let two = bare.replace(&one, &format!("{one}{one}"));
+        check(Calls::DeepSeek, true, &[&bare, &fenced, &two], &["", &one, &fenced.replace("```json", "```")]);
+        check(Calls::DeepSeek, false, &[&bare, &fenced], &[&two, &bare.replace('3', "true")]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use toktrie::{InferenceCapabilities, TokEnv};
 
 use super::schema::rewrite;
 use super::vocabulary::Vocabulary;
+use crate::text::marks::DSML;
 use crate::text::{Calls, Tokenizer};
 
 /// Bytes of a schema, or of the schemas of all tools, at most.
@@ -111,10 +112,6 @@ impl Grammars {
             (Some(called), form) => {
                 let calls =
                     calls.context("how this model writes calls is not known: tool_choice can be auto or none")?;
-                ensure!(
-                    calls.can_be_forced(),
-                    "calls in this model's format cannot be forced: tool_choice can be auto or none"
-                );
                 let is_within_text = !called.must && *form == GrammarFormat::Text;
                 let mut source = self.calls(called, calls, is_within_text)?;
                 let text = match form {
@@ -229,12 +226,19 @@ impl Grammars {
         matches!(self.tokenizer.encode(text, false).as_deref(), Ok([_]))
     }
 
-    /// A mark as a single token, or else as a string.
+    /// A mark as a single token, or else as a string. DSML's sign in it may be a token.
     pub(super) fn mark(&self, text: &str) -> String {
-        match self.tokenizer.encode(text, false).as_deref() {
-            Ok([id]) => format!("<[{id}]>"),
+        match (self.tokenizer.encode(text, false).as_deref(), self.around_dsml(text)) {
+            (Ok([id]), _) => format!("<[{id}]>"),
+            (_, Some((before, behind))) => format!("{} {} {}", literal(before), self.mark(DSML), literal(behind)),
             _ => literal(text),
         }
+    }
+
+    /// What is before and behind DSML's sign in a mark, if the sign is a token.
+    pub(super) fn around_dsml<'a>(&self, text: &'a str) -> Option<(&'a str, &'a str)> {
+        text.split_once(DSML)
+            .filter(|(before, behind)| !(before.is_empty() && behind.is_empty()) && self.is_token(DSML))
     }
 }
 

@@ -248,7 +248,7 @@ mod tests {
             goes_on: None,
             tokenizer,
         };
-        let constraint = Arc::new(Constraint { grammar: None, thought: Some(thought) });
+        let constraint = Arc::new(Constraint { grammar: None, thought: Some(thought), has_marks: false });
         let forced = |tokens: &[u32]| -> Vec<Vec<u32>> {
             let (mut masks, mut all) = (Masks::default(), Vec::new());
             let mut guide = Guide::new(&constraint, &mut masks);

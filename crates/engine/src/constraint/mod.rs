@@ -24,7 +24,8 @@ pub(crate) use guide::{Guide, Masks};
 pub use schema::unknown_formats;
 
 use crate::text::harmony_marks::{CHANNEL, END, MESSAGE, START};
-use crate::text::{ModelText, Opened, Tokenizer};
+use crate::text::marks::{GEMMA_THOUGHT, THOUGHT};
+use crate::text::{ModelText, Opened, Style, Tokenizer};
 
 /// What an answer has to be.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +58,8 @@ pub struct ConstraintSpec {
 pub struct Constraint {
     grammar: Option<Matcher>,
     thought: Option<Thought>,
+    /// Answers may have marks, which may be tokens of their own: of calls, or of the harmony format.
+    has_marks: bool,
 }
 
 /// How thoughts are written, in tokens.
@@ -104,38 +107,53 @@ impl Constraint {
             let calls = style.and_then(|style| style.calls);
             Some(text.grammars()?.compile(&spec.format, spec.called.as_ref(), calls)?)
         };
+        let has_marks = spec.called.is_some() || style.is_some_and(|style| style.is_harmony());
         let thought = match (style.filter(|style| style.thoughts), opened) {
             (None, _) | (_, Opened::Closed) => None,
             // A grammar in the harmony format has the thoughts in it.
             (Some(style), _) if style.is_harmony() && grammar.is_some() => None,
             (Some(style), _) if style.is_harmony() => Thought::harmony(text, spec.thinking_budget)?,
-            (Some(_), opened) => Thought::new(text, opened, spec.thinking_budget, grammar.is_some())?,
+            (Some(style), opened) => Thought::new(text, style, opened, spec.thinking_budget, grammar.is_some())?,
         };
-        Ok((grammar.is_some() || thought.is_some()).then_some(Constraint { grammar, thought }))
+        Ok((grammar.is_some() || thought.is_some()).then_some(Constraint { grammar, thought, has_marks }))
     }
 
-    /// Whether `answer`, without thoughts, is a complete answer. In the harmony format it has its marks.
+    /// Whether `answer`, without thoughts, is a complete answer. Calls and the harmony format have their marks.
     ///
     /// # Errors
     /// A text that cannot be tokenised; a grammar that grows too large.
     pub fn allows(&self, text: &ModelText, answer: &str) -> Result<bool> {
         let Some(mut matcher) = self.grammar.clone() else { return Ok(true) };
-        let is_harmony = text.template.as_ref().is_some_and(|template| template.style().is_harmony());
         let tokens =
-            if is_harmony { text.tokenizer.encode(answer, false)? } else { text.tokenizer.encode_plain(answer)? };
+            if self.has_marks { text.tokenizer.encode(answer, false)? } else { text.tokenizer.encode_plain(answer)? };
         Ok(matcher.try_consume_tokens(&tokens)? == tokens.len() && matcher.is_accepting()?)
     }
 }
 
 impl Thought {
-    fn new(text: &ModelText, opened: Opened, budget: Option<usize>, more_follows: bool) -> Result<Option<Thought>> {
+    fn new(
+        text: &ModelText,
+        style: Style,
+        opened: Opened,
+        budget: Option<usize>,
+        more_follows: bool,
+    ) -> Result<Option<Thought>> {
         let tokenizer = &text.tokenizer;
         let opened = matches!(opened, Opened::Yes { .. });
-        let Some(end) = tokenizer.id("</think>") else {
+        let [begin, end_mark] = style.thought_tokens();
+        let Some(end) = tokenizer.id(end_mark) else {
             ensure!(!opened && budget.is_none(), "this model's tokenizer has no token that ends a thought");
             return Ok(None);
         };
         let tokens = |text: &str| tokenizer.encode(text, false).context("the end of a thought");
+        // As the family's template ends thoughts. Other marks than `</think>` have no line ends behind them.
+        let said = text.template.as_ref().and_then(|template| template.thought_end()).unwrap_or("\n</think>\n\n");
+        let whole = match end_mark {
+            THOUGHT => said,
+            GEMMA_THOUGHT => "\n<channel|>",
+            mark => mark,
+        };
+        let gap = &whole[whole.find(end_mark).map_or(whole.len(), |at| at + end_mark.len())..];
         let goes_on = more_follows.then(|| {
             let mut all = SimpleVob::alloc_ones(tokenizer.vocab_size());
             let stops = text.stop_ids.iter().filter(|id| (**id as usize) < all.len()).copied().collect::<Vec<u32>>();
@@ -144,13 +162,13 @@ impl Thought {
         });
         Ok(Some(Thought {
             opened,
-            begin: tokenizer.id("<think>"),
+            begin: tokenizer.id(begin),
             channel: None,
             end,
             budget,
-            close: tokens("\n</think>\n\n")?,
-            close_line: tokens("</think>\n\n")?,
-            gap: tokens("\n\n")?,
+            close: tokens(whole)?,
+            close_line: tokens(whole.trim_start_matches('\n'))?,
+            gap: tokens(gap)?,
             goes_on,
             tokenizer: Arc::clone(tokenizer),
         }))

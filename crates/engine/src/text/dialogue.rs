@@ -4,7 +4,7 @@
 use anyhow::Result;
 use serde_json::{Map, Value};
 
-use super::answers::{TemplateHistory, Written, harmony_effort};
+use super::answers::{TemplateHistory, Written, harmony_effort, thoughts_in_parts};
 use super::prompt::{Prompt, Quoting};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
@@ -117,13 +117,25 @@ impl Dialogue<'_> {
             }
             template.render(&Value::Array(messages), tools, answer_follows, &extra)
         };
-        if let Some(echo) = TemplateHistory::verbatim(style, messages, self.tools) {
-            // Rendering fails if the template needs arguments as an object, leaves them out, or writes messages in an unknown way.
-            if let Ok(prompt) = self.rendered_as(&echo, render) {
-                return Ok(prompt);
-            }
+        if !template.writes_calls()
+            && let Some(echo) = TemplateHistory::calls_in_text(style, messages, self.tools)
+        {
+            return self.rendered_as(&echo, render);
         }
-        self.rendered_as(&TemplateHistory::new(style, messages, self.tools), render)
+        let all = |messages: &[Value]| {
+            if let Some(echo) = TemplateHistory::verbatim(style, messages, self.tools) {
+                // Rendering fails if the template needs arguments as an object, leaves them out, or writes messages in an unknown way.
+                if let Ok(prompt) = self.rendered_as(&echo, render) {
+                    return Ok(prompt);
+                }
+            }
+            self.rendered_as(&TemplateHistory::new(style, messages, self.tools), render)
+        };
+        // A template may not know parts.
+        match thoughts_in_parts(style, messages).map(|parts| all(&parts)) {
+            Some(Ok(prompt)) => Ok(prompt),
+            _ => all(messages),
+        }
     }
 
     fn rendered_as(

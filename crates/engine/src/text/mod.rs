@@ -19,7 +19,7 @@ mod stop;
 mod template;
 mod tokenizer;
 
-pub use answers::{AnswerParser, Calls, Opened, Reading, Style, Tools};
+pub use answers::{AnswerParser, Calls, DsmlBlock, Opened, Reading, Style, Tools};
 pub(crate) use answers::{harmony_marks, marks};
 pub use detokenizer::Detokenizer;
 pub use dialogue::Dialogue;

@@ -8,10 +8,10 @@
 //! Everything else is encoded as one string, including words across the borders of messages. So a prompt that spells no control tokens has the same tokens as
 //! without this module.
 //!
-//! Control tokens are those that `tokenizer.json` marks as special, and added ones written `<|like this|>`. Other added tokens (`<think>`, runs of spaces) are
+//! Control tokens are those that `tokenizer.json` marks as special, and added ones written `<|like this|>` or `<｜like this｜>`. Other added tokens (`<think>`, runs of spaces) are
 //! words of the model's language, in messages too.
 
-use aho_corasick::AhoCorasick;
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use anyhow::{Result, anyhow};
 
 /// The first stand-in, and the last private-use character. The others follow downwards.
@@ -114,14 +114,13 @@ impl Quoting {
     /// # Errors
     /// Contents that use all private-use characters.
     pub fn new(control: &[String], contents: &[&str]) -> Result<Quoting> {
-        let control: Vec<&str> = control.iter().map(String::as_str).filter(|t| !t.is_empty()).collect();
-        let finder = AhoCorasick::new(&control)?;
-        let places: Vec<_> = contents.iter().map(|content| spelled(&finder, &control, content)).collect();
+        let finder = Finder::new(control)?;
+        let places: Vec<_> = contents.iter().map(|content| finder.spelled(content)).collect();
         let firsts = contents
             .iter()
             .zip(&places)
             .flat_map(|(content, places)| places.iter().filter_map(|at| content.get(*at..)?.chars().next()));
-        let stand_ins = StandIns::choose(firsts, contents.iter().chain(&control).copied())?;
+        let stand_ins = StandIns::choose(firsts, contents.iter().chain(&finder.control).copied())?;
         Ok(Quoting { places, stand_ins })
     }
 
@@ -144,19 +143,51 @@ impl Quoting {
     }
 }
 
-/// Positions where a control token begins in `content`, ascending. Tokens may overlap, and the last one may be incomplete at the end, with or without the
-/// white space there, which templates trim.
-fn spelled(finder: &AhoCorasick, control: &[&str], content: &str) -> Vec<usize> {
-    let mut places: Vec<usize> = finder.find_overlapping_iter(content).map(|found| found.start()).collect();
-    let longest = control.iter().map(|t| t.len()).max().unwrap_or(0);
-    for end in [content, content.trim_end()] {
-        let tail = end.char_indices().rev().take_while(|(at, _)| end.len() - at < longest);
-        let begins = |at: &usize| control.iter().any(|t| t.starts_with(&end[*at..]));
-        places.extend(tail.map(|(at, _)| at).filter(begins));
+/// Finds control tokens in texts.
+struct Finder<'a> {
+    /// Sorted.
+    control: Vec<&'a str>,
+    automaton: AhoCorasick,
+    longest: usize,
+    /// Which bytes they begin with.
+    first: [bool; 256],
+}
+
+impl<'a> Finder<'a> {
+    fn new(control: &'a [String]) -> Result<Finder<'a>> {
+        let mut control: Vec<&str> = control.iter().map(String::as_str).filter(|t| !t.is_empty()).collect();
+        control.sort_unstable();
+        let mut first = [false; 256];
+        control.iter().for_each(|t| first[usize::from(t.as_bytes()[0])] = true);
+        Ok(Finder {
+            longest: control.iter().map(|t| t.len()).max().unwrap_or(0),
+            // Each prompt needs one: this kind is built quickly.
+            automaton: AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).build(&control)?,
+            control,
+            first,
+        })
     }
-    places.sort_unstable();
-    places.dedup();
-    places
+
+    /// Positions where a control token begins in `content`, ascending. Tokens may overlap, and the last one may be incomplete at the end, with or without the
+    /// white space there, which templates trim.
+    fn spelled(&self, content: &str) -> Vec<usize> {
+        let mut places: Vec<usize> = self.automaton.find_overlapping_iter(content).map(|found| found.start()).collect();
+        let trimmed = content.trim_end();
+        for end in [Some(content), Some(trimmed).filter(|trimmed| trimmed.len() < content.len())].into_iter().flatten()
+        {
+            let tail = end.char_indices().rev().take_while(|(at, _)| end.len() - at < self.longest).map(|(at, _)| at);
+            let begins = |at: &usize| {
+                let rest = &end[*at..];
+                // Those that begin with it follow one another.
+                let next = || self.control.get(self.control.partition_point(|t| *t < rest));
+                self.first[usize::from(rest.as_bytes()[0])] && next().is_some_and(|t| t.starts_with(rest))
+            };
+            places.extend(tail.filter(begins));
+        }
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
 }
 
 #[cfg(test)]

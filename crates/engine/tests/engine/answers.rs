@@ -1,6 +1,6 @@
 //! What a model writes comes back as the same text: generated, taken apart, sent back by a client, rendered by the family's template.
 
-mod drawn;
+pub mod drawn;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,9 @@ use std::sync::{Arc, OnceLock};
 use drawn::{Answer, answer, gemma_notation, has_notation, python, tools};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use sluice_engine::text::{AnswerParser, Calls, ChatTemplate, Dialogue, Opened, Piece, Style, Tokenizer, Tools};
+use sluice_engine::text::{
+    AnswerParser, Calls, ChatTemplate, Dialogue, DsmlBlock, Opened, Piece, Style, Tokenizer, Tools,
+};
 
 fn tokenizer() -> &'static Tokenizer {
     static DEMO: OnceLock<Tokenizer> = OnceLock::new();
@@ -444,7 +446,7 @@ fn arguments_come_back_as_they_were_spaced() {
             Calls::Xml => {
                 "<tool_call>\n<function=use>\n<parameter=n>\n1.50\n</parameter>\n<parameter=list>\n[1,\n 2e3]\n</parameter>\n</function>\n</tool_call>"
             }
-            Calls::Harmony => unreachable!("has tests of its own"),
+            Calls::Dsml(_) | Calls::Harmony => unreachable!("have tests of their own"),
         };
         let begin = if family.begin.is_empty() { "" } else { "Hm.\n</think>\n\n" };
         assert_comes_back(family, template, &format!("{begin}{generated}"), Client::Same);
@@ -482,6 +484,8 @@ fn a_family_is_known_by_its_template() {
         ("{{ tools }} <|tool_call|>", Calls::List),
         ("{{ tools }} <|tool_call>", Calls::Gemma),
         ("{{ tools }} <｜tool▁calls▁begin｜>", Calls::DeepSeek),
+        ("{{ tools }} <｜DSML｜function_calls>", Calls::Dsml(DsmlBlock::Functions)),
+        ("{{ tools }} <｜DSML｜tool_calls>", Calls::Dsml(DsmlBlock::Tools)),
         ("{{ tools }} <|tool_calls_section_begin|>", Calls::Kimi),
     ] {
         assert_eq!(style(source), Style { calls: Some(calls), native: true, ..plain });

@@ -10,7 +10,7 @@ use sluice_engine::{Constraint, ConstraintSpec, GrammarFormat, ToolCallRules};
 
 /// As the published template does it: a system message, the developer's with the tools, calls in another form than the model's, results as JSON, thoughts only before
 /// calls that no text follows.
-const TEMPLATE: &str = "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>\
+pub const TEMPLATE: &str = "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>\
     {%- if messages[0].role in ['system', 'developer'] %}{%- set said = messages[0].content %}{%- set rest = messages[1:] %}\
     {%- else %}{%- set said = '' %}{%- set rest = messages %}{%- endif %}\
     {%- if said or tools %}{{- '<|start|>developer<|message|>' ~ said }}{%- for t in tools or [] %}{{- '\ntype ' ~ t.function.name }}{%- endfor %}{{- '<|end|>' }}{%- endif %}\

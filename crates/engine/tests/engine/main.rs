@@ -1,6 +1,7 @@
 //! Tests of the engine over its public interface. They are one program: what they share is compiled and linked once. `allocation` is one of its own, since it counts what
 //! a process allocates, and `templates_apart`, which is a process that others start.
 
+mod agent;
 mod answers;
 mod budget;
 mod chat_templates;

@@ -1,7 +1,9 @@
 //! How calls are written: in JSON, or with marks around parameters.
 
+use super::dsml;
 use super::json;
-use super::marks::{CALLED, KEY, KEYED, MISTRAL_ARGUMENTS, MISTRAL_ID, VALUE, VALUED};
+use super::marks::{CALLED, DSML_INVOKED, DSML_VALUED, KEY, KEYED, MISTRAL_ARGUMENTS, MISTRAL_ID, VALUE, VALUED};
+use super::matching::{Match, ParameterHead};
 use super::style::Calls;
 use super::tools::ParameterType;
 
@@ -9,14 +11,6 @@ pub(super) const FUNCTION: &str = "<function=";
 pub(super) const FUNCTION_END: &str = "</function>";
 pub(super) const PARAMETER: &str = "<parameter=";
 pub(super) const PARAMETER_END: &str = "</parameter>";
-
-/// Whether a text matches, as far as it has come.
-pub(super) enum Match<T> {
-    Yes(T),
-    No,
-    /// The text is too short to tell.
-    Partial,
-}
 
 /// Matches `begin`, a name and `>`. Returns the name and the length of the match.
 pub(super) fn tag<'a>(text: &'a str, begin: &str) -> Match<(&'a str, usize)> {
@@ -35,8 +29,8 @@ pub(super) fn tag<'a>(text: &'a str, begin: &str) -> Match<(&'a str, usize)> {
 pub(super) struct ParameterSyntax {
     /// Matches what begins a call, with its name.
     pub head: fn(&str) -> Match<(&str, usize)>,
-    /// Matches what begins a parameter, with its name.
-    pub parameter: fn(&str) -> Match<(&str, usize)>,
+    /// Matches what begins a parameter.
+    pub parameter: fn(&str) -> Match<ParameterHead<'_>>,
     /// Ends a parameter.
     pub value_end: &'static str,
     /// Ends a call.
@@ -48,19 +42,30 @@ pub(super) struct ParameterSyntax {
 impl ParameterSyntax {
     pub fn of(calls: Calls) -> ParameterSyntax {
         match calls {
-            Calls::Keys => {
-                ParameterSyntax { head: name_before_keys, parameter: key, value_end: VALUED, end: CALLED, lines: false }
-            }
+            Calls::Keys => ParameterSyntax {
+                head: name_before_keys,
+                parameter: |text| key(text).untyped(),
+                value_end: VALUED,
+                end: CALLED,
+                lines: false,
+            },
+            Calls::Dsml(_) => ParameterSyntax {
+                head: dsml::head,
+                parameter: dsml::parameter,
+                value_end: DSML_VALUED,
+                end: DSML_INVOKED,
+                lines: false,
+            },
             Calls::Invokes => ParameterSyntax {
                 head: |text| quoted_tag(text, "<invoke name=\""),
-                parameter: |text| quoted_tag(text, "<parameter name=\""),
+                parameter: |text| quoted_tag(text, "<parameter name=\"").untyped(),
                 value_end: PARAMETER_END,
                 end: "</invoke>",
                 lines: false,
             },
             _ => ParameterSyntax {
                 head: |text| tag(text, FUNCTION),
-                parameter: |text| tag(text, PARAMETER),
+                parameter: |text| tag(text, PARAMETER).untyped(),
                 value_end: PARAMETER_END,
                 end: FUNCTION_END,
                 lines: true,
@@ -206,6 +211,7 @@ pub(super) fn whole_call(json: &str) -> Option<(String, String)> {
 pub(super) fn parameter_json(kind: ParameterType, text: &str) -> String {
     let said = text.trim();
     match said {
+        _ if kind.json && json::is_json(said) => said.into(),
         "true" | "True" if kind.boolean && (said == "true" || !kind.text) => "true".into(),
         "false" | "False" if kind.boolean && (said == "false" || !kind.text) => "false".into(),
         "null" | "None" if kind.null && (said == "null" || !kind.text) => "null".into(),

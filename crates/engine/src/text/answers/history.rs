@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
+use super::dsml;
 use super::gemma;
 use super::harmony;
 use super::json as text;
-use super::marks::{CALL, CALLED};
+use super::marks::{CALL, CALLED, LIST};
 use super::stand_in::{STAND_IN, Written, stand_in};
 use super::style::{Calls, Style};
 use crate::text::template::tojson::dumps;
@@ -48,6 +49,7 @@ impl TemplateHistory {
                 Value::Object(object) => dumps(&Value::Object(object)).into(),
                 other => other,
             },
+            Some(Calls::Dsml(_)) => named(arguments),
             _ => object(arguments),
         });
         echo
@@ -63,7 +65,15 @@ impl TemplateHistory {
         }
         let as_json = matches!(
             style.calls,
-            Some(Calls::Json | Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi | Calls::Gemma)
+            Some(
+                Calls::Json
+                    | Calls::Mistral
+                    | Calls::List
+                    | Calls::DeepSeek
+                    | Calls::Dsml(_)
+                    | Calls::Kimi
+                    | Calls::Gemma
+            )
         );
         if !style.native || !as_json {
             return None;
@@ -72,12 +82,23 @@ impl TemplateHistory {
         name_calls(style, &mut echo.messages);
         let mut kept: Vec<Vec<Written>> = Vec::new();
         each_arguments(&mut echo.messages, |arguments| match arguments {
-            Value::String(json) if style.calls == Some(Calls::Gemma) => match gemma::written(json) {
+            Value::String(_) | Value::Object(_) if style.calls == Some(Calls::Gemma) => {
+                // Its templates sort names.
+                let json = arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned);
+                match gemma::written(&json) {
+                    Some(written) => {
+                        kept.push(written);
+                        Value::String(stand_in(kept.len() - 1))
+                    }
+                    None => object(arguments),
+                }
+            }
+            Value::String(json) if matches!(style.calls, Some(Calls::Dsml(_))) => match dsml::written(json) {
                 Some(written) => {
                     kept.push(written);
                     Value::String(stand_in(kept.len() - 1))
                 }
-                None => object(arguments),
+                None => named(arguments),
             },
             Value::String(json) if text::is_spaced(json) && text::fields(json).is_some() => {
                 kept.push(vec![Written::Said(json.trim().to_owned())]);
@@ -90,6 +111,24 @@ impl TemplateHistory {
         }
         echo.written = kept;
         Some(echo)
+    }
+
+    /// For templates that explain tools and write no calls (Granite 3): calls are the end of the text. `None`: there are none.
+    pub fn calls_in_text(style: Style, messages: &[Value], tools: Option<&Value>) -> Option<TemplateHistory> {
+        if style.calls != Some(Calls::List) || messages.iter().any(|m| m.to_string().contains(STAND_IN)) {
+            return None;
+        }
+        let mut echo = TemplateHistory { tools: tools.cloned(), ..TemplateHistory::plain(messages) };
+        for message in &mut echo.messages {
+            let Some(calls) = message["tool_calls"].as_array().filter(|calls| !calls.is_empty()) else { continue };
+            let calls: Vec<String> = calls.iter().map(call).collect();
+            let list = Written::Said(format!("[{}]", calls.join(", ")));
+            let text = message["content"].as_str().unwrap_or_default().to_owned() + &stand_in(echo.written.len());
+            echo.written.push(vec![Written::Markup(LIST.to_owned()), list]);
+            message["content"] = text.into();
+            message.as_object_mut().map(|fields| fields.shift_remove("tool_calls"));
+        }
+        (!echo.written.is_empty()).then_some(echo)
     }
 
     /// Replaces the stand-ins in a rendered text.
@@ -193,12 +232,16 @@ fn object(arguments: &Value) -> Value {
     }
 }
 
-/// Arguments by name, with numbers and spaced values as they were written. Templates of this family iterate over the names, so arguments that are no object, for
-/// example of a call that was cut off, become a single argument.
+/// Arguments by name; those that are no object, for example of a call that was cut off, become a single argument.
+fn named(arguments: &Value) -> Value {
+    let object = object(arguments);
+    if object.is_object() { object } else { json!({"arguments": object}) }
+}
+
+/// Arguments by name, with numbers and spaced values as they were written. Templates of this family iterate over the names.
 fn xml(arguments: &Value) -> Value {
     let Some(fields) = arguments.as_str().and_then(text::fields) else {
-        let object = object(arguments);
-        return if object.is_object() { object } else { json!({"arguments": object}) };
+        return named(arguments);
     };
     let value = |json: &str| match serde_json::from_str(json) {
         Ok(Value::Number(_)) => Value::from(json),
@@ -247,7 +290,8 @@ fn written(messages: &[Value], tools: Option<&Value>) -> Vec<Value> {
             }
             Some(calls) => {
                 let texts = (!content.is_empty()).then(|| content.to_owned()).into_iter();
-                let text: Vec<String> = texts.chain(calls.iter().map(call)).collect();
+                let marked = |one: &Value| format!("{CALL}\n{}\n{CALLED}", call(one));
+                let text: Vec<String> = texts.chain(calls.iter().map(marked)).collect();
                 let mut message: Map<String, Value> = message.as_object().cloned().unwrap_or_default();
                 message.shift_remove("tool_calls");
                 message.insert("content".into(), text.join("\n").into());
@@ -260,6 +304,25 @@ fn written(messages: &[Value], tools: Option<&Value>) -> Vec<Value> {
     written
 }
 
+/// For templates that take thoughts as parts of a message's content (Mistral). `None`: there are no thoughts.
+pub fn thoughts_in_parts(style: Style, messages: &[Value]) -> Option<Vec<Value>> {
+    if style.calls != Some(Calls::Mistral) || !style.thoughts {
+        return None;
+    }
+    let mut messages = messages.to_vec();
+    let mut any = false;
+    for message in messages.iter_mut().filter(|m| m["role"] == "assistant") {
+        let thought = ["reasoning_content", "reasoning", "thinking"].iter().find_map(|name| message[*name].as_str());
+        let Some(thought) = thought.filter(|thought| !thought.is_empty()) else { continue };
+        let mut parts = vec![json!({"type": "thinking", "thinking": thought})];
+        let text = message["content"].as_str().filter(|text| !text.is_empty());
+        parts.extend(text.map(|text| json!({"type": "text", "text": text})));
+        message["content"] = parts.into();
+        any = true;
+    }
+    any.then_some(messages)
+}
+
 fn call(call: &Value) -> String {
     let function = call.get("function").unwrap_or(call);
     let arguments = &function["arguments"];
@@ -267,7 +330,7 @@ fn call(call: &Value) -> String {
         Some(json) => json.trim().to_owned(),
         None => dumps(&object(arguments)),
     };
-    format!("{CALL}\n{{\"name\": {}, \"arguments\": {arguments}}}\n{CALLED}", dumps(&function["name"]))
+    format!("{{\"name\": {}, \"arguments\": {arguments}}}", dumps(&function["name"]))
 }
 
 #[cfg(test)]

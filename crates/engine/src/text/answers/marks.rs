@@ -33,6 +33,15 @@ pub(crate) const DEEPSEEK_CALL: &str = "<｜tool▁call▁begin｜>";
 pub(crate) const DEEPSEEK_CALLED: &str = "<｜tool▁call▁end｜>";
 pub(crate) const DEEPSEEK_ARGUMENTS: &str = "<｜tool▁sep｜>";
 
+/// DSML's, which is a token of its own, and what it begins: DeepSeek-V3.2 and V4, which name the block of all calls differently.
+pub(crate) const DSML: &str = "｜DSML｜";
+pub(crate) const DSML_FUNCTIONS: &str = "<｜DSML｜function_calls>";
+pub(crate) const DSML_FUNCTIONS_END: &str = "</｜DSML｜function_calls>";
+pub(crate) const DSML_TOOLS: &str = "<｜DSML｜tool_calls>";
+pub(crate) const DSML_TOOLS_END: &str = "</｜DSML｜tool_calls>";
+pub(crate) const DSML_INVOKED: &str = "</｜DSML｜invoke>";
+pub(crate) const DSML_VALUED: &str = "</｜DSML｜parameter>";
+
 /// Kimi's.
 pub(crate) const KIMI_CALLS: &str = "<|tool_calls_section_begin|>";
 pub(crate) const KIMI_CALLS_END: &str = "<|tool_calls_section_end|>";

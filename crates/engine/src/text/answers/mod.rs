@@ -4,11 +4,13 @@
 //! stream. [`history`] passes earlier answers back to the template so that it writes the text that was generated, whose blocks are then in the prefix cache.
 
 mod call_syntax;
+mod dsml;
 mod gemma;
 mod harmony;
 mod history;
 mod json;
 pub(crate) mod marks;
+mod matching;
 mod parser;
 mod piece_list;
 mod reading;
@@ -19,9 +21,9 @@ mod tools;
 
 pub(super) use harmony::effort as harmony_effort;
 pub(crate) use harmony::marks as harmony_marks;
-pub(super) use history::TemplateHistory;
+pub(super) use history::{TemplateHistory, thoughts_in_parts};
 pub use parser::AnswerParser;
 pub use reading::Reading;
 pub(super) use stand_in::Written;
-pub use style::{Calls, Opened, Style};
+pub use style::{Calls, DsmlBlock, Opened, Style};
 pub use tools::Tools;

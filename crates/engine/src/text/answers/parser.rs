@@ -4,14 +4,16 @@
 //! begins like a call and is none is returned as text. If a call turns out malformed after some of its arguments were returned, they end there, and the rest
 //! is text.
 
+mod parameters;
 mod several;
 
 use std::sync::Arc;
 
-use super::call_syntax::{Match, ParameterSyntax, call_head, mistral_head, parameter_json};
+use super::call_syntax::{ParameterSyntax, call_head, mistral_head};
 use super::harmony::HarmonyParser;
-use super::json::{self, Scan, Scanner};
-use super::marks::CALLED;
+use super::json::{Scan, Scanner};
+use super::marks::{CALLED, DSML_INVOKED};
+use super::matching::Match;
 use super::piece_list::PieceList;
 use super::sections::SectionSyntax;
 use super::style::{Calls, Opened, Style};
@@ -19,8 +21,6 @@ use super::tools::{ParameterType, Tools};
 use crate::text::pieces::Piece;
 use crate::text::stop::overlap;
 
-/// Line ends that all families write between a thought and the text.
-const GAP: usize = 2;
 /// Bytes up to the end of a call's name, at most. A longer one is no call, however the text was cut.
 const MAX_HEAD: usize = 4096;
 
@@ -35,8 +35,9 @@ pub struct AnswerParser {
     ends: &'static [&'static str],
     /// What begins and ends thoughts.
     thoughts: [&'static str; 2],
-    /// Thoughts end with a line end, and further thoughts may follow.
+    /// Thoughts are on lines of their own, and so many line ends may follow.
     thought_lines: bool,
+    gap: usize,
     state: State,
     /// Text that is not decided yet.
     held: String,
@@ -114,6 +115,7 @@ impl AnswerParser {
             ends: &[],
             thoughts: style.thought_marks(),
             thought_lines: style.has_lines(),
+            gap: style.gap(),
             state,
             held: String::new(),
             count: 0,
@@ -218,13 +220,13 @@ impl AnswerParser {
             if self.held.is_empty() {
                 return if last { false } else { self.wait(State::Thought { begun }) };
             }
-            let lines = usize::from(self.held.starts_with('\n'));
-            self.drop_held(lines);
+            let line = self.thought_lines && self.held.starts_with('\n');
+            self.drop_held(usize::from(line));
         }
         match self.before(self.thoughts[1], self.thought_lines, last) {
             Ok(thought) => {
                 out.thought(&thought);
-                self.go(if self.thought_lines { State::Gap(GAP) } else { State::Text })
+                self.go(if self.gap > 0 { State::Gap(self.gap) } else { State::Text })
             }
             Err(thought) => {
                 out.thought(&thought);
@@ -375,6 +377,7 @@ impl AnswerParser {
             (true, Calls::Mistral) if self.is_list => self.go(State::Rest),
             (true, Calls::Mistral) => self.end_call(),
             (true, _) if self.section.is_some() => self.go(State::End(self.ends)),
+            (true, Calls::Dsml(_)) => self.go(State::End(&[DSML_INVOKED])),
             (true, _) => self.go(State::End(&["}", CALLED])),
         }
     }
@@ -395,7 +398,8 @@ impl AnswerParser {
         let rest = self.held.trim_start();
         let [mark, others @ ..] = marks else {
             self.has_text = false;
-            return self.go(if self.section.is_some() { State::Next } else { State::Text });
+            let may_follow = self.section.is_some() || matches!(self.calls, Calls::Dsml(_));
+            return self.go(if may_follow { State::Next } else { State::Text });
         };
         if rest.starts_with(mark) {
             self.drop_held(self.held.len() - rest.len() + mark.len());
@@ -409,68 +413,6 @@ impl AnswerParser {
             self.wait(State::End(marks))
         } else {
             self.end_malformed()
-        }
-    }
-
-    fn parameters(&mut self, tool: String, any: bool, out: &mut PieceList, last: bool) -> bool {
-        let inside = self.held.trim_start();
-        let space = self.held.len() - inside.len();
-        let syntax = self.syntax;
-        if inside.starts_with(syntax.end) {
-            self.add_arguments(if any { "}" } else { "{}" }, out);
-            self.drop_held(space + syntax.end.len());
-            return match self.calls {
-                Calls::Keys => self.end_call(),
-                Calls::Invokes => self.go(State::Next),
-                _ => self.go(State::End(&[CALLED])),
-            };
-        }
-        match (syntax.parameter)(inside) {
-            Match::Yes((name, len)) if len <= MAX_HEAD => {
-                let kind = self.tools.as_ref().map_or(ParameterType::any(), |tools| tools.kind(&tool, name));
-                let begin = format!("{}\"{}\": ", if any { ", " } else { "{" }, json::escaped(name));
-                self.add_arguments(&begin, out);
-                self.drop_held(space + len);
-                self.go(State::Value { tool, kind, begun: false })
-            }
-            Match::Partial if !last && inside.len() <= MAX_HEAD => self.wait(State::Parameters { tool, any }),
-            Match::No if syntax.end.starts_with(inside) && !last => self.wait(State::Parameters { tool, any }),
-            Match::Partial if self.is_cut => self.discard(),
-            Match::No if syntax.end.starts_with(inside) && self.is_cut => self.discard(),
-            _ => self.end_malformed(),
-        }
-    }
-
-    fn value(&mut self, tool: String, kind: ParameterType, begun: bool, out: &mut PieceList, last: bool) -> bool {
-        let ParameterSyntax { value_end, lines, .. } = self.syntax;
-        if !kind.is_text() {
-            let Some(end) = self.held.find(value_end) else {
-                return !last && self.wait(State::Value { tool, kind, begun });
-            };
-            let value = &self.held[..end];
-            let value = value.strip_prefix('\n').filter(|_| lines).unwrap_or(value);
-            let value = value.strip_suffix('\n').filter(|_| lines).unwrap_or(value);
-            self.add_arguments(&parameter_json(kind, value), out);
-            self.drop_held(end + value_end.len());
-            return self.go(State::Parameters { tool, any: true });
-        }
-        if !begun {
-            if self.held.is_empty() {
-                return !last && self.wait(State::Value { tool, kind, begun });
-            }
-            let line = usize::from(lines && self.held.starts_with('\n'));
-            self.drop_held(line);
-            self.add_arguments("\"", out);
-        }
-        match self.before(value_end, lines, last) {
-            Ok(value) => {
-                self.add_arguments(&(json::escaped(&value) + "\""), out);
-                self.go(State::Parameters { tool, any: true })
-            }
-            Err(value) => {
-                self.add_arguments(&json::escaped(&value), out);
-                !last && self.wait(State::Value { tool, kind, begun: true })
-            }
         }
     }
 }

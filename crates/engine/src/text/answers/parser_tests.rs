@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::text::DsmlBlock;
 
 const XML: Style = Style { thoughts: true, calls: Some(Calls::Xml), native: true, preserves: false };
 const JSON: Style = Style { calls: Some(Calls::Json), ..XML };
@@ -113,6 +114,39 @@ fn calls_of_other_families_are_told() {
     let named =
         "[THINK]Hm.[/THINK]I look.[TOOL_CALLS]read[CALL_ID]123[ARGS]{\"path\":  \"a]\"}[TOOL_CALLS]none[ARGS]{}";
     assert_eq!(pieces(of(Calls::Mistral), named), expected);
+}
+
+#[test]
+fn dsml_says_what_is_a_text() {
+    for (block, name) in [(DsmlBlock::Functions, "function_calls"), (DsmlBlock::Tools, "tool_calls")] {
+        let style = Style { calls: Some(Calls::Dsml(block)), ..XML };
+        let parameter = |name: &str, is_text: bool, value: &str| {
+            format!("<｜DSML｜parameter name=\"{name}\" string=\"{is_text}\">{value}</｜DSML｜parameter>\n")
+        };
+        // The mark counts, not the schema.
+        let given = parameter("path", false, "[1]")
+            + &parameter("n", true, " 1\n")
+            + &parameter("list", false, "\n{\"a\": \"<b>\"}")
+            + &parameter("maybe", false, "\"x\"")
+            + &parameter("on", false, "yes");
+        let of =
+            |calls: &str| format!("<think>\nHm.\n</think>\nI look.\n\n\n<｜DSML｜{name}>\n{calls}\n</｜DSML｜{name}>");
+        let invoke = |inner: &str| format!("<｜DSML｜invoke name=\"read\">\n{inner}</｜DSML｜invoke>");
+        // Nothing is lost of what is around them: thoughts and text are on no lines of their own.
+        let mut expected = vec![thought("\nHm.\n"), text("\nI look.\n")];
+        expected.extend(call(
+            0,
+            "read",
+            r#"{"path": [1], "n": " 1\n", "list": {"a": "<b>"}, "maybe": "x", "on": "yes"}"#,
+        ));
+        expected.extend(call(1, "read", "{}"));
+        expected.extend(call(2, "read", "{}"));
+        expected.extend(call(3, "read", "{\"n\": 1}"));
+        let calls = [invoke(&given), invoke(""), "<｜DSML｜invoke name=\"read\"/>".to_owned(), invoke("{\"n\": 1}\n")];
+        assert_eq!(pieces(style, &of(&calls.join("\n"))), expected);
+        let broken = format!("a <｜DSML｜{name}>\n<｜DSML｜invoke>");
+        assert_eq!(pieces(style, &broken), [text(&broken)]);
+    }
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Calls in a section of their own, each a name and an object between marks: DeepSeek and Kimi.
 
-use super::call_syntax::Match;
 use super::marks::{
     DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_CALLS_END, KIMI_ARGUMENTS, KIMI_CALL, KIMI_CALLED,
     KIMI_CALLS_END,
 };
+use super::matching::Match;
 use super::style::Calls;
 
 /// What DeepSeek-V3 and R1 write around arguments, behind a call's type and name. V3.1 writes the name alone.

@@ -2,10 +2,11 @@
 
 use super::harmony::marks::{ALL, CHANNEL, MESSAGE};
 use super::marks::{
-    CALL, CALLED, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, GEMMA_CALL,
-    GEMMA_CALLED, GEMMA_CHANNEL, GEMMA_QUOTE, GEMMA_THINK, GEMMA_THOUGHT, KEY, KEYED, KIMI_ARGUMENTS, KIMI_CALL,
-    KIMI_CALLED, KIMI_CALLS, KIMI_CALLS_END, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS,
-    MISTRAL_CALL, MISTRAL_ID, MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
+    CALL, CALLED, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DSML,
+    DSML_FUNCTIONS, DSML_FUNCTIONS_END, DSML_TOOLS, DSML_TOOLS_END, GEMMA_CALL, GEMMA_CALLED, GEMMA_CHANNEL,
+    GEMMA_QUOTE, GEMMA_THINK, GEMMA_THOUGHT, KEY, KEYED, KIMI_ARGUMENTS, KIMI_CALL, KIMI_CALLED, KIMI_CALLS,
+    KIMI_CALLS_END, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS, MISTRAL_CALL, MISTRAL_ID,
+    MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
 };
 use crate::text::tokenizer::Tokenizer;
 
@@ -27,7 +28,10 @@ pub enum Calls {
     List,
     /// In a section, each a name and an object between marks: DeepSeek-V3 and R1, whose objects are in a fence, and V3.1.
     DeepSeek,
-    /// The same with Kimi's marks, and names such as `functions.NAME:0`: Kimi-K2.
+    /// Each of `<｜DSML｜invoke name="NAME">`, its parameters in `<｜DSML｜parameter name="NAME" string="true|false">VALUE</｜DSML｜parameter>`,
+    /// `</｜DSML｜invoke>`, all of them in a block: DeepSeek-V3.2 and V4.
+    Dsml(DsmlBlock),
+    /// As [`Calls::DeepSeek`] with Kimi's marks, and names such as `functions.NAME:0`: Kimi-K2.
     Kimi,
     /// `call:NAME{..}` between `<|tool_call>` and `<tool_call|>`, in a notation with bare names: Gemma 4.
     Gemma,
@@ -35,12 +39,31 @@ pub enum Calls {
     Harmony,
 }
 
+/// The block of DSML's calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DsmlBlock {
+    /// `<｜DSML｜function_calls>`: DeepSeek-V3.2.
+    Functions,
+    /// `<｜DSML｜tool_calls>`: DeepSeek-V4.
+    Tools,
+}
+
+impl DsmlBlock {
+    /// What begins and ends it.
+    pub(crate) fn marks(self) -> [&'static str; 2] {
+        match self {
+            DsmlBlock::Functions => [DSML_FUNCTIONS, DSML_FUNCTIONS_END],
+            DsmlBlock::Tools => [DSML_TOOLS, DSML_TOOLS_END],
+        }
+    }
+}
+
 impl Calls {
     /// Line ends that the family writes between text and a call.
     pub(super) fn newlines(self) -> usize {
         match self {
             Calls::Json | Calls::Keys | Calls::Invokes => 1,
-            Calls::Xml => 2,
+            Calls::Xml | Calls::Dsml(_) => 2,
             Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi | Calls::Gemma | Calls::Harmony => 0,
         }
     }
@@ -53,6 +76,7 @@ impl Calls {
             Calls::Mistral => MISTRAL_CALL,
             Calls::List => LIST,
             Calls::DeepSeek => DEEPSEEK_CALLS,
+            Calls::Dsml(block) => block.marks()[0],
             Calls::Kimi => KIMI_CALLS,
             Calls::Gemma => GEMMA_CALL,
             Calls::Harmony => CHANNEL,
@@ -70,15 +94,11 @@ impl Calls {
             Calls::DeepSeek => {
                 &[DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_ARGUMENTS]
             }
+            Calls::Dsml(_) => &[DSML],
             Calls::Kimi => &[KIMI_CALLS, KIMI_CALLS_END, KIMI_CALL, KIMI_CALLED, KIMI_ARGUMENTS],
             Calls::Gemma => &[GEMMA_CALL, GEMMA_CALLED, GEMMA_QUOTE],
             Calls::Harmony => &ALL,
         }
-    }
-
-    /// Whether a grammar can hold a model to calls of this kind.
-    pub(crate) fn can_be_forced(self) -> bool {
-        self != Calls::DeepSeek
     }
 }
 
@@ -119,7 +139,9 @@ impl Style {
         if has(CHANNEL) && has(MESSAGE) {
             return Style { thoughts: true, calls: Some(Calls::Harmony), native: true, preserves: false };
         }
-        let calls = if has(GEMMA_CALL) {
+        let calls = if has(DSML) {
+            Some(Calls::Dsml(if has("function_calls>") { DsmlBlock::Functions } else { DsmlBlock::Tools }))
+        } else if has(GEMMA_CALL) {
             Some(Calls::Gemma)
         } else if has(DEEPSEEK_CALLS) {
             Some(Calls::DeepSeek)
@@ -154,16 +176,21 @@ impl Style {
     }
 
     /// The tokens of these.
-    pub(super) fn thought_tokens(&self) -> [&'static str; 2] {
+    pub(crate) fn thought_tokens(&self) -> [&'static str; 2] {
         match self.calls {
             Some(Calls::Gemma) => [GEMMA_CHANNEL, GEMMA_THOUGHT],
             _ => self.thought_marks(),
         }
     }
 
-    /// Whether thoughts and the text behind them are on lines of their own.
+    /// Whether thoughts are on lines of their own. Otherwise they are written as they are.
     pub(super) fn has_lines(&self) -> bool {
-        self.calls != Some(Calls::Gemma)
+        !matches!(self.calls, Some(Calls::Dsml(_) | Calls::Kimi | Calls::Mistral))
+    }
+
+    /// Line ends between a thought and the text, at most.
+    pub(super) fn gap(&self) -> usize {
+        if self.has_lines() && self.calls != Some(Calls::Gemma) { 2 } else { 0 }
     }
 
     /// Whether it writes everything in the harmony format.

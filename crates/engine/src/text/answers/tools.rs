@@ -15,6 +15,8 @@ pub struct ParameterType {
     pub null: bool,
     /// A number, an object or an array.
     pub other: bool,
+    /// JSON of any type, as the model says.
+    pub json: bool,
 }
 
 impl ParameterType {
@@ -25,7 +27,7 @@ impl ParameterType {
 
     /// Any type.
     pub fn any() -> ParameterType {
-        ParameterType { text: true, boolean: true, null: true, other: true }
+        ParameterType { text: true, boolean: true, null: true, other: true, json: false }
     }
 
     fn or(self, other: ParameterType) -> ParameterType {
@@ -34,6 +36,7 @@ impl ParameterType {
             boolean: self.boolean || other.boolean,
             null: self.null || other.null,
             other: self.other || other.other,
+            json: self.json || other.json,
         }
     }
 

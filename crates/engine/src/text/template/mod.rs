@@ -6,6 +6,7 @@
 mod errors;
 mod filters;
 mod jinja;
+mod own;
 mod percent;
 mod printf;
 mod python;
@@ -16,6 +17,7 @@ pub(in crate::text) mod tojson;
 mod wordwrap;
 
 use super::answers::Style;
+use super::answers::marks::THOUGHT;
 use super::files::read_json;
 use super::tokenizer::special::SpecialTokens;
 use anyhow::{Context, Result, anyhow, bail};
@@ -35,11 +37,18 @@ const MAX_TEMPLATE: u64 = 4 << 20;
 const JINJA: &str = "chat_template.jinja";
 const MORE: &str = "additional_chat_templates";
 
-/// The file of templates, and their (name, text).
-type Sources = (PathBuf, Vec<(String, String)>);
+/// The templates of a checkpoint.
+struct Sources {
+    /// Their file, for messages.
+    file: PathBuf,
+    /// (name, text).
+    templates: Vec<(String, String)>,
+    /// A note for the user if they are not the checkpoint's.
+    note: Option<String>,
+}
 
 /// Finds the templates of a checkpoint; `None` if it has none. They are in `chat_template.jinja`, with more of them in `additional_chat_templates/`; or in
-/// `chat_template` of `tokenizer_config.json`, which is a string or a list of named ones; or in `chat_template.json`.
+/// `chat_template` of `tokenizer_config.json`, which is a string or a list of named ones; or in `chat_template.json`. Some model types have one of ours instead.
 fn sources(files: &dyn TextFiles) -> Result<Option<Sources>> {
     if let Some(default) = read_text(files, JINJA)? {
         let mut templates = vec![("default".to_owned(), default)];
@@ -50,16 +59,21 @@ fn sources(files: &dyn TextFiles) -> Result<Option<Sources>> {
                 templates.push((name.to_owned(), text));
             }
         }
-        return Ok(Some((files.locate(JINJA), templates)));
+        return Ok(Some(Sources { file: files.locate(JINJA), templates, note: None }));
     }
     for name in ["tokenizer_config.json", "chat_template.json"] {
         let file = files.locate(name);
         let json = read_json(files, name)?.unwrap_or(Json::Null);
         if let Some(templates) = named_templates(&json["chat_template"]).with_context(|| file.display().to_string())? {
-            return Ok(Some((file, templates)));
+            return Ok(Some(Sources { file, templates, note: None }));
         }
     }
-    Ok(None)
+    let own = |(name, source): (&str, &str)| Sources {
+        file: format!("Sluice's {name}.jinja").into(),
+        templates: vec![("default".to_owned(), source.to_owned())],
+        note: Some(format!("this checkpoint has no chat template: Sluice's own for {name} is used")),
+    };
+    Ok(own::template(files)?.map(own))
 }
 
 /// A compiled chat template, or several with names.
@@ -85,7 +99,9 @@ pub struct ChatTemplate {
     renderer: Renderer,
     style: Style,
     has_efforts: bool,
-    note: Option<String>,
+    writes_calls: bool,
+    thought_end: Option<String>,
+    notes: Vec<String>,
 }
 
 /// Where templates run.
@@ -102,8 +118,10 @@ impl ChatTemplate {
     /// # Errors
     /// A file that cannot be read, or a template that is not valid Jinja. The message names file and line.
     pub fn load(files: impl TextFiles) -> Result<Option<Self>> {
-        let Some((file, templates)) = sources(&files)? else { return Ok(None) };
-        Self::compile(file, templates, SpecialTokens::load(&files)?.names()).map(Some)
+        let Some(Sources { file, templates, note }) = sources(&files)? else { return Ok(None) };
+        let mut template = Self::compile(file, templates, SpecialTokens::load(&files)?.names())?;
+        template.notes.extend(note);
+        Ok(Some(template))
     }
 
     /// The style of a checkpoint's template, without compiling it.
@@ -112,20 +130,22 @@ impl ChatTemplate {
     /// A file that cannot be read.
     pub fn style_of(files: impl TextFiles) -> Result<Option<Style>> {
         let found = sources(&files)?;
-        Ok(found.map(|(_, templates)| Style::from_templates(templates.iter().map(|(_, source)| source.as_str()))))
+        Ok(found.map(|found| Style::from_templates(found.templates.iter().map(|(_, source)| source.as_str()))))
     }
 
     fn compile(file: PathBuf, templates: Vec<(String, String)>, special_tokens: Map<String, Json>) -> Result<Self> {
         let names = templates.iter().map(|(name, _)| name.clone()).collect();
         let style = Style::from_templates(templates.iter().map(|(_, source)| source.as_str()));
         let has_efforts = templates.iter().any(|(_, source)| source.contains("reasoning_effort"));
+        let writes_calls = templates.iter().any(|(_, source)| source.contains("tool_calls"));
+        let thought_end = templates.iter().filter_map(|(_, source)| thought_end(source)).max_by_key(String::len);
         let wrong = |e: String| anyhow!("{}: chat template: {e}", file.display());
-        let mut note = None;
+        let mut notes = Vec::new();
         let apart = if sandbox::is_possible() { Some(Apart::start(&templates)) } else { None };
         let renderer = match apart {
             Some(Ok(started)) => Renderer::Apart(started.map_err(wrong)?),
             Some(Err(e)) => {
-                note = Some(format!(
+                notes.push(format!(
                     "the chat template runs in this process, its memory unbounded: no other could be started ({e})"
                 ));
                 Renderer::Here(Box::new(Templates::compile(&templates).map_err(wrong)?))
@@ -141,7 +161,9 @@ impl ChatTemplate {
             renderer,
             style,
             has_efforts,
-            note,
+            writes_calls,
+            thought_end,
+            notes,
         })
     }
 
@@ -163,9 +185,19 @@ impl ChatTemplate {
         self.has_efforts
     }
 
-    /// A note for the user if templates do not run in a process of their own.
-    pub fn note(&self) -> Option<&str> {
-        self.note.as_deref()
+    /// Whether it writes the calls of earlier answers.
+    pub(super) fn writes_calls(&self) -> bool {
+        self.writes_calls
+    }
+
+    /// What it writes at the end of a thought: `</think>`, and line ends before and behind it. `None`: it does not say.
+    pub(crate) fn thought_end(&self) -> Option<&str> {
+        self.thought_end.as_deref()
+    }
+
+    /// Notes for the user: whether the template is one of ours, and if it does not run in a process of its own.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// An error of the template without its path, for remote clients.
@@ -237,6 +269,19 @@ impl ChatTemplate {
     }
 }
 
+/// The most that a template writes at the end of a thought, with the line ends that are in the same text or in one that is appended to it.
+fn thought_end(source: &str) -> Option<String> {
+    const LINE: &str = "\\n";
+    let joined: String = source.split("' ~ '").flat_map(|part| part.split("' + '")).collect();
+    let parts: Vec<&str> = joined.split(THOUGHT).collect();
+    let ends = parts.windows(2).map(|pair| {
+        let line = if pair[0].ends_with(LINE) { "\n" } else { "" };
+        let gap = (0..2).take_while(|i| pair[1].get(i * LINE.len()..).is_some_and(|rest| rest.starts_with(LINE)));
+        format!("{line}{THOUGHT}{}", "\n".repeat(gap.count()))
+    });
+    ends.max_by_key(String::len)
+}
+
 /// The text of a file, if it is there.
 fn read_text(files: &dyn TextFiles, name: &str) -> Result<Option<String>> {
     let bytes = match files.read(name, MAX_TEMPLATE) {
@@ -306,6 +351,22 @@ mod tests {
     fn raised_exceptions_are_one_line_with_the_place() {
         let error = render("\n{{ raise_exception('roles must alternate') }}").unwrap_err();
         assert_eq!(format!("{error:#}"), "test.jinja: chat template (line 2): roles must alternate");
+    }
+
+    #[test]
+    fn the_end_of_a_thought_is_what_the_template_writes() {
+        for (source, end) in [
+            (
+                r"{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' + content.split('</think>')[1] }}",
+                Some("\n</think>\n\n"),
+            ),
+            (r"{{ '<think>' ~ '\n' ~ m.reasoning_content ~ '\n' ~ '</think>' ~ '\n\n' }}", Some("\n</think>\n\n")),
+            (r"{{ '<think>\n' ~ m.reasoning_content ~ '\n</think>\n' }}", Some("\n</think>\n")),
+            (r"<think>{{ m.reasoning_content }}</think>{{ m.content }}", Some("</think>")),
+            (r"{{ m.content }}", None),
+        ] {
+            assert_eq!(template(source).thought_end(), end, "{source}");
+        }
     }
 
     #[test]

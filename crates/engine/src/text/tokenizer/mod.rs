@@ -136,7 +136,12 @@ impl Tokenizer {
         }
         let added = library.get_added_vocabulary();
         let is_control = |t: &&AddedToken| {
-            added.is_special_token(&t.content) || (t.content.starts_with("<|") && t.content.ends_with("|>"))
+            let is_written = |begin: &str, end: &str| t.content.starts_with(begin) && t.content.ends_with(end);
+            // DeepSeek's are written with a wider sign.
+            added.is_special_token(&t.content)
+                || is_written("<|", "|>")
+                || is_written("<｜", "｜>")
+                || is_written("｜", "｜")
         };
         let mut control: Vec<String> =
             added.get_added_tokens_decoder().values().filter(is_control).map(|t| t.content.clone()).collect();

@@ -1,10 +1,11 @@
-//! Calls that are read as a whole, and several between one pair of marks: lists in JSON (Mistral, Phi-4-mini, Granite 3), sections (DeepSeek, Kimi), and MiniMax's.
+//! Calls that are read as a whole, and several between one pair of marks: lists in JSON (Mistral, Phi-4-mini, Granite 3), sections (DeepSeek, Kimi), MiniMax's and DSML.
 
 use super::{AnswerParser, MAX_HEAD, State};
-use crate::text::answers::call_syntax::{Match, call_head, rest_of_object, whole_call};
+use crate::text::answers::call_syntax::{call_head, rest_of_object, whole_call};
 use crate::text::answers::gemma;
 use crate::text::answers::json::{Scan, Scanner};
 use crate::text::answers::marks::{CALLED, GEMMA_CALLED, LISTED, MINIMAX_CALLED};
+use crate::text::answers::matching::Match;
 use crate::text::answers::piece_list::PieceList;
 use crate::text::answers::sections::SectionSyntax;
 use crate::text::answers::style::Calls;
@@ -168,8 +169,9 @@ impl AnswerParser {
         }
         let inside = self.held.trim_start();
         let space = self.held.len() - inside.len();
-        if inside.starts_with(MINIMAX_CALLED) {
-            self.drop_held(space + MINIMAX_CALLED.len());
+        let called = if let Calls::Dsml(block) = self.calls { block.marks()[1] } else { MINIMAX_CALLED };
+        if inside.starts_with(called) {
+            self.drop_held(space + called.len());
             return self.end_call();
         }
         match (self.syntax.head)(inside) {
@@ -182,8 +184,8 @@ impl AnswerParser {
             // An answer that ends here is complete.
             _ if inside.is_empty() && last => self.discard(),
             Match::Partial if !last && inside.len() <= MAX_HEAD => self.wait(State::Next),
-            Match::No if MINIMAX_CALLED.starts_with(inside) && !last => self.wait(State::Next),
-            Match::No if MINIMAX_CALLED.starts_with(inside) => self.discard(),
+            Match::No if called.starts_with(inside) && !last => self.wait(State::Next),
+            Match::No if called.starts_with(inside) => self.discard(),
             Match::Partial if self.is_cut => self.discard(),
             _ => self.end_malformed(),
         }
