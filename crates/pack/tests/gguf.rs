@@ -66,7 +66,7 @@ fn recurrent_layers_whose_rates_nobody_turns_back_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::write(at("model.gguf"), convert::model(name).plain().gguf().bytes()).unwrap();
-        let error = packed(&at("model.gguf"), &at("of-file")).err().expect("refused");
+        let error = packed(&at("model.gguf"), &at("of-file")).expect_err("refused");
         assert!(error.contains("ssm_a") && error.contains("cannot be packed from GGUF"), "{name}: {error}");
     }
 }

@@ -8,7 +8,7 @@ mod folder;
 #[path = "latent.rs"]
 mod latent;
 #[path = "streams.rs"]
-mod streams;
+pub mod streams;
 
 use serde_json::Value;
 use sluice_model::{Config, Description, WeightDescription, WeightKind, describe};
@@ -127,6 +127,12 @@ impl Model {
 
     fn size(&self, key: &str) -> usize {
         self.config[key].as_u64().unwrap() as usize
+    }
+
+    /// The values of `part` in a layer.
+    pub fn values(&self, layer: usize, part: &str) -> &[f32] {
+        let is_it = |w: &&Weight| w.description.layer == Some(layer) && w.description.part == part;
+        &self.weights.iter().find(is_it).unwrap().values
     }
 
     /// As a GGUF file with stacked experts.

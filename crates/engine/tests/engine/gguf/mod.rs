@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use convert::{Model, model};
-use sluice_engine::{Activations, Engine, KvType, ModelSource, Options, Placement, source};
+use sluice_engine::{Activations, Engine, KvType, ModelSource, Options, Placement, TablePlacement, source};
 use tempfile::TempDir;
 
 /// Tokens of every run.
@@ -157,6 +157,40 @@ fn experts_stream_from_the_file() {
             assert!(bits(&found) == bits(&wanted), "{name} {storage:?} {placement:?}");
         }
     }
+}
+
+#[test]
+fn rows_of_tables_are_read_from_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    // Of n-grams also in blocks (Q8_0): a row is one, of a scale and 32 integers.
+    let mut blocks = model("qwen4_exp_text").gguf_without("per_layer_token_embd.weight");
+    let row = |row: u8| (0..32).map(move |i: u8| i.wrapping_mul(37).wrapping_add(row));
+    let bytes = (0..convert::streams::NGRAM_ROWS).flat_map(|i| [0x00, 0x20].into_iter().chain(row(i as u8))).collect();
+    blocks.tensor("per_layer_token_embd.weight", &[convert::streams::NGRAM_ROWS, 32], 8, bytes);
+    for file in [model("gemma4_text").gguf(), model("qwen4_exp_text").gguf(), blocks] {
+        std::fs::write(&path, file.bytes()).unwrap();
+        let on = |tables| Options { tables, table_budget: Some(1), ..options(Activations::F32) };
+        let (wanted, _) = logits_with(&path, on(TablePlacement::Memory));
+        let (found, _) = logits_with(&path, on(TablePlacement::Disk));
+        assert!(bits(&found) == bits(&wanted));
+    }
+}
+
+#[test]
+fn vectors_may_be_in_blocks() {
+    // Multiples of 1/64, which is the scale of all blocks (Q8_0).
+    let (model, name) = (model("deepseek_v4"), "blk.1.attn_compressor_ape.weight");
+    let block = |values: &[f32]| -> Vec<u8> {
+        let integers = values.iter().map(|x| ((x * 64.0) as i8).cast_unsigned());
+        [0x00, 0x24].into_iter().chain(integers).collect()
+    };
+    let blocks = model.values(1, "self_attn.compressor.ape").chunks_exact(32).flat_map(block).collect();
+    let dir = written(&model, |file| {
+        *file = model.gguf_without(name);
+        file.tensor(name, &[4, 32], 8, blocks);
+    });
+    compare("in blocks", &dir, true);
 }
 
 #[test]

@@ -9,6 +9,9 @@ use super::writer::Gguf;
 /// Positions of an entry in DeepSeek-V4's layers, 0 where there are none.
 const RATIOS: [i32; 4] = [0, 4, 8, 4];
 
+/// Rows of Qwen4-Exp's table: the four primes from 90 on together.
+pub const NGRAM_ROWS: usize = 97 + 101 + 103 + 107;
+
 /// The config of an architecture's model, beside what all have.
 pub fn config(model_type: &str) -> Option<Value> {
     Some(match model_type {
@@ -45,7 +48,7 @@ pub fn config(model_type: &str) -> Option<Value> {
             "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
             "full_attention_interval": 2, "partial_rotary_factor": 0.5, "output_gate_type": "sigmoid", "hc_count": 4,
             "hc_lowrank": 12, "indexer_n_heads": 4, "indexer_head_dim": 16, "indexer_kv_heads": 1, "indexer_budget": 8,
-            "indexer_compress_ratio": 4, "ple_layer_ids": [3], "ngram_size": 3, "heads_per_ngram": 2, "ple_embed_dim": 24,
+            "indexer_compress_ratio": 4, "ple_layer_ids": [3], "ngram_size": 3, "heads_per_ngram": 2, "ple_embed_dim": 128,
             "ple_conv_kernel_size": 4, "ngram_vocab_size_base": 90, "make_ngram_vocab_size_divisible_by": 8,
             "split_ngram_parts": 1, "eos_token_id": 21, "tie_word_embeddings": false,
         }),
