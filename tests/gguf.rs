@@ -5,6 +5,7 @@
 pub const F32: u32 = 0;
 pub const F16: u32 = 1;
 pub const BF16: u32 = 30;
+pub const I32: u32 = 26;
 
 /// A file in the making. Tensors follow one another at multiples of the alignment.
 #[derive(Clone)]

@@ -56,9 +56,19 @@ pub fn decay_rates(a_log: &[f32]) -> Vec<f32> {
 
 /// Floats of a checkpoint as f32.
 pub fn widen(float: Float, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
-    let mut out = vec![0.0; bytes.len() / float.size()];
+    one_row(WeightFormat::Float(float), bytes, bytes.len() / float.size())
+}
+
+/// What whole blocks of a checkpoint hold.
+pub fn widen_blocks(format: BlockFormat, bytes: &[u8]) -> anyhow::Result<Vec<f32>> {
+    let columns = bytes.len() / format.block_bytes() * format.block_columns();
+    one_row(WeightFormat::Blocks(format), bytes, columns)
+}
+
+fn one_row(format: WeightFormat, bytes: &[u8], columns: usize) -> anyhow::Result<Vec<f32>> {
+    let mut out = vec![0.0; columns];
     if !out.is_empty() {
-        let row = sluice_kernels::matrix::Matrix::new(WeightFormat::Float(float), 1, out.len(), [bytes])?;
+        let row = sluice_kernels::matrix::Matrix::new(format, 1, columns, [bytes])?;
         sluice_kernels::affine::dequantize_row(Isa::GENERIC, &row, 0, &mut out);
     }
     Ok(out)

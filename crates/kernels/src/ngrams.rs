@@ -38,6 +38,14 @@ impl NgramHash {
         NgramHash { multipliers: (1..=size as u64).map(multiplier).collect(), sizes, end }
     }
 
+    /// The hash with these multipliers, and rows of each head. `None`: numbers of no hash.
+    pub fn of_numbers(multipliers: Vec<u64>, sizes: Vec<u64>, end: u32) -> Option<NgramHash> {
+        let each = multipliers.len().checked_sub(1).filter(|grams| (1..MOST_GRAM).contains(grams))?;
+        let fits = !sizes.is_empty() && sizes.len().is_multiple_of(each) && !sizes.contains(&0);
+        let rows = sizes.iter().try_fold(0u64, |sum, size| sum.checked_add(*size))?;
+        (fits && rows <= 1 << 32).then_some(NgramHash { multipliers, sizes, end })
+    }
+
     /// Tokens of the longest n-gram.
     pub fn size(&self) -> usize {
         self.multipliers.len()

@@ -26,8 +26,8 @@ use sluice_backend::{Backend, Float};
 pub use architectures::{Architecture, Describe, check_supported, describe, register, supported};
 pub use config::{Config, GroupMode, Quantization};
 pub use decoder::Decoder;
-use description::JOIN;
 pub use description::*;
+use description::{INDEX_PARTS, JOIN};
 pub use method::Method;
 pub use mlx_lm::MlxLm;
 pub use options::Options;
@@ -50,9 +50,14 @@ pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Desc
     if tensors.layout().divides_joined() {
         description.divide_joined();
     }
-    let embed_q = |layer: usize| tensors.layout().full(&format!("layers.{layer}.self_attn.embed_q.weight"));
-    if (0..description.stored_layers()).any(|layer| tensors.checkpoint().tensor(&embed_q(layer)).is_some()) {
+    let is_stored = |layer: usize, part: &str| {
+        tensors.checkpoint().tensor(&tensors.layout().full(&format!("layers.{layer}.{part}.weight"))).is_some()
+    };
+    if (0..description.stored_layers()).any(|layer| is_stored(layer, "self_attn.embed_q")) {
         description.split_latents();
+    }
+    if (0..description.stored_layers()).any(|layer| is_stored(layer, INDEX_PARTS[0])) {
+        description.split_indexers();
     }
     let join = tensors.layout().full(&format!("layers.{}.{JOIN}.weight", description.layers.len()));
     let has_norms = |description: &Description| {

@@ -51,8 +51,15 @@ fn describe_as(config: &Config, options: &Options, family: &Family) -> Result<De
     let turned = config.size("qk_rope_head_dim")?;
     let path = config.path().display();
     ensure!(turned <= head_dim, "{path}: `index_head_dim` is {head_dim}, of which {turned} are rotated");
-    let index =
-        IndexDescription { heads, head_dim, top, adjacent_pairs: family.adjacent_pairs, pool: None, shared: false };
+    let index = IndexDescription {
+        heads,
+        head_dim,
+        top,
+        adjacent_pairs: family.adjacent_pairs,
+        pool: None,
+        shared: false,
+        split: false,
+    };
     let moe = Arc::new(glm4_moe::mixture(config, options, family.groups, 2.5)?);
     let dense = glm4_moe_lite::dense_layers(config, outline.count, 3)?;
     let shared = if family.adjacent_pairs { shared(config, outline.count)? } else { vec![false; outline.count] };

@@ -95,7 +95,8 @@ fn attention(config: &Config) -> Result<(AttentionDescription, IndexDescription)
     let (top, pool) = (config.size_or("index_topk", 2048)?, config.size_or("index_kpool", 16)?);
     ensure!(pool <= MOST_POOLED, "{path}: `index_kpool` is {pool}, more than {MOST_POOLED}");
     ensure!(top.is_multiple_of(pool), "{path}: `index_topk` is {top}, which is no multiple of `index_kpool`, {pool}");
-    let index = IndexDescription { heads, head_dim, top, adjacent_pairs: false, pool: Some(pool), shared: false };
+    let index =
+        IndexDescription { heads, head_dim, top, adjacent_pairs: false, pool: Some(pool), shared: false, split: false };
     let variant = AttentionVariant::Latent(latent);
     Ok((AttentionDescription { variant, adjacent_pairs: false, ..read }, index))
 }

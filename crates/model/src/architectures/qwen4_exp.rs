@@ -79,7 +79,7 @@ fn index(config: &Config) -> Result<IndexDescription> {
         top.is_multiple_of(pool),
         "{path}: `indexer_budget` is {top}, which is no multiple of `indexer_compress_ratio`, {pool}"
     );
-    Ok(IndexDescription { heads, head_dim, top, adjacent_pairs: false, pool: Some(pool), shared: false })
+    Ok(IndexDescription { heads, head_dim, top, adjacent_pairs: false, pool: Some(pool), shared: false, split: false })
 }
 
 /// Whether delta rules have gates of sigmoids, and not of SiLU.
@@ -140,8 +140,12 @@ fn ngrams(config: &Config, is_attention: &[bool]) -> Result<Option<NgramsDescrip
     let end = end.ok_or_else(|| wrong("eos_token_id", "the number of a token, which n-grams need"))?;
     let taps = config.size_or("ple_conv_kernel_size", 4)?;
     ensure!(taps <= 64, "{path}: `ple_conv_kernel_size` is {taps}, more than 64");
+    // 4. what makes rows, in GGUF files the numbers themselves
     let (vocabulary, seed) = (config.size("vocab_size")?, whole("seed", 1234)?);
-    let hash = |number| NgramHash::new(number, (size, heads_per_gram), base, vocabulary, seed, end);
+    let stored = stored_hash(config, (size, heads), end)?;
+    ensure!(stored.is_none() || layers.len() == 1, "{path}: `ngram_multipliers` of {} layers", layers.len());
+    let made = |number| NgramHash::new(number, (size, heads_per_gram), base, vocabulary, seed, end);
+    let hash = |number| stored.clone().unwrap_or_else(|| made(number));
     let layers = layers.into_iter().enumerate().map(|(number, layer)| (layer, Arc::new(hash(number)))).collect();
     Ok(Some(NgramsDescription {
         layers,
@@ -150,4 +154,19 @@ fn ngrams(config: &Config, is_attention: &[bool]) -> Result<Option<NgramsDescrip
         divisor: config.size_or("make_ngram_vocab_size_divisible_by", 128)?,
         parts: config.size_or("split_ngram_parts", 512)?,
     }))
+}
+
+/// The hash that a config has the numbers of.
+fn stored_hash(config: &Config, (size, heads): (usize, usize), end: u32) -> Result<Option<NgramHash>> {
+    let numbers = |key: &str| {
+        let all = config.get(key)?.as_array()?;
+        all.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>()
+    };
+    let (Some(multipliers), Some(sizes)) = (numbers("ngram_multipliers"), numbers("ngram_head_sizes")) else {
+        return Ok(None);
+    };
+    let fits = (multipliers.len(), sizes.len()) == (size, heads);
+    let hash = NgramHash::of_numbers(multipliers, sizes, end).filter(|_| fits);
+    hash.map(Some)
+        .ok_or_else(|| anyhow!("{}: `ngram_multipliers` and `ngram_head_sizes` do not fit", config.path().display()))
 }

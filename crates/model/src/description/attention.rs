@@ -47,6 +47,8 @@ pub struct IndexDescription {
     pub pool: Option<usize>,
     /// The positions are those that the last indexer before has selected: there is none of its own (GLM-5).
     pub shared: bool,
+    /// In grouped attention: its queries and its key are projections of a matrix each (GGUF), and not of one.
+    pub split: bool,
 }
 
 /// What the references' norms of the small vectors add, whatever a config's `rms_norm_eps` is.

@@ -5,8 +5,11 @@ use super::{
     AttentionBiases, AttentionDescription, AttentionVariant, IndexDescription, LatentDescription, ValueSource,
 };
 
-/// An indexer's part of grouped attention: the matrix of its queries and then its key, and the norms of both.
+/// An indexer's part of grouped attention: the matrix of its queries and then its key.
 pub(crate) const INDEX_INPUTS: &str = "self_attn.indexer.index_qk_proj";
+/// Each by itself, where they are apart.
+pub(crate) const INDEX_PARTS: [&str; 2] = ["self_attn.indexer.q_proj", "self_attn.indexer.k_proj"];
+/// The norms of both.
 pub(crate) const INDEX_NORMS: [&str; 2] = ["self_attn.indexer.q_layernorm", "self_attn.indexer.k_layernorm"];
 
 impl AttentionDescription {
@@ -47,12 +50,13 @@ impl AttentionDescription {
         if self.sinks {
             all.push(vector("self_attn.sinks", WeightKind::Vector, self.heads));
         }
-        if let Some(IndexDescription { heads, head_dim, .. }) = self.index.filter(|_| self.latent().is_none()) {
-            all.extend([
-                matrix(INDEX_INPUTS, WeightClass::Attention, (heads + 1) * head_dim, hidden),
-                vector(INDEX_NORMS[0], norm, head_dim),
-                vector(INDEX_NORMS[1], norm, head_dim),
-            ]);
+        if let Some(IndexDescription { heads, head_dim, split, .. }) = self.index.filter(|_| self.latent().is_none()) {
+            let of = |part, rows| matrix(part, WeightClass::Attention, rows, hidden);
+            match split {
+                true => all.extend([of(INDEX_PARTS[0], heads * head_dim), of(INDEX_PARTS[1], head_dim)]),
+                false => all.push(of(INDEX_INPUTS, (heads + 1) * head_dim)),
+            }
+            all.extend([vector(INDEX_NORMS[0], norm, head_dim), vector(INDEX_NORMS[1], norm, head_dim)]);
         }
         all
     }

@@ -35,7 +35,7 @@ pub use attention::{
     AttentionBiases, AttentionDescription, AttentionVariant, IndexDescription, LatentDescription, QueryGrowth,
     ValueSource,
 };
-pub(crate) use attention_weights::{INDEX_INPUTS, INDEX_NORMS};
+pub(crate) use attention_weights::{INDEX_INPUTS, INDEX_NORMS, INDEX_PARTS};
 pub use cache_group::{CacheContent, CacheGroup, CacheKind};
 pub use compressed::{CompressedDescription, CompressionDescription, EntryIndexDescription};
 pub(crate) use compressed_weights::COMPRESSORS;
@@ -413,6 +413,15 @@ impl Description {
                 && let AttentionVariant::Latent(latent) = &mut attention.variant
             {
                 latent.split = true;
+            }
+        }
+    }
+
+    /// Says that queries and keys of indexers beside grouped attention have a matrix each.
+    pub(crate) fn split_indexers(&mut self) {
+        for layer in &mut self.layers {
+            if let MixerDescription::Attention(AttentionDescription { index: Some(index), .. }) = &mut layer.mixer {
+                index.split = true;
             }
         }
     }

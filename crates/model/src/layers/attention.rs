@@ -8,7 +8,8 @@ use sluice_backend::{
 
 use super::ordered::{Inputs, Output};
 use crate::description::{
-    AttentionDescription, AttentionVariant, Description, INDEX_INPUTS, INDEX_NORMS, IndexDescription, ValueSource,
+    AttentionDescription, AttentionVariant, Description, INDEX_INPUTS, INDEX_NORMS, INDEX_PARTS, IndexDescription,
+    ValueSource,
 };
 use crate::weights::{Weights, rows_of};
 
@@ -113,11 +114,15 @@ impl Attention {
         };
         let index = match d.index.zip(index_slot).zip(s.index) {
             None => None,
-            Some(((IndexDescription { heads, head_dim, top, pool, .. }, slot), [q, k])) => {
-                let both = w.ordered_linear(at, INDEX_INPUTS)?;
+            Some(((IndexDescription { heads, head_dim, top, pool, split, .. }, slot), [q, k])) => {
                 let of_q = heads * head_dim;
-                qkv.push(Projection { linear: rows_of(&both, 0..of_q), out: q });
-                qkv.push(Projection { linear: rows_of(&both, of_q..of_q + head_dim), out: k });
+                let parts = if split {
+                    [w.ordered_linear(at, INDEX_PARTS[0])?, w.ordered_linear(at, INDEX_PARTS[1])?]
+                } else {
+                    let both = w.ordered_linear(at, INDEX_INPUTS)?;
+                    [0..of_q, of_q..of_q + head_dim].map(|rows| rows_of(&both, rows))
+                };
+                qkv.extend(parts.into_iter().zip([q, k]).map(|(linear, out)| Projection { linear, out }));
                 let [of_queries, of_keys] = INDEX_NORMS;
                 let layer = IndexLayer {
                     q,

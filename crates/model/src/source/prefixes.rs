@@ -20,6 +20,8 @@ const V4_PARTS: &[(&str, &str)] = &[("embed_tokens", "embed")];
 const V4_SAVED_PARTS: &[(&str, &str)] =
     &[("hc_head_fn", "hc_head.hc_fn"), ("hc_head_base", "hc_head.hc_base"), ("hc_head_scale", "hc_head.hc_scale")];
 const V4_HEAD: &str = "head";
+/// The norm of a token's row, within layers: as transformers writes it, and as it is published.
+const V4_ROW_NORM: [&str; 2] = [".attn.norm", ".attn.kv_norm"];
 
 /// What the text model's names begin with, besides that of the head.
 const PARTS: [&str; 8] = [
@@ -62,6 +64,8 @@ pub struct Prefixes {
     parts: &'static [(&'static str, &'static str)],
     /// What the head is called.
     own_head: &'static str,
+    /// The norm of a token's row is named as DeepSeek-V4 is published.
+    own_row_norm: bool,
     /// The one matrix that is embedding and head is stored under the head's name only.
     pub shares_head: bool,
 }
@@ -73,11 +77,20 @@ impl Prefixes {
         let joins = |prefix: &&str| has(format!("{prefix}fc.weight"));
         let mtp = MTP_PREFIXES.into_iter().find(joins).zip(config.layers().ok());
         let embeds = |(text, _): &(&str, &str)| has(format!("{text}embed_tokens.weight"));
-        let usual = Prefixes { text: "", head: "", mtp, parts: &[], own_head: LM_HEAD, shares_head: false };
+        let usual = Prefixes {
+            text: "",
+            head: "",
+            mtp,
+            parts: &[],
+            own_head: LM_HEAD,
+            own_row_norm: false,
+            shares_head: false,
+        };
         if has(format!("{V4_HEAD}.weight")) && !has(format!("{LM_HEAD}.weight")) {
             let published = has("embed.weight".to_owned());
             let (text, parts) = if published { ("", V4_PARTS) } else { ("model.", V4_SAVED_PARTS) };
-            return Prefixes { text, parts, own_head: V4_HEAD, ..usual };
+            let own_row_norm = has(format!("{text}layers.0{}.weight", V4_ROW_NORM[1]));
+            return Prefixes { text, parts, own_head: V4_HEAD, own_row_norm, ..usual };
         }
         if let Some((text, head)) = PREFIXES.into_iter().find(embeds) {
             return Prefixes { text, head, ..usual };
@@ -109,10 +122,20 @@ impl Prefixes {
         if let Some(name) = self.parts.iter().find_map(other) {
             return name;
         }
+        if let Some(name) = self.with_row_norm(short, V4_ROW_NORM) {
+            return format!("{}{name}", self.text);
+        }
         match leaf_of(short, LM_HEAD) {
             Some(leaf) => format!("{}{}{leaf}", self.head, self.own_head),
             None => format!("{}{short}", self.text),
         }
+    }
+
+    /// A name within layers with the norm of a token's row renamed; `None` for others.
+    fn with_row_norm(&self, name: &str, [from, to]: [&str; 2]) -> Option<String> {
+        let (before, _) = name.split_once(from).filter(|_| self.own_row_norm)?;
+        let leaf = leaf_of(&name[before.len()..], from)?;
+        Some(format!("{before}{to}{leaf}"))
     }
 
     /// The text model's name for a tensor of the MTP head, if that has names of its own.
@@ -144,7 +167,8 @@ impl Prefixes {
             return Some(Cow::Owned(found));
         }
         if let Some(body) = body.filter(|n| PARTS.iter().any(|part| n.starts_with(part))) {
-            return Some(Cow::Borrowed(body));
+            let [ours, theirs] = V4_ROW_NORM;
+            return Some(self.with_row_norm(body, [theirs, ours]).map_or(Cow::Borrowed(body), Cow::Owned));
         }
         let head = name.strip_prefix(self.head)?;
         let leaf = leaf_of(head, self.own_head).filter(|leaf| !leaf.is_empty())?;

@@ -3,19 +3,20 @@
 mod column_orders;
 mod experts;
 mod ngrams;
+mod values;
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use sluice_backend::{
     Backend, Float, LayerNorm, Linear, MatrixId, MatrixSource, MemoryClass, Mlp, NgramTable, Norm, RowFactors, Tensor,
     WeightFormat, decay_rates,
 };
-use sluice_store::{Bytes, Dtype};
+use sluice_store::Bytes;
 
 use self::column_orders::{ColumnOrders, Purpose};
 use crate::description::{Description, QueryGrowth, WeightDescription, WeightKind};
-use crate::source::{Assembled, MatrixShape, ModelTensors, TensorLayout, float_type};
+use crate::source::{Assembled, MatrixShape, ModelTensors, TensorLayout};
 
 /// Looks weights up in a model's tensors, checks their shapes and hands them to the backend.
 pub struct Weights<'a> {
@@ -277,22 +278,6 @@ impl<'a> Weights<'a> {
         self.load(&format!("{}.weight", self.module(&w)), &[heads], w.rows / heads, w.cols)
     }
 
-    /// The values of tensor `name` as f32, and its shape, which must have as many elements as `wanted`.
-    fn values(&self, name: &str, wanted: &[usize]) -> Result<(Vec<f32>, Vec<usize>)> {
-        let t = self.tensors.checkpoint().tensor(name);
-        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", self.tensors.checkpoint().named().display()))?;
-        let float = float_type(name, t.dtype)?;
-        // Checked before widening: a wrong tensor may be huge.
-        let fits = t.shape.iter().product::<usize>() == wanted.iter().product::<usize>();
-        ensure!(fits, "tensor {name} has shape {:?}, expected {wanted:?}", t.shape);
-        let values = if self.reads {
-            sluice_backend::widen(float, &t.bytes)?
-        } else {
-            vec![0.0; t.bytes.len() / t.dtype.size()]
-        };
-        Ok((values, t.shape.clone()))
-    }
-
     fn upload(&mut self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor> {
         let t = self.backend.alloc(MemoryClass::WeightsCopied, rows, cols)?;
         self.backend.upload(values, t);
@@ -315,32 +300,6 @@ impl<'a> Weights<'a> {
     /// A vector of such values: `[1, len]`.
     pub fn made_vector(&mut self, values: &[f32]) -> Result<Tensor> {
         self.upload(values, 1, values.len())
-    }
-
-    /// The table of integers `part`, of numbers below 2^32: `[rows, cols]`. Unless values are read, each row is 0, 1, 2, ..
-    pub fn numbers(&mut self, layer: usize, part: &str) -> Result<Vec<u32>> {
-        let w = self.described(layer, part);
-        let (name, checkpoint) = (self.module(&w), self.tensors.checkpoint());
-        let t = checkpoint.tensor(&name);
-        let t = t.ok_or_else(|| anyhow!("{}: no tensor {name:?}", checkpoint.named().display()))?;
-        ensure!(t.shape == [w.rows, w.cols], "tensor {name} has shape {:?}, expected {:?}", t.shape, [w.rows, w.cols]);
-        let size = match t.dtype {
-            Dtype::I64 | Dtype::U64 => 8,
-            Dtype::I32 | Dtype::U32 => 4,
-            other => bail!("tensor {name}: {other:?} is no type of a table of numbers (I64 and I32 are)"),
-        };
-        if !self.reads {
-            return Ok((0..w.rows * w.cols).map(|i| (i % w.cols) as u32).collect());
-        }
-        let mut bytes = vec![0; t.bytes.len()];
-        t.bytes.read_now(&mut bytes).with_context(|| format!("tensor {name}"))?;
-        let number = |bytes: &[u8]| {
-            let mut all = [0; 8];
-            all[..size].copy_from_slice(bytes);
-            u32::try_from(u64::from_le_bytes(all))
-                .map_err(|_| anyhow!("tensor {name}: a number that is negative or too large"))
-        };
-        bytes.chunks_exact(size).map(number).collect()
     }
 
     /// The bias of `part`: `[1, rows]`.

@@ -30,7 +30,12 @@ impl Planner<'_> {
     pub(super) fn recurrent(&mut self, i: usize, t: &Tensor, weight: &WeightDescription, leaf: Leaf) -> Result<bool> {
         let layout = self.tensors.layout();
         let layer = weight.layer.and_then(|layer| self.description.layer(layer));
-        let Some(MixerDescription::DeltaNet(delta)) = layer.map(|layer| &layer.mixer) else { return Ok(false) };
+        let Some(mixer) = layer.map(|layer| &layer.mixer) else { return Ok(false) };
+        let MixerDescription::DeltaNet(delta) = mixer else {
+            let stored = layout.has_decay_rates() && weight.part.ends_with(".A_log");
+            ensure!(!stored, "tensor {:?}: recurrent layers of this kind cannot be packed from GGUF", t.name);
+            return Ok(false);
+        };
         if !layout.has_decay_rates() || !matches!(leaf, Leaf::Weight | Leaf::Bare) {
             return Ok(false);
         }

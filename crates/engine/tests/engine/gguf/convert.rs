@@ -3,18 +3,20 @@
 
 #[path = "families.rs"]
 mod families;
-
-use std::collections::BTreeMap;
-use std::path::Path;
+#[path = "folder.rs"]
+mod folder;
+#[path = "latent.rs"]
+mod latent;
+#[path = "streams.rs"]
+pub mod streams;
 
 use serde_json::Value;
 use sluice_model::{Config, Description, WeightDescription, WeightKind, describe};
-use sluice_store::{Dtype, TensorPlan, Writer};
 
-use super::writer::{BF16, F16, F32, Gguf};
+use super::writer::{self, BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 25] = [
+pub const ARCHITECTURES: [&str; 31] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -38,7 +40,13 @@ pub const ARCHITECTURES: [&str; 25] = [
     "glm4",
     "glm4_moe",
     "deepseek_v3",
+    "deepseek_v32",
     "glm_moe_dsa",
+    "mistral4",
+    "kimi_linear",
+    "glm5_next",
+    "deepseek_v4",
+    "qwen4_exp_text",
     "gpt_oss",
 ];
 
@@ -81,7 +89,11 @@ pub fn model(model_type: &str) -> Model {
     let weights = description.weights().map(|w| {
         let values = match w.kind {
             WeightKind::Norm { centred } => draw(w.cols, if centred { 0.0 } else { 1.0 }, 0.5),
-            WeightKind::Vector => draw(w.cols, -0.5, 2.0),
+            // Experts of each token's number.
+            WeightKind::Vector if w.part == "mlp.gate.tid2eid" => {
+                (0..w.rows * w.cols).map(|i| ((i / w.cols + i % w.cols) % 6) as f32).collect()
+            }
+            WeightKind::Vector => draw(w.rows * w.cols, -0.5, 2.0),
             WeightKind::Convolution => draw(w.rows * w.cols, 0.2, 1.0),
             WeightKind::Matrix => draw(w.elements() as usize, 0.0, 1.0),
         };
@@ -91,7 +103,8 @@ pub fn model(model_type: &str) -> Model {
         Weight { description: w, values, bias: has_bias.then(|| draw(count, 0.0, 1.0)) }
     });
     let weights = weights.collect();
-    Model { config, description, weights, kinds: [F32, F16, BF16], splits: false }
+    let splits = ["deepseek_v32", "mistral4", "kimi_linear", "glm5_next"].contains(&model_type);
+    Model { config, description, weights, kinds: [F32, F16, BF16], splits }
 }
 
 impl Model {
@@ -116,44 +129,10 @@ impl Model {
         self.config[key].as_u64().unwrap() as usize
     }
 
-    /// As a folder of f32.
-    pub fn write_safetensors(&self, folder: &Path) {
-        let mut tensors: Vec<(String, Vec<usize>, &[f32])> = Vec::new();
-        for Weight { description: w, values, bias } in &self.weights {
-            let head = if w.part == "lm_head" { "" } else { "model." };
-            let module = format!("{head}{}", self.description.stored_name(w));
-            match w.kind {
-                WeightKind::Vector => tensors.push((module.clone(), vec![w.cols], values)),
-                WeightKind::Norm { .. } => tensors.push((format!("{module}.weight"), vec![w.cols], values)),
-                WeightKind::Convolution => tensors.push((format!("{module}.weight"), vec![w.rows, 1, w.cols], values)),
-                WeightKind::Matrix if w.count > 1 => {
-                    for (e, own) in values.chunks_exact(w.rows * w.cols).enumerate() {
-                        let single = module.replace(".experts.", &format!(".experts.{e}."));
-                        tensors.push((format!("{single}.weight"), vec![w.rows, w.cols], own));
-                        if let Some(bias) = bias {
-                            let own = &bias[e * w.rows..(e + 1) * w.rows];
-                            tensors.push((format!("{single}.bias"), vec![w.rows], own));
-                        }
-                    }
-                }
-                WeightKind::Matrix => tensors.push((format!("{module}.weight"), vec![w.rows, w.cols], values)),
-            }
-            if let Some(bias) = bias.as_ref().filter(|_| w.count == 1) {
-                tensors.push((format!("{module}.bias"), vec![bias.len()], bias));
-            }
-        }
-        let plan = |(name, shape, _): &(String, Vec<usize>, &[f32])| TensorPlan {
-            name: name.clone(),
-            dtype: Dtype::F32,
-            shape: shape.clone(),
-        };
-        let plans: Vec<TensorPlan> = tensors.iter().map(plan).collect();
-        let mut writer = Writer::create(&folder.join("model.safetensors"), &plans, &BTreeMap::new()).unwrap();
-        for (name, _, values) in &tensors {
-            writer.append(name, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
-        }
-        writer.finish().unwrap();
-        std::fs::write(folder.join("config.json"), self.config.to_string()).unwrap();
+    /// The values of `part` in a layer.
+    pub fn values(&self, layer: usize, part: &str) -> &[f32] {
+        let is_it = |w: &&Weight| w.description.layer == Some(layer) && w.description.part == part;
+        &self.weights.iter().find(is_it).unwrap().values
     }
 
     /// As a GGUF file with stacked experts.
@@ -176,7 +155,12 @@ impl Model {
             "minimax_m2" => "minimax-m2",
             "glm4_moe" => "glm4moe",
             "deepseek_v3" => "deepseek2",
+            "deepseek_v32" => "deepseek32",
             "glm_moe_dsa" => "glm-dsa",
+            "kimi_linear" => "kimi-linear",
+            "glm5_next" => "glm5-next",
+            "deepseek_v4" => "deepseek4",
+            "qwen4_exp_text" => "qwen4exp",
             "gpt_oss" => "gpt-oss",
             "granitemoehybrid" => "granitehybrid",
             "nemotron_h" => "nemotron_h_moe",
@@ -218,7 +202,11 @@ impl Model {
         } else if !["gemma4", "nemotron_h_moe", "granitehybrid"].contains(&architecture) {
             file.u32(&key("attention.head_count_kv"), kv_heads);
         }
-        families::keys(&self.config, &mut file, &key);
+        if !latent::keys(&self.config, &mut file, &key)
+            && !streams::keys(&self.config, &self.description, &mut file, &key)
+        {
+            families::keys(&self.config, &mut file, &key);
+        }
         if self.splits {
             file.u32(&key("attention.key_length_mla"), self.size("head_dim") as u32);
             file.u32(&key("attention.value_length_mla"), self.size("v_head_dim") as u32);
@@ -293,7 +281,8 @@ impl Model {
 
     fn add(&self, file: &mut Gguf, weight: &Weight, experts: Experts) {
         let Weight { description: w, values, bias } = weight;
-        let is_tiled = self.model_type().starts_with("qwen3_5");
+        let is_tiled = ["qwen3_5", "qwen4"].iter().any(|kind| self.model_type().starts_with(kind));
+        let is_tiled = is_tiled && w.part.starts_with("linear_attn.");
         let part = match w.part {
             "post_attention_layernorm"
                 if ["gemma2", "gemma3_text", "gemma4_text", "olmo3", "glm4", "glm4_moe", "gpt_oss"]
@@ -304,9 +293,10 @@ impl Model {
             "post_attention_layernorm" if self.weights.iter().any(|w| w.description.part == "linear_attn.A_log") => {
                 "post_attention_norm"
             }
-            other => families::part(other),
+            other => families::part(other, self.model_type()),
         };
-        let name = w.layer.map_or_else(|| part.to_owned(), |layer| format!("blk.{layer}.{part}"));
+        let layer = w.layer.filter(|_| part != "per_layer_token_embd");
+        let name = layer.map_or_else(|| part.to_owned(), |layer| format!("blk.{layer}.{part}"));
         // The embedding's type decides how its scale is rounded.
         let kind = if part == "token_embd" { F32 } else { self.kinds[(w.layer.unwrap_or(1) + part.len()) % 3] };
         let head_dim = self.size("head_dim");
@@ -331,6 +321,25 @@ impl Model {
                 let groups = self.config.get("n_groups").or_else(|| self.config.get("mamba_n_groups"));
                 let groups = groups.unwrap().as_u64().unwrap() as usize;
                 file.floats(&format!("{name}.weight"), &[groups, w.cols / groups], F32, &values);
+            }
+            (_, "self_attn.A_log") => {
+                file.floats(&name, &[1, 1, w.cols, 1], F32, &sluice_backend::decay_rates(&values));
+            }
+            (WeightKind::Convolution, "self_attn.q_conv1d" | "self_attn.k_conv1d" | "self_attn.v_conv1d") => {
+                file.floats(&format!("{name}.weight"), &[1, w.rows, 1, w.cols], F32, &values);
+            }
+            (_, "mlp.gate.tid2eid") => {
+                let numbers = values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect();
+                file.tensor(&name, &[w.rows, w.cols], writer::I32, numbers);
+            }
+            (WeightKind::Vector, _) if w.rows > 1 => {
+                file.floats(&name, &[w.rows, w.cols], F32, &values);
+            }
+            (_, "self_attn.indexer.index_qk_proj") => {
+                let keys = self.size("indexer_head_dim");
+                let (q, k) = values.split_at((w.rows - keys) * w.cols);
+                file.floats(&format!("{name}.weight"), &[w.rows - keys, w.cols], kind, q);
+                file.floats(&format!("{}.weight", name.replace("q_proj", "k_proj")), &[keys, w.cols], kind, k);
             }
             (_, "mlp.shared_expert.gate_up_proj") => {
                 let (gate, up) = values.split_at(values.len() / 2);

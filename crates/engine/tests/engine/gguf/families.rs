@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::writer::{F32, Gguf};
+use super::{latent, streams};
 
 /// Tables of LongRoPE.
 const FACTORS: [(&str, [f32; 4]); 2] = [("long_factor", [1.0, 1.5, 2.0, 3.0]), ("short_factor", [1.0, 1.0, 1.25, 1.5])];
@@ -21,7 +22,8 @@ pub fn config(model_type: &str) -> Value {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": model_type != "qwen3", "rope_theta": 5000.0,
     });
-    let more = match model_type {
+    let known = latent::config(model_type).or_else(|| streams::config(model_type));
+    let more = known.unwrap_or_else(|| match model_type {
         "llama" => json!({"attention_bias": true}),
         "gemma3_text" => json!({
             "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 7,
@@ -91,26 +93,10 @@ pub fn config(model_type: &str) -> Value {
             "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 20, "rotary_dim": 8,
         }),
         "glm4" => json!({"attention_bias": true, "partial_rotary_factor": 0.5}),
-        "glm_moe_dsa" => json!({
-            "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4,
-            "v_head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
-            "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": true,
-            "index_n_heads": 3, "index_head_dim": 8, "index_topk": 9, "indexer_types": ["full", "shared", "full"],
-        }),
         "glm4_moe" => json!({
             "attention_bias": true, "partial_rotary_factor": 0.5, "n_routed_experts": 6, "num_experts_per_tok": 2,
             "moe_intermediate_size": 20, "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "use_qk_norm": true,
             "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": true,
-        }),
-        // Its file's sizes are those of heads, as in files from before latents were cached.
-        "deepseek_v3" => json!({
-            "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4,
-            "v_head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
-            "n_shared_experts": 1, "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
-            "norm_topk_prob": true, "rope_scaling": {
-                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-            },
         }),
         _ => json!({
             "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": true,
@@ -118,7 +104,7 @@ pub fn config(model_type: &str) -> Value {
             "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
             "full_attention_interval": 2, "partial_rotary_factor": 0.5,
         }),
-    };
+    });
     let (config_map, Value::Object(more)) = (config.as_object_mut().unwrap(), more) else { unreachable!() };
     config_map.extend(more);
     if model_type == "qwen3_moe" {
@@ -263,54 +249,15 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
             file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
             file.flag(&key("expert_weights_norm"), true);
         }
-        "glm_moe_dsa" => {
-            for (name, ours) in [
-                ("rope.dimension_count", "qk_rope_head_dim"),
-                ("attention.q_lora_rank", "q_lora_rank"),
-                ("attention.kv_lora_rank", "kv_lora_rank"),
-                ("attention.indexer.head_count", "index_n_heads"),
-                ("attention.indexer.key_length", "index_head_dim"),
-                ("attention.indexer.top_k", "index_topk"),
-                ("expert_count", "n_routed_experts"),
-                ("expert_used_count", "num_experts_per_tok"),
-                ("expert_feed_forward_length", "moe_intermediate_size"),
-                ("expert_shared_count", "n_shared_experts"),
-                ("leading_dense_block_count", "first_k_dense_replace"),
-            ] {
-                file.u32(&key(name), size(ours));
-            }
-            file.u32(&key("expert_gating_func"), 2);
-            file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
-            file.flag(&key("expert_weights_norm"), true);
-        }
-        "deepseek_v3" => {
-            file.u32(&key("rope.dimension_count"), size("qk_rope_head_dim"));
-            file.string(&key("rope.scaling.type"), "yarn").f32(&key("rope.scaling.factor"), 4.0);
-            file.u32(&key("rope.scaling.original_context_length"), 16);
-            file.f32(&key("rope.scaling.yarn_log_multiplier"), 0.1);
-            for (name, ours) in [
-                ("attention.q_lora_rank", "q_lora_rank"),
-                ("attention.kv_lora_rank", "kv_lora_rank"),
-                ("expert_count", "n_routed_experts"),
-                ("expert_used_count", "num_experts_per_tok"),
-                ("expert_feed_forward_length", "moe_intermediate_size"),
-                ("expert_shared_count", "n_shared_experts"),
-                ("expert_group_count", "n_group"),
-                ("expert_group_used_count", "topk_group"),
-                ("leading_dense_block_count", "first_k_dense_replace"),
-            ] {
-                file.u32(&key(name), size(ours));
-            }
-            file.u32(&key("expert_gating_func"), 2);
-            file.f32(&key("expert_weights_scale"), number("routed_scaling_factor"));
-            file.flag(&key("expert_weights_norm"), true);
-        }
         _ => {}
     }
 }
 
 /// What GGUF calls a part of a layer, or what is outside of them.
-pub fn part(ours: &str) -> &'static str {
+pub fn part(ours: &str, model_type: &str) -> &'static str {
+    if let Some(part) = streams::part(ours, model_type).or_else(|| latent::part(ours)) {
+        return part;
+    }
     match ours {
         "self_attn.sinks" => "attn_sinks.weight",
         "layer_scalar" => "layer_output_scale.weight",
@@ -335,17 +282,7 @@ pub fn part(ours: &str) -> &'static str {
         "self_attn.qkv_proj" => "attn_qkv",
         "mlp.gate_up_proj" => "ffn_up",
         "mlp.gate.e_score_correction_bias" => "exp_probs_b.bias",
-        "self_attn.indexer.wq_b" => "indexer.attn_q_b",
-        "self_attn.indexer.wk" => "indexer.attn_k",
-        "self_attn.indexer.weights_proj" => "indexer.proj",
-        "self_attn.indexer.k_norm" => "indexer.k_norm",
         "self_attn.q_norm" => "attn_q_norm",
-        "self_attn.q_a_proj" => "attn_q_a",
-        "self_attn.q_a_layernorm" => "attn_q_a_norm",
-        "self_attn.q_b_proj" => "attn_q_b",
-        "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
-        "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
-        "self_attn.kv_b_proj" => "attn_kv_b",
         "self_attn.k_norm" => "attn_k_norm",
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Map, Value as Json, json};
 
 use super::header::TensorInfo;
 use super::keys::Keys;
 use super::metadata::{Metadata, Value};
-use super::{family, hybrids};
+use super::positions::{self, Factors};
+use super::{family, hybrids, latent, streams};
 
 /// The architectures whose metadata is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,17 +38,23 @@ pub enum Architecture {
     Glm4,
     Glm4Moe,
     DeepSeek2,
+    DeepSeek32,
     GlmDsa,
+    Mistral4,
+    KimiLinear,
+    Glm5Next,
+    DeepSeek4,
+    Qwen4Exp,
 }
 
 use Architecture::{
-    DeepSeek2, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, GlmDsa, GptOss, Granite, GraniteHybrid, GraniteMoe, Llama,
-    MiniMaxM2, Mistral3, NemotronH, NemotronHMoe, Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen35, Qwen35Moe,
-    SmolLm3,
+    DeepSeek2, DeepSeek4, DeepSeek32, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, Glm5Next, GlmDsa, GptOss, Granite,
+    GraniteHybrid, GraniteMoe, KimiLinear, Llama, MiniMaxM2, Mistral3, Mistral4, NemotronH, NemotronHMoe, Olmo2, Phi3,
+    Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen4Exp, Qwen35, Qwen35Moe, SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 25] = [
+const ALL: [(Architecture, &str, &str); 31] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -73,21 +80,16 @@ const ALL: [(Architecture, &str, &str); 25] = [
     (Glm4Moe, "glm4moe", "glm4_moe"),
     // And Kimi-K2, and GLM-4.7-Flash.
     (DeepSeek2, "deepseek2", "deepseek_v3"),
+    (DeepSeek32, "deepseek32", "deepseek_v32"),
     (GlmDsa, "glm-dsa", "glm_moe_dsa"),
+    (Mistral4, "mistral4", "mistral4"),
+    (KimiLinear, "kimi-linear", "kimi_linear"),
+    (Glm5Next, "glm5-next", "glm5_next"),
+    (DeepSeek4, "deepseek4", "deepseek_v4"),
+    (Qwen4Exp, "qwen4exp", "qwen4_exp_text"),
 ];
 
 const ARCHITECTURE: &str = "general.architecture";
-
-/// The tables of rotary factors that a file has.
-#[derive(Debug, Default)]
-pub struct Factors {
-    /// For all contexts.
-    pub all: Option<Vec<f32>>,
-    /// For contexts beyond the original one.
-    pub long: Option<Vec<f32>>,
-    /// For others.
-    pub short: Option<Vec<f32>>,
-}
 
 impl Architecture {
     /// The architecture that the metadata names.
@@ -110,13 +112,13 @@ impl Architecture {
         (name, model_type)
     }
 
-    /// The key that is `name` for this architecture.
-    pub fn key(self, name: &str) -> String {
-        format!("{}.{name}", self.entry().0)
+    /// What is said of this architecture.
+    pub fn keys<'a>(self, metadata: &'a Metadata, tensors: &'a HashMap<&'a str, &'a TensorInfo>) -> Keys<'a> {
+        Keys { metadata, prefix: self.entry().0, tensors }
     }
 
     fn is_hybrid(self) -> bool {
-        matches!(self, Qwen3Next | Qwen35 | Qwen35Moe)
+        matches!(self, Qwen3Next | Qwen35 | Qwen35Moe | Qwen4Exp)
     }
 
     /// Whether llama.cpp's converter moves rows of q and k so that rotated pairs are beside each other.
@@ -134,6 +136,11 @@ impl Architecture {
         matches!(self, GraniteMoe | GraniteHybrid)
     }
 
+    /// Whether attention is latent: its sizes have keys of their own.
+    fn is_latent(self) -> bool {
+        matches!(self, DeepSeek2 | DeepSeek32 | GlmDsa | Mistral4 | KimiLinear | Glm5Next)
+    }
+
     /// Whether a part of a head may be rotated.
     fn may_rotate_parts(self) -> bool {
         self.is_hybrid() || matches!(self, Phi3 | MiniMaxM2 | Glm4 | Glm4Moe)
@@ -141,7 +148,7 @@ impl Architecture {
 
     /// Whether llama.cpp's converter tiles the value heads of its recurrent layers.
     pub fn tiles_value_heads(self) -> bool {
-        matches!(self, Qwen35 | Qwen35Moe)
+        matches!(self, Qwen35 | Qwen35Moe | Qwen4Exp)
     }
 }
 
@@ -155,7 +162,7 @@ pub fn json(
     tensors: &HashMap<&str, &TensorInfo>,
     factors: &Factors,
 ) -> Result<Json> {
-    let keys = Keys { metadata, prefix: architecture.entry().0, tensors };
+    let keys = architecture.keys(metadata, tensors);
     let mut config = Map::new();
     let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
 
@@ -166,8 +173,7 @@ pub fn json(
         Some(length) => length,
         None => hidden.checked_div(heads).ok_or_else(|| keys.wrong("attention.head_count", "is 0"))?,
     };
-    let is_latent = matches!(architecture, DeepSeek2 | GlmDsa);
-    if !is_latent && keys.size_if("attention.value_length")?.is_some_and(|length| length != head_dim) {
+    if !architecture.is_latent() && keys.size_if("attention.value_length")?.is_some_and(|length| length != head_dim) {
         return Err(keys.wrong("attention.value_length", "differs from that of keys, which is not supported"));
     }
     let nextn = keys.size_if("nextn_predict_layers")?.unwrap_or(0);
@@ -209,9 +215,9 @@ pub fn json(
     set("rope_theta", json!(theta));
     // Its table says which part of a head is rotated.
     let none = Factors::default();
-    let mut rope = scaling(&keys, if architecture == Gemma4 { &none } else { factors })?;
+    let mut rope = positions::scaling(&keys, if architecture == Gemma4 { &none } else { factors })?;
     let rotated = keys.size_if("rope.dimension_count")?.unwrap_or(head_dim);
-    if is_latent {
+    if architecture.is_latent() || architecture == DeepSeek4 {
         // A size of its own; see below.
     } else if architecture.may_rotate_parts() {
         let part = rotated as f64 / head_dim.max(1) as f64;
@@ -260,19 +266,27 @@ pub fn json(
             ensure!(metadata.get(&sections).is_none(), metadata.wrong(&sections, "is there: that of images"));
         }
         Glm4Moe => family::glm4_moe(&keys, &mut more)?,
-        DeepSeek2 => family::deepseek(&keys, (heads, rotated), config.get_mut("rope_scaling"), &mut more)?,
-        GlmDsa => {
-            family::deepseek(&keys, (heads, rotated), config.get_mut("rope_scaling"), &mut more)?;
-            family::indexer(&keys, layers, &mut more)?;
+        DeepSeek2 | Mistral4 => {
+            latent::deepseek(&keys, (heads, rotated), config.get_mut("rope_scaling"), &mut more)?;
         }
+        DeepSeek32 | GlmDsa => {
+            latent::deepseek(&keys, (heads, rotated), config.get_mut("rope_scaling"), &mut more)?;
+            latent::indexer(&keys, layers, &mut more)?;
+        }
+        KimiLinear => latent::kimi(&keys, layers, (heads, rotated), &mut more)?,
         Qwen3Moe => mixture(&keys, &mut more)?,
-        Qwen3Next | Qwen35Moe => {
+        Glm5Next => streams::glm(&keys, layers, (heads, rotated), &mut more)?,
+        DeepSeek4 => streams::deepseek(&keys, layers, rotated, &mut more)?,
+        Qwen3Next | Qwen35Moe | Qwen4Exp => {
             mixture(&keys, &mut more)?;
             more.insert(
                 "shared_expert_intermediate_size".into(),
                 json!(keys.size("expert_shared_feed_forward_length")?),
             );
             recurrent(&keys, layers, &mut more)?;
+            if architecture == Qwen4Exp {
+                streams::qwen(&keys, &mut more)?;
+            }
         }
         Qwen35 => recurrent(&keys, layers, &mut more)?,
         Gemma2 | Gemma3 => gemma(&keys, (architecture, layers), (heads, hidden, head_dim), &mut more)?,
@@ -290,74 +304,6 @@ fn ensure_dense(keys: &Keys) -> Result<()> {
             Err(keys.wrong("expert_count", &format!("is {count}: this architecture with experts is not supported")))
         }
     }
-}
-
-/// Scaling of positions, in the keys of `rope_scaling`.
-fn scaling(keys: &Keys, factors: &Factors) -> Result<Option<Map<String, Json>>> {
-    let factor = match keys.float_if("rope.scaling.factor")? {
-        Some(factor) => Some(factor),
-        None => keys.float_if("rope.scale_linear")?,
-    };
-    let factor = factor.filter(|&f| f != 0.0 && f != 1.0);
-    let kind = keys.string_if("rope.scaling.type")?.unwrap_or("linear");
-    let mut rope = Map::new();
-    let mut set = |key: &str, value: Json| rope.insert(key.to_owned(), value);
-    match (kind, factor) {
-        ("none", _) | ("linear", None) => {}
-        // Its tables are tensors.
-        ("longrope", _) if factors.long.is_some() => {}
-        ("linear", Some(factor)) => {
-            set("rope_type", json!("linear"));
-            set("factor", json!(factor));
-        }
-        ("yarn", factor) => {
-            let factor = factor.unwrap_or(1.0);
-            set("rope_type", json!("yarn"));
-            set("factor", json!(factor));
-            if let Some(original) = keys.size_if("rope.scaling.original_context_length")? {
-                set("original_max_position_embeddings", json!(original));
-            }
-            for (ours, theirs) in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")] {
-                if let Some(beta) = keys.float_if(&format!("rope.scaling.{theirs}"))? {
-                    set(ours, json!(beta));
-                }
-            }
-            let scaled = match keys.float_if("rope.scaling.yarn_attn_factor")? {
-                Some(scaled) => Some(scaled),
-                None => keys.float_if("rope.scaling.attn_factor")?,
-            };
-            if let Some(scaled) = scaled.filter(|&s| s != 1.0) {
-                let own = if factor <= 1.0 { 1.0 } else { 0.1 * libm::log(factor) + 1.0 };
-                set("attention_factor", json!(scaled * own));
-            }
-        }
-        (kind, _) => bail!(
-            keys.wrong("rope.scaling.type", &format!("is {kind:?}, which is not supported (none, linear, yarn are)"))
-        ),
-    }
-    // Llama 3's scaling, computed beforehand: each frequency is divided by a number of its own. LongRoPE has a table for long contexts, too.
-    let tables = match (&factors.all, &factors.long, &factors.short) {
-        (Some(all), _, _) => Some((all, all, 1.0)),
-        (None, Some(long), Some(short)) => {
-            Some((long, short, keys.float_if("rope.scaling.attn_factor")?.unwrap_or(1.0)))
-        }
-        _ => None,
-    };
-    if let Some((long, short, attention_factor)) = tables {
-        ensure!(
-            rope.is_empty(),
-            "{}: a table of rotary factors beside another scaling",
-            keys.metadata.path().display()
-        );
-        rope.insert("rope_type".into(), json!("longrope"));
-        rope.insert("attention_factor".into(), json!(attention_factor));
-        rope.insert("short_factor".into(), json!(short));
-        rope.insert("long_factor".into(), json!(long));
-        if let Some(original) = keys.size_if("rope.scaling.original_context_length")? {
-            rope.insert("original_max_position_embeddings".into(), json!(original));
-        }
-    }
-    Ok(Some(rope).filter(|rope| !rope.is_empty()))
 }
 
 fn mixture(keys: &Keys, more: &mut Map<String, Json>) -> Result<()> {

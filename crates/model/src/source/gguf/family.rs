@@ -9,11 +9,11 @@ use super::metadata::Value;
 type Config = Map<String, Json>;
 
 /// llama.cpp's numbers for a softmax and for a sigmoid of each logit.
-const SOFTMAX: u64 = 1;
-const SIGMOID: u64 = 2;
+pub const SOFTMAX: u64 = 1;
+pub const SIGMOID: u64 = 2;
 
 /// Refuses a router of another kind than these.
-fn ensure_gating(keys: &Keys, kinds: &[u64]) -> Result<()> {
+pub fn ensure_gating(keys: &Keys, kinds: &[u64]) -> Result<()> {
     const NAME: &str = "expert_gating_func";
     match keys.size_if(NAME)? {
         Some(other) if !kinds.contains(&other) => Err(keys.wrong(NAME, &format!("is {other}, which is not supported"))),
@@ -118,57 +118,6 @@ pub fn minimax(keys: &Keys, config: &mut Config) -> Result<()> {
     config.insert("num_local_experts".into(), json!(keys.size("expert_count")?));
     config.insert("num_experts_per_tok".into(), json!(keys.size("expert_used_count")?));
     config.insert("intermediate_size".into(), json!(keys.size("expert_feed_forward_length")?));
-    Ok(())
-}
-
-/// DeepSeek-V2 and V3 and their kin, with `heads` heads of which `rotated` elements are rotated.
-pub fn deepseek(keys: &Keys, (heads, rotated): (u64, u64), rope: Option<&mut Json>, config: &mut Config) -> Result<()> {
-    // 1. sizes: newer files give those of what is cached, and the heads' under names of their own
-    let is_newer = keys.has("blk.0.attn_k_b.weight") || keys.size_if("attention.key_length_mla")?.is_some();
-    let [key, value] = match is_newer {
-        true => ["attention.key_length_mla", "attention.value_length_mla"],
-        false => ["attention.key_length", "attention.value_length"],
-    };
-    let head = keys.size(key)?;
-    let plain = head.checked_sub(rotated).filter(|&plain| plain > 0);
-    let plain = plain.ok_or_else(|| keys.wrong(key, &format!("is {head}, of which {rotated} are rotated")))?;
-    config.insert("num_key_value_heads".into(), json!(heads));
-    config.insert("qk_nope_head_dim".into(), json!(plain));
-    config.insert("qk_rope_head_dim".into(), json!(rotated));
-    config.insert("v_head_dim".into(), json!(keys.size(value)?));
-    config.insert("kv_lora_rank".into(), json!(keys.size("attention.kv_lora_rank")?));
-    let q_rank = keys.size_if("attention.q_lora_rank")?.filter(|&rank| rank > 0);
-    config.insert("q_lora_rank".into(), json!(q_rank));
-    config.insert("attention_bias".into(), json!(keys.has("blk.0.attn_kv_a_mqa.bias")));
-    // 2. the factor of scores: a tenth of it is stored
-    if let (Some(Json::Object(rope)), Some(tenth)) = (rope, keys.float_if("rope.scaling.yarn_log_multiplier")?) {
-        rope.insert("mscale".into(), json!(10.0 * tenth));
-        rope.insert("mscale_all_dim".into(), json!(10.0 * tenth));
-    }
-    // 3. the mixture: without a kind it is V2's
-    mixture_with_shared(keys, config)?;
-    ensure_gating(keys, &[0, SOFTMAX, SIGMOID])?;
-    let is_softmax = keys.size_if("expert_gating_func")?.is_none_or(|kind| kind != SIGMOID);
-    for (key, count) in [("n_group", 1), ("topk_group", 1)] {
-        config.entry(key).or_insert(json!(count));
-    }
-    if is_softmax {
-        let method = if config["n_group"] == 1 { "greedy" } else { "group_limited_greedy" };
-        config.insert("model_type".into(), json!("deepseek_v2"));
-        config.insert("topk_method".into(), json!(method));
-    }
-    config.entry("routed_scaling_factor").or_insert(json!(1.0));
-    Ok(())
-}
-
-/// The indexers of GLM-5, by their tensors: layers without one see what the one before them has selected.
-pub fn indexer(keys: &Keys, layers: u64, config: &mut Config) -> Result<()> {
-    config.insert("model_type".into(), json!("glm_moe_dsa"));
-    for (ours, theirs) in [("index_n_heads", "head_count"), ("index_head_dim", "key_length"), ("index_topk", "top_k")] {
-        config.insert(ours.into(), json!(keys.size(&format!("attention.indexer.{theirs}"))?));
-    }
-    let kind = |layer| if keys.has(&format!("blk.{layer}.indexer.attn_k.weight")) { "full" } else { "shared" };
-    config.insert("indexer_types".into(), (0..layers).map(kind).collect());
     Ok(())
 }
 

@@ -9,11 +9,14 @@ mod family;
 mod header;
 mod hybrids;
 mod keys;
+mod latent;
 mod layout;
 mod metadata;
 mod model;
 mod names;
 mod parts;
+mod positions;
+mod streams;
 mod tensor_type;
 pub mod tokenizer;
 

@@ -11,12 +11,13 @@ use sluice_store::load::{OpenCheckpoint, OpenFile};
 use sluice_store::safetensors::Entry;
 use sluice_store::{Checkpoint, Dtype, Error, Stamp};
 
-use super::config::{self, Architecture, Factors};
+use super::config::{self, Architecture};
 use super::header::{Header, TensorInfo};
 use super::layout::GgufLayout;
 use super::metadata::Metadata;
 use super::names::{LONG_ROPE_FACTORS, Names, ROPE_FACTORS, SHORT_ROPE_FACTORS};
-use super::{parts, tokenizer};
+use super::positions::Factors;
+use super::{parts, streams, tokenizer};
 use crate::config::Config;
 use crate::description::ProjectionLayout;
 use crate::source::layout::TensorLayout;
@@ -154,14 +155,15 @@ fn layout_of(
         architecture,
         Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Gemma4 | Architecture::Olmo2 | Architecture::Glm4
     );
-    let names = Names::new(sandwich, architecture.joins(), first);
+    let keys = architecture.keys(metadata, tensors);
+    let names = Names::new(sandwich, architecture.joins(), first).with_ngrams(streams::ngram_layer(&keys)?);
     let projections = match architecture {
         Architecture::Qwen3Next if first("ssm_in.weight") => Some(ProjectionLayout::ByKeyHead),
         Architecture::Qwen3Next => Some(ProjectionLayout::PairsByKeyHead),
         _ => None,
     };
     // Ollama says whether its converter has moved them.
-    let moved = metadata.flag(&architecture.key("ssm.v_head_reordered"))?;
+    let moved = metadata.flag(&keys.key("ssm.v_head_reordered"))?;
     let kinds = tensors.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.kind)).collect();
     Ok(GgufLayout {
         names,
@@ -204,6 +206,11 @@ fn entry(tensor: &TensorInfo) -> Entry {
     // The gate of the shared expert is one row, which files have as a vector.
     if name.ends_with("ffn_gate_inp_shexp.weight") && shape.len() == 1 {
         shape.insert(0, 1);
+    }
+    // Convolutions of queries, keys and values have axes of one element beside channels and taps.
+    if name.contains(".ssm_conv1d_") && shape.len() > 2 {
+        let taps = shape.pop().unwrap_or(0);
+        shape = vec![shape.iter().product(), taps];
     }
     Entry { name: name.clone(), dtype, shape, range: range.clone() }
 }

@@ -70,14 +70,97 @@ const MAMBA: &[(&str, &str)] = &[
     ("mamba.out_proj", "ssm_out"),
 ];
 
+/// Parts of Kimi Delta Attention, which is in place of attention.
+const CHANNEL_DELTA: &[(&str, &str)] = &[
+    ("self_attn.q_conv1d", "ssm_conv1d_q"),
+    ("self_attn.k_conv1d", "ssm_conv1d_k"),
+    ("self_attn.v_conv1d", "ssm_conv1d_v"),
+    ("self_attn.f_a_proj", "ssm_f_a"),
+    ("self_attn.f_b_proj", "ssm_f_b"),
+    ("self_attn.g_a_proj", "ssm_g_a"),
+    ("self_attn.g_b_proj", "ssm_g_b"),
+    ("self_attn.b_proj", "ssm_beta"),
+    ("self_attn.A_log", "ssm_a"),
+    ("self_attn.dt_bias", "ssm_dt.bias"),
+    ("self_attn.o_norm", "ssm_norm"),
+];
+
+/// Streams that exchange what they have (DeepSeek-V4, GLM-5.3): vectors, whose whole names differ.
+const STREAMS: &[(&str, &str)] = &[
+    ("hc_attn_fn", "hc_attn_fn.weight"),
+    ("hc_attn_base", "hc_attn_base.weight"),
+    ("hc_attn_scale", "hc_attn_scale.weight"),
+    ("hc_ffn_fn", "hc_ffn_fn.weight"),
+    ("hc_ffn_base", "hc_ffn_base.weight"),
+    ("hc_ffn_scale", "hc_ffn_scale.weight"),
+];
+
+/// What weighs keys within a pool (GLM-5.3).
+const POOLS: &[(&str, &str)] = &[
+    ("self_attn.indexer.index_kpool_compress_ape", "indexer_compressor_ape.weight"),
+    ("self_attn.indexer.index_kpool_compress_gate", "indexer_compressor_gate.weight"),
+];
+
+/// Compressed attention (DeepSeek-V4).
+const COMPRESSED: &[(&str, &str)] = &[
+    ("self_attn.wq_a", "attn_q_a"),
+    ("self_attn.q_norm", "attn_q_a_norm"),
+    ("self_attn.wq_b", "attn_q_b"),
+    ("self_attn.wkv", "attn_kv"),
+    ("self_attn.norm", "attn_kv_a_norm"),
+    ("self_attn.wo_a", "attn_output_a"),
+    ("self_attn.wo_b", "attn_output_b"),
+    ("self_attn.attn_sink", "attn_sinks.weight"),
+    ("self_attn.compressor.wkv", "attn_compressor_kv"),
+    ("self_attn.compressor.wgate", "attn_compressor_gate"),
+    ("self_attn.compressor.ape", "attn_compressor_ape.weight"),
+    ("self_attn.compressor.norm", "attn_compressor_norm"),
+    ("self_attn.indexer.compressor.wkv", "indexer_compressor_kv"),
+    ("self_attn.indexer.compressor.wgate", "indexer_compressor_gate"),
+    ("self_attn.indexer.compressor.ape", "indexer_compressor_ape.weight"),
+    ("self_attn.indexer.compressor.norm", "indexer_compressor_norm"),
+    ("mlp.gate.tid2eid", "ffn_gate_tid2eid.weight"),
+];
+
+/// Streams with gates, their indexers and n-grams (Qwen4-Exp).
+const GATED_STREAMS: &[(&str, &str)] = &[
+    ("attn_hyper_connection.hc_norm", "hc_attn_norm"),
+    ("attn_hyper_connection.input_mix_weight_down", "hc_attn_down"),
+    ("attn_hyper_connection.input_mix_weight_up", "hc_attn_up"),
+    ("attn_hyper_connection.block_inject_weight", "hc_attn_inject"),
+    ("mlp_hyper_connection.hc_norm", "hc_ffn_norm"),
+    ("mlp_hyper_connection.input_mix_weight_down", "hc_ffn_down"),
+    ("mlp_hyper_connection.input_mix_weight_up", "hc_ffn_up"),
+    ("mlp_hyper_connection.block_inject_weight", "hc_ffn_inject"),
+    ("self_attn.indexer.q_proj", "indexer.q_proj"),
+    ("self_attn.indexer.k_proj", "indexer.k_proj"),
+    ("self_attn.indexer.q_layernorm", "indexer.q_norm"),
+    ("self_attn.indexer.k_layernorm", "indexer.k_norm"),
+    ("ple.key_proj", "ple_key"),
+    ("ple.value_proj", "ple_value"),
+    ("ple.norm_key", "ple_norm_key"),
+    ("ple.norm_query", "ple_norm_query"),
+    ("ple.norm_conv", "ple_norm_conv"),
+    ("ple.conv1d", "ple_conv1d"),
+];
+
+/// The table of n-grams, which has a layer for the model and none in files, where its name is that of Gemma's embeddings for each layer.
+const NGRAMS: (&str, &str) = ("ple.ple_embedding.ngram_embedding", "per_layer_token_embd");
+
 /// What is outside of layers.
-const OUTSIDE: [(&str, &str); 6] = [
+const OUTSIDE: [(&str, &str); 12] = [
     ("embed_tokens", "token_embd"),
     ("norm", "output_norm"),
     ("lm_head", "output"),
     ("embed_tokens_per_layer", "per_layer_token_embd"),
     ("per_layer_model_projection", "per_layer_model_proj"),
     ("per_layer_projection_norm", "per_layer_proj_norm"),
+    ("hc_head_fn", "output_hc_fn.weight"),
+    ("hc_head_base", "output_hc_base.weight"),
+    ("hc_head_scale", "output_hc_scale.weight"),
+    ("hyper_connection_mixer.hc_norm", "output_hc_norm"),
+    ("hyper_connection_mixer.input_mix_weight_down", "output_hc_down"),
+    ("hyper_connection_mixer.input_mix_weight_up", "output_hc_up"),
 ];
 
 /// Tables that are stored beside weights: what rotary frequencies are divided by, in any context (Llama 3), in long and in short ones (Phi-3).
@@ -106,8 +189,10 @@ pub struct Names {
     norms: &'static [(&'static str, &'static str)],
     /// Parts that stand for others here.
     joined: Vec<(&'static str, &'static str)>,
-    /// Recurrent layers are Mamba-2's.
-    mamba: bool,
+    /// Parts that share names with those of other architectures.
+    own: Vec<(&'static str, &'static str)>,
+    /// The layer of the table of n-grams.
+    ngram_layer: Option<u64>,
     /// The name of the bias of the decay, which Ollama shortens.
     dt_bias: &'static str,
     /// A dense part is beside each mixture.
@@ -130,13 +215,26 @@ impl Names {
         let of = |is_joined: bool, part| is_joined.then_some(part);
         let joined = [of(joined.0, JOINED_GATE_UP), of(joined.1, JOINED_QKV)].into_iter().flatten().collect();
         let dt_bias = if has("ssm_dt") { "ssm_dt" } else { "ssm_dt.bias" };
-        let mamba = has("ssm_d") && has("ssm_in.weight");
-        Names { norms, joined, mamba, dt_bias, beside: sandwich && has("post_ffw_norm_1.weight") }
+        let own = [
+            (has("ssm_d") && has("ssm_in.weight"), MAMBA),
+            (has("ssm_f_a.weight"), CHANNEL_DELTA),
+            (has("hc_attn_fn.weight"), STREAMS),
+            (has("indexer_compressor_ape.weight") && !has("attn_kv.weight"), POOLS),
+            (has("attn_kv.weight"), COMPRESSED),
+            (has("hc_attn_down.weight"), GATED_STREAMS),
+        ];
+        let own = own.into_iter().filter(|(is_there, _)| *is_there).flat_map(|(_, parts)| parts).copied().collect();
+        let beside = sandwich && has("post_ffw_norm_1.weight");
+        Names { norms, joined, own, ngram_layer: None, dt_bias, beside }
+    }
+
+    /// With the table of n-grams of such a layer.
+    pub fn with_ngrams(self, ngram_layer: Option<u64>) -> Names {
+        Names { ngram_layer, ..self }
     }
 
     fn parts(&self) -> impl Iterator<Item = (&'static str, &'static str)> + '_ {
-        let recurrent = if self.mamba { MAMBA } else { &[] };
-        self.norms.iter().chain(&self.joined).chain(recurrent).chain(PARTS).copied()
+        self.norms.iter().chain(&self.joined).chain(PARTS).copied()
     }
 
     fn vectors(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -149,6 +247,14 @@ impl Names {
         let Some((layer, rest)) = short.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
             return renamed(short, OUTSIDE.into_iter()).unwrap_or_else(|| short.to_owned());
         };
+        if Some(layer) == self.ngram_layer.map(|own| own.to_string()).as_deref()
+            && let Some(name) = renamed(rest, std::iter::once(NGRAMS))
+        {
+            return name;
+        }
+        if let Some(part) = renamed(rest, self.own.iter().copied()) {
+            return format!("blk.{layer}.{part}");
+        }
         if rest == "linear_attn.dt_bias" {
             return format!("blk.{layer}.{}", self.dt_bias);
         }
@@ -176,9 +282,15 @@ impl Names {
         }
         let turned = |(ours, theirs): (&'static str, &'static str)| (theirs, ours);
         let Some((layer, rest)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
+            if let Some((layer, part)) = self.ngram_layer.zip(renamed(name, std::iter::once(turned(NGRAMS)))) {
+                return Some(format!("layers.{layer}.{part}"));
+            }
             return renamed(name, OUTSIDE.into_iter().map(turned));
         };
-        if rest == self.dt_bias && !self.mamba {
+        if let Some(part) = renamed(rest, self.own.iter().copied().map(turned)) {
+            return Some(format!("layers.{layer}.{part}"));
+        }
+        if rest == self.dt_bias {
             return Some(format!("layers.{layer}.linear_attn.dt_bias"));
         }
         if let Some((ours, _)) = self.vectors().find(|(_, theirs)| *theirs == rest) {
@@ -267,6 +379,41 @@ mod tests {
             ("layers.3.mamba.norm.weight", "blk.3.ssm_norm.weight"),
         ] {
             assert_eq!((&*mamba.full(ours), mamba.short(theirs).as_deref()), (theirs, Some(ours)));
+        }
+        let delta = Names::new(false, (false, false), |part| part == "ssm_f_a.weight");
+        for (ours, theirs) in [
+            ("layers.3.self_attn.A_log", "blk.3.ssm_a"),
+            ("layers.3.self_attn.dt_bias", "blk.3.ssm_dt.bias"),
+            ("layers.3.self_attn.o_norm.weight", "blk.3.ssm_norm.weight"),
+            ("layers.3.self_attn.q_conv1d.weight", "blk.3.ssm_conv1d_q.weight"),
+            ("layers.3.self_attn.b_proj.weight", "blk.3.ssm_beta.weight"),
+            ("layers.3.self_attn.q_proj.weight", "blk.3.attn_q.weight"),
+        ] {
+            assert_eq!((&*delta.full(ours), delta.short(theirs).as_deref()), (theirs, Some(ours)));
+        }
+        let compressed = ["hc_attn_fn.weight", "attn_kv.weight", "indexer_compressor_ape.weight"];
+        let compressed = Names::new(false, (false, false), |part| compressed.contains(&part));
+        for (ours, theirs) in [
+            ("layers.3.self_attn.q_norm.weight", "blk.3.attn_q_a_norm.weight"),
+            ("layers.3.self_attn.norm.weight", "blk.3.attn_kv_a_norm.weight"),
+            ("layers.3.self_attn.attn_sink", "blk.3.attn_sinks.weight"),
+            ("layers.3.self_attn.indexer.compressor.ape", "blk.3.indexer_compressor_ape.weight"),
+            ("layers.3.self_attn.indexer.wq_b.weight", "blk.3.indexer.attn_q_b.weight"),
+            ("layers.3.mlp.gate.tid2eid", "blk.3.ffn_gate_tid2eid.weight"),
+            ("layers.3.hc_ffn_scale", "blk.3.hc_ffn_scale.weight"),
+            ("hc_head_fn", "output_hc_fn.weight"),
+        ] {
+            assert_eq!((&*compressed.full(ours), compressed.short(theirs).as_deref()), (theirs, Some(ours)));
+        }
+        let gated = Names::new(false, (false, false), |part| part == "hc_attn_down.weight").with_ngrams(Some(3));
+        for (ours, theirs) in [
+            ("layers.1.mlp_hyper_connection.hc_norm.weight", "blk.1.hc_ffn_norm.weight"),
+            ("layers.1.self_attn.indexer.k_layernorm.weight", "blk.1.indexer.k_norm.weight"),
+            ("layers.3.ple.ple_embedding.ngram_embedding.weight", "per_layer_token_embd.weight"),
+            ("layers.3.ple.conv1d.weight", "blk.3.ple_conv1d.weight"),
+            ("hyper_connection_mixer.input_mix_weight_up.weight", "output_hc_up.weight"),
+        ] {
+            assert_eq!((&*gated.full(ours), gated.short(theirs).as_deref()), (theirs, Some(ours)));
         }
         let ollama = Names::new(false, (false, false), |part| part != "ssm_d");
         assert_eq!(ollama.full("layers.0.linear_attn.dt_bias"), "blk.0.ssm_dt");

@@ -40,6 +40,8 @@ const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Kimi's own expression: words of Han characters are by themselves.
+const KIMI_K2: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 /// Letters that have a case, as DeepSeek lists them.
@@ -53,7 +55,7 @@ const BLOOM: &str = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}
 const PLAIN: PreTokenizer =
     PreTokenizer { names: &[], cuts: &[Gpt2], nfc: false, ignore_merges: false, adds_bos: false };
 
-static KNOWN: [PreTokenizer; 29] = [
+static KNOWN: [PreTokenizer; 30] = [
     PreTokenizer {
         names: &["llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"],
         cuts: &[Matches(LLAMA3)],
@@ -61,7 +63,7 @@ static KNOWN: [PreTokenizer; 29] = [
         adds_bos: true,
         ..PLAIN
     },
-    PreTokenizer { names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], cuts: &[Matches(LLAMA3)], ..PLAIN },
+    PreTokenizer { names: &["dbrx", "smaug-bpe", "glm4", "glm5", "chatglm-bpe"], cuts: &[Matches(LLAMA3)], ..PLAIN },
     PreTokenizer {
         names: &["qwen2", "deepseek-r1-qwen", "megrez", "f2llmv2"],
         cuts: &[Matches(QWEN2)],
@@ -109,6 +111,7 @@ static KNOWN: [PreTokenizer; 29] = [
     PreTokenizer { names: &["command-r"], cuts: &[Digits, Gpt2], nfc: true, ..PLAIN },
     PreTokenizer { names: &["tekken"], cuts: &[Matches(TEKKEN)], ignore_merges: true, adds_bos: true, ..PLAIN },
     PreTokenizer { names: &["gpt-4o", "llama4"], cuts: &[Matches(GPT4O)], ignore_merges: true, ..PLAIN },
+    PreTokenizer { names: &["kimi-k2"], cuts: &[Matches(KIMI_K2)], ignore_merges: true, ..PLAIN },
     PreTokenizer { names: &["kanana2", "talkie", "minimax-m2"], cuts: &[Matches(GPT4O)], ..PLAIN },
     PreTokenizer {
         names: &["tiny_aya", "cohere2moe"],
