@@ -440,6 +440,9 @@ pub struct Moe {
     pub norm: Option<Norm>,
     /// Norm of the router's input, where it has one of its own (Gemma 4).
     pub router_norm: Option<Norm>,
+    /// `[tokens, hidden of the experts]`: what routed experts take, where it is made of the input by a projection before (Nemotron 3 Super). They add to as many columns, and
+    /// no shared expert is a part of the mixture.
+    pub latent: Option<Tensor>,
     /// `[experts, hidden]`
     pub router: Linear,
     /// How router logits become experts and weights.

@@ -14,7 +14,7 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
-const MODELS: [&str; 50] = [
+const MODELS: [&str; 51] = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
@@ -37,6 +37,7 @@ const MODELS: [&str; 50] = [
     "kimi_linear",
     "nemotron_h",
     "nemotron_h_moe",
+    "nemotron_h_latent",
     "minimax_m2",
     "ministral3",
     "olmo3",

@@ -412,7 +412,9 @@ impl Operations for CheckedStep<'_> {
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         assert_eq!(x.rows, self.tokens(), "a row for each token");
         let (_, known) = self.names.moes.get(moe.number(), "mixture");
-        assert!(x.cols == known.experts.hidden() && residual.cols == x.cols, "shapes alike");
+        let hidden = known.experts.hidden();
+        assert!(residual.cols == hidden && (x.cols == hidden || known.latent.is_some()), "shapes alike");
+        assert!(known.latent.is_none_or(|t| t.rows >= x.rows), "what experts take, of each token");
         assert_eq!(residual.rows, x.rows, "a row for each token");
         let before = self.step.last_moe.replace(moe.number());
         assert!(before.is_none_or(|b| b < moe.number()), "mixtures in the order in which they were made known");

@@ -10,7 +10,7 @@ use sluice_engine::{
 use support::*;
 
 /// Checkpoints of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 23] = [
+const FOLDERS: [&str; 24] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "olmo3",
@@ -19,6 +19,7 @@ const FOLDERS: [&str; 23] = [
     "deepseek_v3",
     "deepseek_v32",
     "nemotron_h_moe",
+    "nemotron_h_latent",
     "kimi_linear",
     "glm5_next",
     "deepseek_v4",

@@ -92,6 +92,15 @@ pub struct SharedExpertDescription {
     pub joined: bool,
 }
 
+/// Routed experts take a small vector, a projection of the input, and a projection of what they put out is added (Nemotron 3 Super).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentExperts {
+    /// Its elements.
+    pub size: usize,
+    /// What experts put out is normed before its projection (Kimi-K3).
+    pub normed: bool,
+}
+
 /// A mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeDescription {
@@ -99,6 +108,8 @@ pub struct MoeDescription {
     pub count: usize,
     /// The width of each.
     pub intermediate: usize,
+    /// What they take in place of the input.
+    pub latent: Option<LatentExperts>,
     /// How tokens choose among them.
     pub router: RouterDescription,
     /// What each of them computes.
@@ -206,6 +217,7 @@ impl MoeDescription {
         Ok(MoeDescription {
             count,
             intermediate,
+            latent: None,
             router: RouterDescription::softmax(k, normalise),
             activation: ExpertActivation::SwiGlu,
             biased: false,

@@ -41,8 +41,8 @@ pub use compressed::{CompressedDescription, CompressionDescription, EntryIndexDe
 pub(crate) use compressed_weights::COMPRESSORS;
 pub use delta_net::{ChannelDeltaDescription, DeltaDescription, ProjectionLayout};
 pub use experts::{
-    ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
-    StackOrder,
+    ExpertActivation, ExpertGroups, LatentExperts, MoeDescription, RouterDescription, RouterScoring,
+    SharedExpertDescription, StackOrder,
 };
 pub use layer_range::{Cut, LayerRange};
 pub use meaning::{Leaf, Meaning};
@@ -53,7 +53,10 @@ pub use state_space::StateSpaceDescription;
 pub(crate) use state_space::StateSpaceKeys;
 pub(crate) use stream_weights::{GATED_STREAM_PARTS, LAST_STREAM_PARTS, STREAM_HEAD, STREAM_PARTS};
 pub use streams::{StreamMixing, StreamsDescription};
-pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE, TOKEN_EXPERTS};
+pub(crate) use weights::{
+    BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, LATENT_DOWN, LATENT_NORM, LATENT_UP, PER_LAYER_TABLE, ROUTER_SCALE,
+    TOKEN_EXPERTS,
+};
 pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
 

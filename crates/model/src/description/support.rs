@@ -190,6 +190,10 @@ impl MoeDescription {
         {
             return Some("a shared expert beside experts with another activation than its own".into());
         }
+        let has_shared_apart = self.shared.is_some() && DenseActivation::of_shared(self.activation).is_some();
+        if self.latent.is_some() && (self.biased || !has_shared_apart) {
+            return Some("experts behind a projection, and biases, or no shared expert behind them".into());
+        }
         if let RouterScoring::ByToken { tokens } = self.router.scoring {
             let wrong = tokens == 0 || self.router.k > self.count || self.router.correction_bias;
             return wrong.then(|| "experts by the token's number, and none or a choice among them".into());

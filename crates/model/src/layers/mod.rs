@@ -6,6 +6,7 @@ mod compressed;
 mod delta_net;
 mod feed_forward;
 mod latent;
+mod latent_experts;
 mod ngrams;
 mod ordered;
 mod per_layer;
