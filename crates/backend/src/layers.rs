@@ -116,6 +116,33 @@ pub enum Elementwise {
         /// The bound of gate and up.
         limit: f32,
     },
+    /// `gate = (beta * tanh(gate / beta) * sigmoid(gate)) * (linear * tanh(up / linear))` (Kimi-K3).
+    SiTu {
+        /// `[tokens, cols]`
+        gate: Tensor,
+        /// `[tokens, cols]`
+        up: Tensor,
+        /// The bound of what the gate is multiplied by its sigmoid.
+        beta: f32,
+        /// The bound of up.
+        linear: f32,
+    },
+    /// `x *= sigmoid(gate)`
+    SigmoidGate {
+        /// `[tokens, cols]`
+        x: Tensor,
+        /// `[tokens, cols]`
+        gate: Tensor,
+    },
+    /// The beginning of a block that attends to residual streams (Kimi-K3): `out` = the mixture of them by a softmax of their scores.
+    AttendStreams {
+        /// `[tokens, n * hidden]`, for at most 16 streams.
+        streams: Tensor,
+        /// A stream's score is the sum of what this norm makes of it.
+        norm: Norm,
+        /// `[tokens, hidden]`
+        out: Tensor,
+    },
     /// The end of a block between residual streams: each becomes a share of `x` and shares of all of them, by what [`Operations::collapse`](crate::Operations::collapse) has made of them before.
     Expand {
         /// `[tokens, hidden]`
@@ -359,6 +386,13 @@ pub enum ExpertKind {
         limit: f32,
         /// What is added to up.
         added: f32,
+    },
+    /// The same parts. With g and u of both: `down((beta * tanh(g / beta) * sigmoid(g)) * (linear * tanh(u / linear)))` (Kimi-K3).
+    SiTu {
+        /// The bound of what the gate is multiplied by its sigmoid.
+        beta: f32,
+        /// The bound of up.
+        linear: f32,
     },
     /// Parts are up and down, without a gate: `down(max(up(x), 0)^2)` (Nemotron-H).
     SquaredRelu,

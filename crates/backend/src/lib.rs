@@ -42,7 +42,7 @@ pub use sluice_kernels::isa::Isa;
 pub use sluice_kernels::ngrams::{MOST_GRAM, NgramHash};
 pub use sluice_kernels::route::Scoring;
 pub use sluice_kernels::sample;
-pub use sluice_kernels::streams::MOST_STREAMS;
+pub use sluice_kernels::streams::{MOST_ATTENDED, MOST_STREAMS};
 pub use sluice_kernels::{NUMERICS_VERSION, rotary::RotaryFrequencies};
 pub use state_space::{StateSpaceLayer, StateSpaceShape};
 pub use step::{Capacity, Failed, Logits, NOT_KEPT, Outcome, SequenceInput, StepInputs, Wanted};

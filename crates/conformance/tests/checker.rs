@@ -13,7 +13,7 @@ use sluice_conformance::{Candidate, Checker, FAMILIES, Family, check};
 use sluice_engine::{Cpu, Engine, Isa, MemoryClass as Class, Options, Placement};
 use support::*;
 
-const FOLDERS: [&str; 14] = [
+const FOLDERS: [&str; 15] = [
     "qwen3",
     "qwen3_window",
     "qwen3_moe",
@@ -21,6 +21,7 @@ const FOLDERS: [&str; 14] = [
     "nemotron_h_moe",
     "nemotron_h_latent",
     "kimi_linear",
+    "kimi_k3",
     "glm5_next",
     "deepseek_v4",
     "qwen4_exp",

@@ -14,7 +14,7 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
-const MODELS: [&str; 51] = [
+const MODELS: [&str; 52] = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
@@ -35,6 +35,7 @@ const MODELS: [&str; 51] = [
     "granitemoehybrid",
     "granitemoehybrid_mamba",
     "kimi_linear",
+    "kimi_k3",
     "nemotron_h",
     "nemotron_h_moe",
     "nemotron_h_latent",

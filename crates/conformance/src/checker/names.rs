@@ -217,6 +217,17 @@ impl Names {
                 Elementwise::AddNormed { x: self.tensor(x), norm: self.norm(norm), residual: self.tensor(residual) }
             }
             Elementwise::SwiGlu { gate, up } => Elementwise::SwiGlu { gate: self.tensor(gate), up: self.tensor(up) },
+            Elementwise::SiTu { gate, up, beta, linear } => {
+                Elementwise::SiTu { gate: self.tensor(gate), up: self.tensor(up), beta, linear }
+            }
+            Elementwise::SigmoidGate { x, gate } => {
+                Elementwise::SigmoidGate { x: self.tensor(x), gate: self.tensor(gate) }
+            }
+            Elementwise::AttendStreams { streams, norm, out } => Elementwise::AttendStreams {
+                streams: self.tensor(streams),
+                norm: self.norm(norm),
+                out: self.tensor(out),
+            },
             Elementwise::ClampedSwiGlu { gate, up, limit } => {
                 Elementwise::ClampedSwiGlu { gate: self.tensor(gate), up: self.tensor(up), limit }
             }

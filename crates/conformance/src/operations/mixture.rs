@@ -159,7 +159,7 @@ impl Case {
     }
 
     /// A router of which some experts always score alike.
-    fn router(&mut self, count: usize, hidden: usize) -> Linear {
+    pub fn router(&mut self, count: usize, hidden: usize) -> Linear {
         let form = self.form(hidden);
         let mut parts = self.parts(form, count, hidden);
         if self.coin() {

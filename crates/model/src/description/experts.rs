@@ -61,6 +61,8 @@ pub enum ExpertActivation {
     GeGlu,
     /// SwiGLU with `alpha` within its sigmoid, `added` to `up(x)`, and both clamped to `limit` (gpt-oss, GLM-5.3). A shared expert is alike, and is added behind the routed ones.
     ClampedSwiGlu { alpha: f32, limit: f32, added: f32 },
+    /// SiTU, in which gate and up are bounded by tanh (Kimi-K3). A shared expert is alike, and is added behind the routed ones.
+    SiTu { beta: f32, linear: f32 },
     /// `down(max(up(x), 0)^2)`: there are no gates (Nemotron-H). A shared expert is alike, and is added behind the routed ones.
     SquaredRelu,
 }

@@ -2,7 +2,7 @@
 //! backend.
 
 use anyhow::{Result, ensure};
-use sluice_backend::{MOST_POOLED, MOST_STREAMS};
+use sluice_backend::MOST_POOLED;
 
 use super::attention::{AttentionDescription, AttentionVariant};
 use super::experts::{ExpertActivation, MoeDescription, RouterScoring};
@@ -72,7 +72,7 @@ impl Description {
                     && self.per_layer.is_none()
                     && !self.layer_scales
                     && (!streams.is_gated() || !matches!(layer.feed_forward, FeedForwardDescription::Dense { .. }));
-                !plain || layer.is_one_block() || streams.count > MOST_STREAMS
+                !plain || layer.is_one_block() || streams.count > streams.most()
             });
             let unsupported =
                 unsupported.or_else(|| streams.map(|of| format!("{} residual streams around it", of.count)));

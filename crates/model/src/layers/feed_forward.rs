@@ -108,6 +108,7 @@ impl PlainDense {
             DenseActivation::Gelu => Elementwise::GeGlu { gate, up },
             DenseActivation::Silu => Elementwise::SwiGlu { gate, up },
             DenseActivation::ClampedSilu { limit } => Elementwise::ClampedSwiGlu { gate, up, limit },
+            DenseActivation::SiTu { beta, linear } => Elementwise::SiTu { gate, up, beta, linear },
             DenseActivation::SquaredRelu => Elementwise::SquaredRelu { x: gate },
         });
         gate

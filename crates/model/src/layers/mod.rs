@@ -1,5 +1,6 @@
 //! The layers of models. Each is made from its description and the weights of its module.
 
+mod attended;
 mod attention;
 mod channel_delta;
 mod compressed;

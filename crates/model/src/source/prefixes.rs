@@ -22,7 +22,7 @@ const V4_SAVED_PARTS: &[(&str, &str)] =
 const V4_HEAD: &str = "head";
 
 /// What the text model's names begin with, besides that of the head.
-const PARTS: [&str; 8] = [
+const PARTS: [&str; 10] = [
     "hc_head_",
     "embed_tokens.",
     "layers.",
@@ -31,6 +31,8 @@ const PARTS: [&str; 8] = [
     "per_layer_model_projection.",
     "per_layer_projection_norm.",
     "hyper_connection_mixer.",
+    "output_attn_res_norm.",
+    "output_attn_res_proj.",
 ];
 /// What the head is called.
 const LM_HEAD: &str = "lm_head";

@@ -360,8 +360,17 @@ impl<'a> Weights<'a> {
 
     /// What a recurrent layer's decay is multiplied by: `[1, heads]`.
     pub fn decay(&mut self, layer: usize, part: &str) -> Result<Tensor> {
+        self.decay_of_first(layer, part, None)
+    }
+
+    /// The same where the file may have `padded` of them: those of heads come first (Kimi-K3).
+    pub fn decay_of_first(&mut self, layer: usize, part: &str, padded: Option<usize>) -> Result<Tensor> {
         let w = self.described(layer, part);
-        let (mut values, _) = self.values(&self.module(&w), &[w.cols])?;
+        let name = self.module(&w);
+        let stored = self.tensors.checkpoint().tensor(&name).map(|t| t.shape.iter().product::<usize>());
+        let padded = padded.filter(|padded| stored == Some(*padded) && *padded > w.cols);
+        let (mut values, _) = self.values(&name, &[padded.unwrap_or(w.cols)])?;
+        values.truncate(w.cols);
         if !self.layout().has_decay_rates() {
             values = decay_rates(&values);
         }
@@ -403,6 +412,17 @@ impl<'a> Weights<'a> {
             values.iter_mut().for_each(|w| *w = (f64::from(*w) * scale) as f32);
         }
         Ok(Norm { weight: self.upload(&values, 1, w.cols)?, eps: self.description.eps as f32 })
+    }
+
+    /// The norm `part` whose weights are multiplied by the vector `by`: sums of what it makes are scores.
+    pub fn score_norm(&mut self, layer: Option<usize>, [part, by]: [&str; 2]) -> Result<Norm> {
+        let values = |part| -> Result<Vec<f32>> {
+            let w = self.described(layer, part);
+            self.values(&format!("{}.weight", self.module(&w)), &[w.cols]).map(|(values, _)| values)
+        };
+        let (of_norm, by) = (values(part)?, values(by)?);
+        let product: Vec<f32> = of_norm.iter().zip(&by).map(|(a, b)| a * b).collect();
+        Ok(Norm { weight: self.made_vector(&product)?, eps: self.description.eps as f32 })
     }
 
     /// What queries are multiplied by, for all positions: `[1, steps]`.
