@@ -31,6 +31,12 @@ CHECKPOINTS = {
                     num_attention_heads=4, num_key_value_heads=1, head_dim=24, max_position_embeddings=256, n_routed_experts=8, n_shared_experts=1, moe_intermediate_size=24,
                     moe_shared_expert_intermediate_size=36, num_experts_per_tok=3, n_group=2, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True, use_bias=True, **MAMBA),
         edit=[by_pattern]),
+    "nemotron_h_latent": dict(
+        seed=187, dtype="bfloat16", note="Nemotron 3 Super: experts behind a projection of their own, in layers by a pattern, bf16",
+        config=dict(model_type="nemotron_h", vocab_size=256, hidden_size=40, intermediate_size=24, layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+                    num_attention_heads=4, num_key_value_heads=1, head_dim=24, max_position_embeddings=256, n_routed_experts=10, n_shared_experts=1, moe_intermediate_size=28,
+                    moe_shared_expert_intermediate_size=36, moe_latent_size=24, num_experts_per_tok=4, n_group=1, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True, **MAMBA),
+        edit=[by_pattern]),
     "granitemoehybrid_mamba": dict(
         seed=183, dtype="bfloat16", note="Granite 4 H: Mamba-2 of one group, attention without positions, experts and a shared one, all factors, bf16",
         config=dict(model_type="granitemoehybrid", hidden_size=40, intermediate_size=20, shared_intermediate_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,

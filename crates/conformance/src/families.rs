@@ -36,6 +36,7 @@ macro_rules! tests {
             delta_rules_by_channels_agree_with_the_generic_cpu CHANNEL_DELTAS;
             state_spaces_agree_with_the_generic_cpu STATE_SPACES;
             ungated_mixtures_agree_with_the_generic_cpu UNGATED_MIXTURES;
+            latent_mixtures_agree_with_the_generic_cpu LATENT_MIXTURES;
             mixtures_agree_with_the_generic_cpu MIXTURES;
             mixtures_of_one_token_agree_with_the_generic_cpu MIXTURES_OF_ONE_TOKEN;
             mixtures_of_few_tokens_agree_with_the_generic_cpu MIXTURES_OF_FEW_TOKENS;
@@ -47,9 +48,11 @@ macro_rules! tests {
             streamed_ordered_mixtures_agree_with_the_generic_cpu STREAMED_ORDERED_MIXTURES;
             streamed_clamped_mixtures_agree_with_the_generic_cpu STREAMED_CLAMPED_MIXTURES;
             streamed_ungated_mixtures_agree_with_the_generic_cpu STREAMED_UNGATED_MIXTURES;
+            streamed_latent_mixtures_agree_with_the_generic_cpu STREAMED_LATENT_MIXTURES;
             experts_that_cannot_be_read_fail_their_own_rows_only FAILED_ROWS;
             residual_streams_agree_with_the_generic_cpu STREAMS;
             gated_streams_agree_with_the_generic_cpu GATED_STREAMS;
+            attended_streams_agree_with_the_generic_cpu ATTENDED_STREAMS;
             n_grams_agree_with_the_generic_cpu NGRAMS;
             selected_attention_agrees_with_the_generic_cpu SELECTED_ATTENTION;
             logits_agree_with_the_generic_cpu LOGITS;

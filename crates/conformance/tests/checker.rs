@@ -13,13 +13,15 @@ use sluice_conformance::{Candidate, Checker, FAMILIES, Family, check};
 use sluice_engine::{Cpu, Engine, Isa, MemoryClass as Class, Options, Placement};
 use support::*;
 
-const FOLDERS: [&str; 13] = [
+const FOLDERS: [&str; 15] = [
     "qwen3",
     "qwen3_window",
     "qwen3_moe",
     "qwen3_next",
     "nemotron_h_moe",
+    "nemotron_h_latent",
     "kimi_linear",
+    "kimi_k3",
     "glm5_next",
     "deepseek_v4",
     "qwen4_exp",

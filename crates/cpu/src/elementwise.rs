@@ -57,6 +57,27 @@ impl Cpu {
                 });
                 self.record(Phase::Mlp, t0, std::iter::empty(), 0);
             }
+            Elementwise::SiTu { gate, up, beta, linear } => {
+                let (gate, up) = (self.place(gate), self.place(up));
+                self.each_row(tokens, &|t, _| {
+                    // SAFETY: a task alone uses its rows.
+                    let (gate, up) = unsafe { (gate.get_mut(t, 0..gate.cols), up.get(t, 0..up.cols)) };
+                    elementwise::situ_in_place(isa, (beta, linear), gate, up);
+                });
+                self.record(Phase::Mlp, t0, std::iter::empty(), 0);
+            }
+            Elementwise::SigmoidGate { x, gate } => {
+                let (x, gate) = (self.place(x), self.place(gate));
+                self.each_row(tokens, &|t, _| {
+                    // SAFETY: a task alone uses its rows.
+                    unsafe { elementwise::sigmoid_mul(isa, gate.get(t, 0..gate.cols), x.get_mut(t, 0..x.cols)) }
+                });
+                self.record(Phase::Attention, t0, std::iter::empty(), 0);
+            }
+            Elementwise::AttendStreams { streams, norm, out } => {
+                self.attend_streams(streams, norm, out);
+                self.record(Phase::Project, t0, std::iter::empty(), 0);
+            }
             Elementwise::Expand { x, weights, streams } => self.expand_streams(x, weights, streams),
             Elementwise::Mean { streams, out } => self.mean_of_streams(streams, out),
             Elementwise::NormGroups { x, norm, group, out } => {

@@ -245,10 +245,11 @@ impl ScratchPlanner<'_> {
 impl ScratchPlanner<'_> {
     /// As `moe::run::choose` of so many tokens.
     fn choose(&mut self, moe: &Moe, tokens: usize) {
-        self.sizes.moe_encoded.reset(self.isa, tokens, moe.experts.hidden(), Needs::of([ActivationFormat::F32]));
-        grow(&mut self.sizes.row, moe.experts.hidden());
+        let hidden = self.weights[moe.router.matrix.number()].cols();
+        self.sizes.moe_encoded.reset(self.isa, tokens, hidden, Needs::of([ActivationFormat::F32]));
+        grow(&mut self.sizes.row, hidden);
         grow(&mut self.sizes.router_logits, tokens * moe.router.rows.len());
-        self.products(Activations::F32, std::iter::once(used(&moe.router)), moe.experts.hidden(), tokens);
+        self.products(Activations::F32, std::iter::once(used(&moe.router)), hidden, tokens);
         grow(&mut self.sizes.moe_identity_rows, tokens);
     }
 
@@ -259,7 +260,7 @@ impl ScratchPlanner<'_> {
         let (last, inputs) = moe.experts.parts.split_last().expect("an expert has projections");
         let first = || inputs.iter().flat_map(|part| matrices(&part.matrix)).copied();
         let downs = || matrices(&last.matrix).iter().copied();
-        grow(&mut self.sizes.normed, tokens * hidden);
+        grow(&mut self.sizes.normed, tokens * self.weights[moe.router.matrix.number()].cols());
         self.choose(moe, tokens);
         let mut lists = 2 * pairs;
         if let Some(next) = next.filter(|_| self.streamed) {

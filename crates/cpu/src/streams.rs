@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use sluice_backend::{Phase, StreamLayer, Tensor};
+use sluice_backend::{Norm, Phase, StreamLayer, Tensor};
 use sluice_kernels::format::{ActivationFormat, Activations};
 use sluice_kernels::streams;
 
@@ -85,6 +85,18 @@ impl Cpu {
                 let (x, logits) = (x.get(t, 0..x.cols), logits.get(t, 0..logits.cols));
                 streams::inject(isa, x, logits, to.get_mut(t, 0..to.cols));
             }
+        });
+    }
+
+    /// The beginning of a block that attends to streams.
+    pub(crate) fn attend_streams(&mut self, streams: Tensor, norm: Norm, out: Tensor) {
+        let (tokens, isa) = (self.inputs.tokens().len(), self.isa);
+        let [from, weights, out] = [streams, norm.weight, out].map(|tensor| self.place(tensor));
+        // SAFETY: weights are written once, at load.
+        let weights = unsafe { weights.get(0, 0..weights.cols) };
+        self.each_row(tokens, &|t, _| {
+            // SAFETY: a task alone uses its rows.
+            unsafe { streams::attend(isa, from.get(t, 0..from.cols), weights, norm.eps, out.get_mut(t, 0..out.cols)) }
         });
     }
 

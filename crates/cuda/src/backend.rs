@@ -272,8 +272,9 @@ impl Operations for Cuda {
     }
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
-        assert_eq!((x.rows, x.cols), (residual.rows, residual.cols), "as much comes out as goes in");
         let number = moe.number();
+        let width = self.mixtures.moe(number).experts.hidden();
+        assert_eq!((x.rows, width), (residual.rows, residual.cols), "as much comes out as experts put out");
         let work = |own: &Cuda| work_of_mixture(&own.context.weights.all, own.mixtures.moe(number), x.rows);
         self.enqueue_profiled(Phase::Experts, work, |own| own.mixtures.run(&own.context, x, number, residual));
     }

@@ -14,7 +14,7 @@ use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::sampling::{Logprobs, SamplingParams};
 use sluice_engine::{Device, Engine, Event, Generation, Options, Placement, Pooling};
 
-const MODELS: [&str; 50] = [
+const MODELS: [&str; 52] = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
@@ -35,8 +35,10 @@ const MODELS: [&str; 50] = [
     "granitemoehybrid",
     "granitemoehybrid_mamba",
     "kimi_linear",
+    "kimi_k3",
     "nemotron_h",
     "nemotron_h_moe",
+    "nemotron_h_latent",
     "minimax_m2",
     "ministral3",
     "olmo3",

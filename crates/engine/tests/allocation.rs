@@ -19,6 +19,7 @@ fn a_step_allocates_nothing() {
         "qwen3_moe",
         "qwen3_next",
         "kimi_linear",
+        "kimi_k3",
         "glm5_next",
         "deepseek_v4",
         "qwen4_exp",

@@ -76,6 +76,22 @@ impl Update for ClampedSwiGlu {
     }
 }
 
+struct SiTu {
+    beta: f32,
+    linear: f32,
+}
+impl Update for SiTu {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, gate: V, up: V) -> V {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let (beta, linear) = (V::splat(self.beta), V::splat(self.linear));
+            let bounded = tanh(gate.div(beta)).mul(beta);
+            bounded.mul(sigmoid(gate)).mul(tanh(up.div(linear)).mul(linear))
+        }
+    }
+}
+
 struct DividedSilu(f32);
 impl Update for DividedSilu {
     #[inline(always)]
@@ -157,6 +173,13 @@ unsafe fn clamped_swiglu_in_place_lanes<V: Lanes>(
 }
 
 #[inline(always)]
+unsafe fn situ_in_place_lanes<V: Lanes>((beta, linear): (f32, f32), gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "both have the same length");
+    // SAFETY: equal lengths; the shell has the instruction set.
+    unsafe { update::<V>(SiTu { beta, linear }, gate.as_ptr(), up.as_ptr(), gate.as_mut_ptr(), gate.len()) }
+}
+
+#[inline(always)]
 unsafe fn geglu_in_place_lanes<V: Lanes>(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "both have the same length");
     // SAFETY: equal lengths; the shell has the instruction set.
@@ -221,6 +244,11 @@ simd! {
 simd! {
     /// `g = min(gate, limit)`, `u = clamp(up, -limit, limit)`, `gate = (u + added) * (g * sigmoid(g * alpha))`, with (alpha, limit, added) given first: gpt-oss, GLM-5.3. Both `[n]`.
     pub fn clamped_swiglu_in_place(clamp: (f32, f32, f32), gate: &mut [f32], up: &[f32]) = clamped_swiglu_in_place_lanes
+}
+
+simd! {
+    /// `gate = (beta * tanh(gate / beta) * sigmoid(gate)) * (linear * tanh(up / linear))`, with (beta, linear) given first: Kimi-K3. Both `[n]`.
+    pub fn situ_in_place(bounds: (f32, f32), gate: &mut [f32], up: &[f32]) = situ_in_place_lanes
 }
 
 simd! {
@@ -292,7 +320,7 @@ simd! {
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::math::{gelu1, sigmoid1, silu1};
+    use crate::math::{gelu1, sigmoid1, silu1, tanh1};
     use crate::test_random::{bits, random};
     use proptest::prelude::*;
 
@@ -343,6 +371,9 @@ mod tests {
                     let (gate, up) = (x.min(0.4), y.clamp(-0.4, 0.4));
                     (up + 1.0) * (gate * sigmoid1(gate * 1.702))
                 }));
+                let mut out = x.clone();
+                situ_in_place(isa, (0.7, 1.3), &mut out, &y);
+                prop_assert_eq!(bits(&out), expect(&|x, y| (tanh1(x / 0.7) * 0.7 * sigmoid1(x)) * (tanh1(y / 1.3) * 1.3)));
                 let mut out = x.clone();
                 geglu_in_place(isa, &mut out, &y);
                 prop_assert_eq!(bits(&out), expect(&|x, y| gelu1(x) * y));

@@ -37,8 +37,9 @@ unsafe fn squares<V: Lanes>(x: *const f32, n: usize) -> f32 {
     }
 }
 
+/// `1 / sqrt(mean of squares + eps)` of `n` elements.
 #[inline(always)]
-unsafe fn inverse_rms<V: Lanes>(x: *const f32, n: usize, eps: f32) -> f32 {
+pub(crate) unsafe fn inverse_rms<V: Lanes>(x: *const f32, n: usize, eps: f32) -> f32 {
     // SAFETY: as the caller vouches.
     1.0 / (unsafe { squares::<V>(x, n) } / n as f32 + eps).sqrt()
 }

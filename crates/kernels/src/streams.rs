@@ -6,9 +6,13 @@
 use crate::dispatch::simd;
 use crate::instructions::f32_dot::Lanes;
 use crate::math::{exp1, sigmoid, sigmoid1};
+use crate::norm::inverse_rms;
 
 /// The most streams.
 pub const MOST_STREAMS: usize = 8;
+
+/// The most streams that are attended to.
+pub const MOST_ATTENDED: usize = 16;
 
 /// The number of a token's weights: how much of each stream goes into a block, how much of its output to each stream, and how much of each stream to each.
 pub const fn weights_of(streams: usize) -> usize {
@@ -72,6 +76,45 @@ unsafe fn collapse_lanes<V: Lanes>(streams: &[f32], weights: &[f32], out: &mut [
             sum.store_first(out.as_mut_ptr().add(i), left);
         }
     }
+}
+
+#[inline(always)]
+unsafe fn attend_lanes<V: Lanes>(streams: &[f32], weights: &[f32], eps: f32, out: &mut [f32]) {
+    let hidden = out.len();
+    let n = streams.len() / hidden.max(1);
+    assert!((1..=MOST_ATTENDED).contains(&n) && streams.len() == n * hidden, "{n} streams of {hidden}");
+    assert_eq!(weights.len(), hidden, "a weight for each element");
+    let mut shares = [0.0; MOST_ATTENDED];
+    // 1. scores
+    for s in 0..n {
+        let stream = &streams[s * hidden..(s + 1) * hidden];
+        // SAFETY: both have `hidden` elements; the shell has the instruction set.
+        unsafe {
+            let mut dot = V::splat(0.0);
+            for i in (0..hidden).step_by(16) {
+                let left = (hidden - i).min(16);
+                dot =
+                    V::load_first(stream.as_ptr().add(i), left).fma(V::load_first(weights.as_ptr().add(i), left), dot);
+            }
+            shares[s] = dot.sum() * inverse_rms::<V>(stream.as_ptr(), hidden, eps);
+        }
+    }
+    // 2. their softmax
+    let mut most = shares[0];
+    for s in 1..n {
+        most = if shares[s] > most { shares[s] } else { most };
+    }
+    let mut sum = 0.0;
+    for s in 0..n {
+        shares[s] = exp1(shares[s] - most);
+        sum += shares[s];
+    }
+    for s in 0..n {
+        shares[s] /= sum;
+    }
+    // 3. the mixture
+    // SAFETY: the shell has the instruction set.
+    unsafe { collapse_lanes::<V>(streams, &shares[..n], out) }
 }
 
 #[inline(always)]
@@ -155,6 +198,11 @@ unsafe fn inject_lanes<V: Lanes>(x: &[f32], logits: &[f32], streams: &mut [f32])
 }
 
 simd! {
+    /// What a block takes of streams that are attended to: `streams` `[n, hidden]`, of at most [`MOST_ATTENDED`]; `weights` `[hidden]`, of their normed elements in scores.
+    pub fn attend(streams: &[f32], weights: &[f32], eps: f32, out: &mut [f32]) = attend_lanes
+}
+
+simd! {
     /// The mean of streams, each element of which is multiplied by the sigmoid of its gate. `gates`, `streams`: `[n, hidden]`, `out`: `[hidden]`.
     pub fn gated_mean(gates: &[f32], streams: &[f32], out: &mut [f32]) = gated_mean_lanes
 }
@@ -182,6 +230,33 @@ simd! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Isa;
+    use crate::test_random::{bits, random};
+
+    #[test]
+    fn streams_are_attended_to_as_the_formula_says() {
+        for (n, hidden) in [(1, 7), (3, 40), (9, 100), (16, 65)] {
+            let (streams, weights) = (random(n * hidden, 5), random(hidden, 6));
+            let mut out = vec![0.0; hidden];
+            attend(Isa::GENERIC, &streams, &weights, 1e-5, &mut out);
+            let of = |s: usize| streams[s * hidden..][..hidden].iter().map(|x| f64::from(*x));
+            let score = |s: usize| {
+                let rms = (of(s).map(|x| x * x).sum::<f64>() / hidden as f64 + 1e-5).sqrt();
+                of(s).zip(&weights).map(|(x, w)| x * f64::from(*w)).sum::<f64>() / rms
+            };
+            let e: Vec<f64> = (0..n).map(|s| score(s).exp()).collect();
+            for (i, found) in out.iter().enumerate() {
+                let wanted =
+                    (0..n).map(|s| e[s] * f64::from(streams[s * hidden + i])).sum::<f64>() / e.iter().sum::<f64>();
+                assert!((f64::from(*found) - wanted).abs() < 1e-5 * wanted.abs().max(1.0), "{found}, {wanted}");
+            }
+            for isa in Isa::supported() {
+                let mut other = vec![0.0; hidden];
+                attend(isa, &streams, &weights, 1e-5, &mut other);
+                assert_eq!(bits(&other), bits(&out));
+            }
+        }
+    }
 
     #[test]
     fn what_streams_exchange_adds_up_to_one() {

@@ -63,6 +63,9 @@ fn names_and_shapes_are_those_of_every_checkpoint() {
             let stored: usize = packed * t.shape.iter().product::<usize>();
             if t.dtype == Dtype::U32 {
                 assert!(m.weight.kind == WeightKind::Matrix && stored < elements, "{name}: {}", t.name);
+            } else if name == "kimi_k3" && t.name.ends_with("A_log") {
+                // Padded: those of heads come first.
+                assert!(stored > elements, "{name}: {}", t.name);
             } else {
                 assert_eq!(stored, elements, "{name}: {}", t.name);
             }

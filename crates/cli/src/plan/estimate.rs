@@ -232,9 +232,11 @@ mod tests {
             ("glm-5", 744e9, 40e9),
             ("qwen3.8-flash-next", 176e9, 6e9),
             ("kimi-k2", 1.03e12, 32e9),
+            ("kimi-k3", 2.78e12, 104e9),
             ("glm-4.7-flash", 30e9, 3.6e9),
             ("mistral-small-4", 119e9, 6.5e9),
             ("nemotron-3-nano-30b-a3b", 31.6e9, 3.3e9),
+            ("nemotron-3-super-120b-a12b", 120.7e9, 12.2e9),
             ("granite-4.0-h-small", 32.2e9, 9e9),
             ("granite-4.0-h-tiny", 6.94e9, 1.45e9),
             ("gemma-4-31b", 30.7e9, 30.7e9),
@@ -251,9 +253,13 @@ mod tests {
     /// The rotated key and the vector, whatever the number of heads.
     #[test]
     fn latent_attention_keeps_one_row_for_each_token_and_layer() {
-        for (name, layers, row) in
-            [("deepseek-v3", 61, 576), ("kimi-k2", 61, 576), ("glm-4.7-flash", 47, 576), ("mistral-small-4", 36, 320)]
-        {
+        for (name, layers, row) in [
+            ("deepseek-v3", 61, 576),
+            ("kimi-k2", 61, 576),
+            ("kimi-k3", 24, 576),
+            ("glm-4.7-flash", 47, 576),
+            ("mistral-small-4", 36, 320),
+        ] {
             assert_eq!(shape(name).kv_elements, layers * row, "{name}");
         }
     }

@@ -10,7 +10,7 @@ use sluice_store::{MAX_SETTINGS, read_small};
 use crate::hub;
 
 /// Names and texts of configs.
-pub const PRESETS: [(&str, &str); 26] = [
+pub const PRESETS: [(&str, &str); 28] = [
     ("qwen3-30b-a3b", include_str!("qwen3-30b-a3b.json")),
     ("qwen3-235b-a22b", include_str!("qwen3-235b-a22b.json")),
     ("qwen3.5-35b-a3b", include_str!("qwen3.5-35b-a3b.json")),
@@ -31,9 +31,11 @@ pub const PRESETS: [(&str, &str); 26] = [
     ("deepseek-v3.2", include_str!("deepseek-v3.2.json")),
     ("deepseek-v4-flash", include_str!("deepseek-v4-flash.json")),
     ("kimi-k2", include_str!("kimi-k2.json")),
+    ("kimi-k3", include_str!("kimi-k3.json")),
     ("glm-4.7-flash", include_str!("glm-4.7-flash.json")),
     ("glm-5", include_str!("glm-5.json")),
     ("nemotron-3-nano-30b-a3b", include_str!("nemotron-3-nano-30b-a3b.json")),
+    ("nemotron-3-super-120b-a12b", include_str!("nemotron-3-super-120b-a12b.json")),
     ("granite-4.0-h-small", include_str!("granite-4.0-h-small.json")),
     ("granite-4.0-h-tiny", include_str!("granite-4.0-h-tiny.json")),
     ("mistral-small-4", include_str!("mistral-small-4.json")),

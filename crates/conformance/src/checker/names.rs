@@ -126,8 +126,10 @@ impl Names {
     }
 
     pub fn moe(&self, moe: &Moe) -> Moe {
-        let Moe { norm, router_norm, router, scoring, experts, shared } = moe;
+        let Moe { norm, router_norm, latent, router, scoring, experts, shared } = moe;
         let (hidden, count) = (experts.hidden(), experts.count);
+        let width = latent.map_or(hidden, |_| self.matrix(router.matrix).cols);
+        assert!(latent.is_none_or(|t| t.cols == hidden && shared.is_none()), "what experts take is theirs alone");
         scoring.check(count).unwrap_or_else(|e| panic!("a router that cannot choose: {e}"));
         let known = |part: &ExpertMatrix| match part {
             &ExpertMatrix::Stacked { matrix, stride, offset, step } => {
@@ -159,7 +161,8 @@ impl Names {
         Moe {
             norm: norm.map(|norm| self.norm(norm)),
             router_norm: router_norm.map(|norm| self.norm(norm)),
-            router: self.linear_of(router, count, hidden),
+            latent: latent.map(|t| self.tensor(t)),
+            router: self.linear_of(router, count, width),
             scoring: scoring.clone(),
             experts: Experts { count, kind: experts.kind, parts, biases, order },
             shared,
@@ -214,6 +217,17 @@ impl Names {
                 Elementwise::AddNormed { x: self.tensor(x), norm: self.norm(norm), residual: self.tensor(residual) }
             }
             Elementwise::SwiGlu { gate, up } => Elementwise::SwiGlu { gate: self.tensor(gate), up: self.tensor(up) },
+            Elementwise::SiTu { gate, up, beta, linear } => {
+                Elementwise::SiTu { gate: self.tensor(gate), up: self.tensor(up), beta, linear }
+            }
+            Elementwise::SigmoidGate { x, gate } => {
+                Elementwise::SigmoidGate { x: self.tensor(x), gate: self.tensor(gate) }
+            }
+            Elementwise::AttendStreams { streams, norm, out } => Elementwise::AttendStreams {
+                streams: self.tensor(streams),
+                norm: self.norm(norm),
+                out: self.tensor(out),
+            },
             Elementwise::ClampedSwiGlu { gate, up, limit } => {
                 Elementwise::ClampedSwiGlu { gate: self.tensor(gate), up: self.tensor(up), limit }
             }

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use sluice_backend::{
     AttentionLayer, CacheLayer, ChannelDeltaLayer, CompressLayer, CompressedLayer, DeltaLayer, Elementwise, IndexLayer,
-    IndexNorm, KvLayout, LatentKeys, LatentLayer, Linear, MatrixId, Mlp, MoeId, NgramLayer, NgramTable, Norm,
-    Operations, Projection, RotaryId, Routing, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Tensor,
+    IndexNorm, KvLayout, LatentKeys, LatentLayer, Linear, MOST_ATTENDED, MatrixId, Mlp, MoeId, NgramLayer, NgramTable,
+    Norm, Operations, Projection, RotaryId, Routing, SelectLayer, StateSpaceLayer, StepInputs, StreamLayer, Tensor,
 };
 
 use super::names::Names;
@@ -354,8 +354,16 @@ impl Operations for CheckedStep<'_> {
             Elementwise::Scale { x, .. } => assert!(x.rows >= tokens, "a row for each token"),
             Elementwise::GeGlu { gate, up }
             | Elementwise::SwiGlu { gate, up }
+            | Elementwise::SiTu { gate, up, .. }
+            | Elementwise::SigmoidGate { x: gate, gate: up }
             | Elementwise::ClampedSwiGlu { gate, up, .. } => {
                 assert!(fits(gate, up), "shapes alike");
+            }
+            Elementwise::AttendStreams { streams, norm, out } => {
+                let count = streams.cols / out.cols.max(1);
+                assert!(streams.rows >= tokens && out.rows >= tokens, "a row for each token");
+                assert!((1..=MOST_ATTENDED).contains(&count) && streams.cols == count * out.cols, "whole streams");
+                assert_eq!(norm.weight.cols, out.cols, "a weight for each element");
             }
             Elementwise::Expand { x, weights, streams } => {
                 let n = streams.cols / x.cols;
@@ -412,7 +420,9 @@ impl Operations for CheckedStep<'_> {
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         assert_eq!(x.rows, self.tokens(), "a row for each token");
         let (_, known) = self.names.moes.get(moe.number(), "mixture");
-        assert!(x.cols == known.experts.hidden() && residual.cols == x.cols, "shapes alike");
+        let hidden = known.experts.hidden();
+        assert!(residual.cols == hidden && (x.cols == hidden || known.latent.is_some()), "shapes alike");
+        assert!(known.latent.is_none_or(|t| t.rows >= x.rows), "what experts take, of each token");
         assert_eq!(residual.rows, x.rows, "a row for each token");
         let before = self.step.last_moe.replace(moe.number());
         assert!(before.is_none_or(|b| b < moe.number()), "mixtures in the order in which they were made known");

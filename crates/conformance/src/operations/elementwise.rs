@@ -42,6 +42,8 @@ pub fn elementwise(c: &mut Case) {
     c.step(tokens, |backend| {
         backend.elementwise(&Elementwise::SwiGlu { gate: a, up: b });
         backend.elementwise(&Elementwise::ClampedSwiGlu { gate: a, up: b, limit: 0.7 });
+        backend.elementwise(&Elementwise::SiTu { gate: a, up: b, beta: 0.8, linear: 1.3 });
+        backend.elementwise(&Elementwise::SigmoidGate { x: a, gate: b });
         backend.elementwise(&Elementwise::Norm { x: a, norm, out: a });
         backend.elementwise(&Elementwise::ScaleRows { x: a, factors: RowFactors { table, period } });
     });

@@ -159,7 +159,7 @@ impl Case {
     }
 
     /// A router of which some experts always score alike.
-    fn router(&mut self, count: usize, hidden: usize) -> Linear {
+    pub fn router(&mut self, count: usize, hidden: usize) -> Linear {
         let form = self.form(hidden);
         let mut parts = self.parts(form, count, hidden);
         if self.coin() {
@@ -187,7 +187,7 @@ impl Case {
         self.shape(format!("{scoring:?}, shared expert's gate {gated:?}"));
         let norm = if self.once_in(5) { None } else { Some(self.norm(hidden)) };
         let router = self.router(count, hidden);
-        Moe { norm, router_norm: None, router, scoring, experts, shared }
+        Moe { norm, router_norm: None, latent: None, router, scoring, experts, shared }
     }
 
     /// A chain of mixtures. `make_known` registers the matrices of all layers at once.
@@ -449,7 +449,7 @@ fn mixtures_of_one_format(
     let (behind, norms) = (c.linear(rows, hidden, false), [c.norm(hidden), c.norm(hidden)]);
     c.uniform = None;
     let (norm, experts) = (Some(c.norm(hidden)), drawn.known(&ids));
-    let moe = Moe { norm, router_norm: None, router, scoring, experts, shared };
+    let moe = Moe { norm, router_norm: None, latent: None, router, scoring, experts, shared };
     // Two of the same: the second's kernels meet what the first's have left.
     let moes = [moe.clone(), moe].map(|moe| c.backend.moe(moe, None).expect("a mixture"));
     for _ in 0..3 {

@@ -9,6 +9,7 @@ mod dense;
 mod elementwise;
 mod index;
 mod latent;
+mod latent_mixture;
 mod mixture;
 mod state_space;
 mod streamed;
@@ -45,6 +46,9 @@ pub const CHANNEL_DELTAS: Family =
     Family { name: "delta rules by channels", cases: 60, run: channel_delta::channel_deltas };
 pub const STATE_SPACES: Family = Family { name: "state spaces", cases: 60, run: state_space::state_spaces };
 pub const UNGATED_MIXTURES: Family = Family { name: "ungated mixtures", cases: 40, run: mixture::ungated };
+pub const LATENT_MIXTURES: Family = Family { name: "latent mixtures", cases: 40, run: latent_mixture::mapped };
+pub const STREAMED_LATENT_MIXTURES: Family =
+    Family { name: "streamed latent mixtures", cases: 20, run: latent_mixture::streamed };
 pub const MIXTURES: Family = Family { name: "mixtures", cases: 20, run: mixture::mixtures };
 pub const MIXTURES_OF_ONE_TOKEN: Family =
     Family { name: "mixtures of one token", cases: 40, run: mixture::mixtures_of_one_token };
@@ -66,6 +70,7 @@ pub const STREAMED_MIXTURES: Family = Family { name: "streamed mixtures", cases:
 pub const FAILED_ROWS: Family = Family { name: "failed rows", cases: 20, run: streamed::failed_rows };
 pub const STREAMS: Family = Family { name: "residual streams", cases: 60, run: streams::streams };
 pub const GATED_STREAMS: Family = Family { name: "gated streams", cases: 60, run: streams::gated_streams };
+pub const ATTENDED_STREAMS: Family = Family { name: "attended streams", cases: 60, run: streams::attended_streams };
 pub const NGRAMS: Family = Family { name: "n-grams", cases: 60, run: streams::ngrams };
 pub const SELECTED_ATTENTION: Family = Family { name: "selected attention", cases: 60, run: index::selected_attention };
 pub const LOGITS: Family = Family { name: "logits", cases: 40, run: dense::logits };

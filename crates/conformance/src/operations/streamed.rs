@@ -43,8 +43,8 @@ impl ReadFaults for Disk {
 const PAGE: usize = 4096;
 
 /// The matrices of a file, and the place of each run of them on disk.
-struct OnDisk {
-    matrices: Vec<Vec<MatrixId>>,
+pub struct OnDisk {
+    pub matrices: Vec<Vec<MatrixId>>,
     runs: Vec<Range<u64>>,
 }
 
@@ -61,7 +61,7 @@ enum InMemory {
 }
 
 /// Writes matrices to a file, each of `runs` (layer and numbers of matrices) in its own pages, and registers them from there.
-fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDisk {
+pub fn on_disk(c: &mut Case, drawn: &[Drawn], runs: &[(usize, Vec<usize>)]) -> OnDisk {
     with_some_in_memory(c, drawn, runs, |_| InMemory::None)
 }
 
@@ -125,7 +125,7 @@ fn with_some_in_memory(
 }
 
 /// Starts to stream with random options, and up to `most` bytes on a device.
-fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize, most: u64) {
+pub fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize, most: u64) {
     let pinned = (0..c.random.usize(..4)).map(|_| (c.random.usize(..layers), c.random.usize(..4))).collect();
     let disk = Disk { late: Mutex::new(c.random.fork()), dead };
     let (parts, all) = (c.random.u64(..8), c.once_in(3));
@@ -159,7 +159,7 @@ fn stream(c: &mut Case, dead: Vec<Range<u64>>, layers: usize, most: u64) {
     c.backend.stream_experts(&ExpertOptions { budget, ..options }, lookahead).expect("room for what a token wants");
 }
 
-fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
+pub fn layers(c: &mut Case, hidden: usize, stacked: bool) -> Vec<Drawn> {
     let mut drawn = Vec::new();
     let group = c.uniform.map_or(32, |format| unit(format).max(64));
     for _ in 0..c.random.usize(1..=3) {

@@ -67,6 +67,19 @@ pub fn gated_streams(c: &mut Case) {
     }
 }
 
+/// Streams that are attended to.
+pub fn attended_streams(c: &mut Case) {
+    let (tokens, n, hidden) = (c.tokens(), c.one_of(&[1, 2, 4, 9, 16]), c.one_of(&[1, 7, 32, 64, 100, 300]));
+    let [streams, out] = [n * hidden, hidden].map(|cols| c.tensor(tokens + usize::from(cols > 30), cols));
+    let norm = c.norm(hidden);
+    c.shape(format!("{tokens} tokens, {n} streams {streams} of {hidden}"));
+    let (of_all, out_of) = (streams.tensor, out.tensor);
+    c.step(tokens, |backend| {
+        backend.elementwise(&Elementwise::AttendStreams { streams: of_all, norm, out: out_of });
+    });
+    c.see("input", out.whole);
+}
+
 /// N-grams on their way into streams, over a pool of states that have other layers' in front.
 pub fn ngrams(c: &mut Case) {
     const TOKENS: usize = 100;

@@ -47,6 +47,7 @@ pub fn activate(isa: Isa, kind: ExpertKind, gates: &mut [f32], ups: &[f32]) {
         ExpertKind::SwiGlu => elementwise::swiglu_in_place(isa, gates, ups),
         ExpertKind::SquaredRelu => elementwise::squared_relu(isa, gates),
         ExpertKind::GeGlu => elementwise::geglu_in_place(isa, gates, ups),
+        ExpertKind::SiTu { beta, linear } => elementwise::situ_in_place(isa, (beta, linear), gates, ups),
         ExpertKind::ClampedSwiGlu { alpha, limit, added } => {
             elementwise::clamped_swiglu_in_place(isa, (alpha, limit, added), gates, ups);
         }

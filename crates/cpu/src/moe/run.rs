@@ -180,9 +180,10 @@ impl HostMixture {
         let moes = std::mem::take(&mut self.moes);
         let moe = &moes[number].moe;
         self.norm(context.reborrow(), moe, x);
-        for (t, row) in self.normed.chunks_exact(x.cols).take(x.rows).enumerate() {
-            // SAFETY: no task is running.
-            unsafe { normed.get_mut(t, 0..x.cols) }.copy_from_slice(row);
+        let from = self.input(&context, moe, x.rows);
+        for t in 0..x.rows {
+            // SAFETY: no task is running, and `normed` is no part of the input.
+            unsafe { normed.get_mut(t, 0..from.cols).copy_from_slice(from.get(t, 0..from.cols)) };
         }
         self.route(context.reborrow(), moe, tokens, x);
         let none = Routing { k: self.routing.k, ..Routing::default() };
@@ -209,9 +210,13 @@ impl HostMixture {
         });
     }
 
-    fn normed(&mut self, moe: &Moe, tokens: usize) -> Place {
+    /// What routed experts take: what is normed, or what a projection has made of that.
+    fn input(&mut self, context: &ExecContext, moe: &Moe, tokens: usize) -> Place {
         let hidden = moe.experts.hidden();
-        Place::of_slice(&mut self.normed[..tokens * hidden], hidden)
+        match moe.latent {
+            Some(latent) => context.place(latent.first_rows(tokens)),
+            None => Place::of_slice(&mut self.normed[..tokens * hidden], hidden),
+        }
     }
 
     /// Routes the rows, which are normed.
@@ -219,7 +224,7 @@ impl HostMixture {
         let count = x.rows;
         let (x, norm) = match &moe.router_norm {
             Some(norm) => (x, Some(norm)),
-            None => (self.normed(moe, count), None),
+            None => (Place::of_slice(&mut self.normed[..count * x.cols], x.cols), None),
         };
         self.extend_identity_rows(count);
         matmul::encode(context.reborrow(), x, norm, Needs::of([ActivationFormat::F32]), &mut self.encoded);
@@ -241,7 +246,7 @@ impl HostMixture {
             }
             needs.f32 |= s.gate.is_some();
         }
-        let x = self.normed(moe, tokens);
+        let x = self.input(&context, moe, tokens);
         matmul::encode(context.reborrow(), x, None, needs, &mut self.encoded);
         if self.streaming.is_none() {
             for unit in &grouping.units {
@@ -250,7 +255,7 @@ impl HostMixture {
         }
         self.extend_identity_rows(tokens.max(pairs));
         if let Some(order) = moe.experts.order {
-            let (order, x) = (context.place(order), self.normed(moe, tokens));
+            let (order, x) = (context.place(order), self.input(&context, moe, tokens));
             gather(context.reborrow(), &grouping, (x, order), needs, &mut self.gathered);
         }
         // 2. hidden activations: shared expert, routed experts

@@ -57,6 +57,25 @@ extern "C" __global__ void between_clamped_swiglu(const Between p) {
     }
 }
 
+// The second bound is where a norm has its epsilon.
+extern "C" __global__ void between_situ(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* gate = p.x.row(r);
+        const float* up = p.other.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) gate[c] = situ(gate[c], up[c], p.by, p.norm.eps);
+    }
+}
+
+extern "C" __global__ void between_sigmoid_gate(const Between p) {
+    begin();
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        float* x = p.x.row(r);
+        const float* gate = p.other.row(r);
+        for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x) x[c] = mul(x[c], sigmoid(gate[c]));
+    }
+}
+
 extern "C" __global__ void between_squared_relu(const Between p) {
     begin();
     for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {

@@ -1,6 +1,7 @@
-// Several residual streams: the weights of a block, what it takes of the streams, what becomes of them behind it, their mean.
+// Several residual streams: the weights of a block, what it takes of the streams, what becomes of them behind it, their mean, and a mixture of them by scores.
 #include "prim/numerics.cuh"
 #include "prim/pdl.cuh"
+#include "prim/reduce.cuh"
 #include "prim/tensor.cuh"
 
 struct Streams {
@@ -22,7 +23,7 @@ struct Streams {
     u32 unused;
 };
 
-static const u32 MOST_STREAMS = 8;
+static const u32 MOST_STREAMS = 8, MOST_ATTENDED = 16;
 
 // Weights of their logits, a thread each. A block takes a row.
 extern "C" __global__ void __launch_bounds__(96) stream_weights(const Streams p) {
@@ -81,6 +82,40 @@ extern "C" __global__ void stream_collapse(const Streams p) {
             float sum = 0.0f;
             for (u32 s = 0; s < p.count; s++) sum = fma(weights[s], streams[(u64)s * p.hidden + c], sum);
             x[c] = sum;
+        }
+    }
+}
+
+// What a block takes of streams that are attended to. `weights` is one row, of normed elements in scores. A block takes a row: its warps take streams in turns.
+extern "C" __global__ void __launch_bounds__(256) stream_attend(const Streams p) {
+    __shared__ float shares[MOST_ATTENDED];
+    begin();
+    const u32 n = p.count, hidden = p.hidden, lane = threadIdx.x % 16;
+    const float* weights = p.weights.row(0);
+    for (u32 r = blockIdx.x; r < p.rows; r += gridDim.x) {
+        const float* streams = p.streams.row(r);
+        float* x = p.x.row(r);
+        __syncthreads();
+        for (u32 s = threadIdx.x / WARP; s < n; s += blockDim.x / WARP) {
+            const float* stream = streams + (u64)s * hidden;
+            float dot = 0.0f;
+            // Both halves of the warp have the same sixteen lanes.
+            for (u32 i = lane; i < (hidden + 15) / 16 * 16; i += 16) dot = fma(i < hidden ? stream[i] : 0.0f, i < hidden ? weights[i] : 0.0f, dot);
+            const float score = mul(lane_tree(dot), inverse_rms(stream, hidden, p.eps));
+            if (threadIdx.x % WARP == 0) shares[s] = score;
+        }
+        __syncthreads();
+        // All threads have the same softmax.
+        float most = shares[0], sum = 0.0f;
+        for (u32 s = 1; s < n; s++) most = greater(shares[s], most);
+        for (u32 s = 0; s < n; s++) sum = add(sum, exp_(sub(shares[s], most)));
+        __syncthreads();
+        if (threadIdx.x < n) shares[threadIdx.x] = div(exp_(sub(shares[threadIdx.x], most)), sum);
+        __syncthreads();
+        for (u32 c = threadIdx.x; c < hidden; c += blockDim.x) {
+            float mixed = 0.0f;
+            for (u32 s = 0; s < n; s++) mixed = fma(shares[s], streams[(u64)s * hidden + c], mixed);
+            x[c] = mixed;
         }
     }
 }

@@ -1,4 +1,4 @@
-// What becomes of gate and up of a mixture's experts where it is another thing than `silu(gate) * up`: biases, clamps, gates and ups that take turns, GELU, no gates. It is left encoded for
+// What becomes of gate and up of a mixture's experts where it is another thing than `silu(gate) * up`: biases, clamps, gates and ups that take turns, GELU, SiTU, no gates. It is left encoded for
 // down.
 #include "format/activations.cuh"
 #include "prim/nonlinear.cuh"
@@ -18,7 +18,7 @@ struct Activate {
     const u32* experts;
     u32 rows;
     u32 cols;
-    // What is computed; a clamped SwiGLU with `alpha`, `limit` and what is added to ups.
+    // What is computed; a clamped SwiGLU with `alpha`, `limit` and what is added to ups, or SiTU with its bounds in `alpha` and `limit`.
     u32 activation;
     float alpha;
     float limit;
@@ -26,7 +26,7 @@ struct Activate {
     Encoded to;
 };
 
-static const u32 CLAMPED_SWIGLU = 1, GEGLU = 2, SQUARED_RELU = 3;
+static const u32 CLAMPED_SWIGLU = 1, GEGLU = 2, SQUARED_RELU = 3, SITU = 4;
 
 // A thread takes a column: grid (rows, parts).
 extern "C" __global__ void __launch_bounds__(256) moe_activate(const __grid_constant__ Activate p) {
@@ -54,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_activate(const __grid_cons
                 }
                 switch (p.activation) {
                     case CLAMPED_SWIGLU: v = clamped_swiglu(gate, up, p.alpha, p.limit, p.added); break;
+                    case SITU: v = situ(gate, up, p.alpha, p.limit); break;
                     case GEGLU: v = mul(gelu(gate), up); break;
                     case SQUARED_RELU: v = squared_relu(gate); break;
                     default: v = mul(silu(gate), up);

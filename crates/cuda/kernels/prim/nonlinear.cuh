@@ -15,6 +15,11 @@ __device__ __forceinline__ float squared_relu(float x) {
 }
 
 // NaN wins over the bounds, as in the CPU's minimum and maximum.
+__device__ __forceinline__ float situ(float gate, float up, float beta, float linear) {
+    const float bounded = mul(tanh_(div(gate, beta)), beta);
+    return mul(mul(bounded, sigmoid(gate)), mul(tanh_(div(up, linear)), linear));
+}
+
 __device__ __forceinline__ float clamped_swiglu(float gate, float up, float alpha, float limit, float added) {
     gate = limit < gate ? limit : gate;
     up = greater(-limit, up);

@@ -73,6 +73,8 @@ kernels! {
         BETWEEN_GEGLU "between_geglu" in "elementwise/between" takes Between;
         BETWEEN_SWIGLU "between_swiglu" in "elementwise/between" takes Between;
         BETWEEN_CLAMPED_SWIGLU "between_clamped_swiglu" in "elementwise/between" takes Between;
+        BETWEEN_SITU "between_situ" in "elementwise/between" takes Between;
+        BETWEEN_SIGMOID_GATE "between_sigmoid_gate" in "elementwise/between" takes Between;
         BETWEEN_SQUARED_RELU "between_squared_relu" in "elementwise/between" takes Between;
         BETWEEN_ZERO "between_zero" in "elementwise/between" takes Between;
         BETWEEN_SOFT_CAP "between_soft_cap" in "elementwise/between" takes Between;
@@ -134,6 +136,7 @@ kernels! {
         LATENT_GATHER "latent_gather" in "attention/latent" takes LatentGather;
         STREAM_WEIGHTS "stream_weights" in "elementwise/streams" takes Streams;
         STREAM_COLLAPSE "stream_collapse" in "elementwise/streams" takes Streams;
+        STREAM_ATTEND "stream_attend" in "elementwise/streams" takes Streams;
         STREAM_EXPAND "stream_expand" in "elementwise/streams" takes Streams;
         STREAM_MEAN "stream_mean" in "elementwise/streams" takes Streams;
         COMPRESS_STORE "compress_store" in "attention/compressed" takes Compress;

@@ -1,5 +1,5 @@
 //! What becomes of gate and up of a mixture's experts where it is another thing than `silu(gate) * up`: biases, clamps, rows of gate and up that take turns (gpt-oss), GELU (Gemma 4),
-//! no gates (Nemotron-H).
+//! SiTU (Kimi-K3), no gates (Nemotron-H).
 
 use anyhow::Result;
 use sluice_backend::{ExpertKind, Experts};
@@ -52,6 +52,7 @@ pub fn activate(
         ExpertKind::ClampedSwiGlu { alpha, limit, added } => (1, alpha, limit, added),
         ExpertKind::GeGlu => (2, 0.0, 0.0, 0.0),
         ExpertKind::SquaredRelu => (3, 0.0, 0.0, 0.0),
+        ExpertKind::SiTu { beta, linear } => (4, beta, linear, 0.0),
     };
     let parameters = p::Activate {
         gate: gates,

@@ -118,15 +118,23 @@ impl MoeLayer {
 
     /// The encodings that the mixture needs of its normed input. Routers and gates take f32, and so do gathers.
     pub fn needs(&self, context: &Context) -> Needs {
-        let needs = match self.moe.experts.order {
-            Some(_) => Needs::F32,
-            None => self.input_needs().and(Needs::F32),
-        };
+        if self.moe.latent.is_some() {
+            return Needs::F32;
+        }
+        let needs = self.needs_of_experts();
         match &self.moe.shared {
             Some(SharedExpert { mlp, .. }) => {
                 needs.and(context.needs(&mlp.gate, context.mode)).and(context.needs(&mlp.up, context.mode))
             }
             None => needs,
+        }
+    }
+
+    /// The encodings that routed experts need of their input. What the host takes of it is f32.
+    pub fn needs_of_experts(&self) -> Needs {
+        match self.moe.experts.order {
+            Some(_) => Needs::F32,
+            None => self.input_needs().and(Needs::F32),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::moe::layer::MoeLayer;
 use crate::moe::offload::ExpertStreaming;
 use crate::moe::route::{RouterScratch, norm};
 use crate::moe::single::{SingleTokenMoe, SingleTokenScratch};
-use crate::ops::activations::EncodedActivations;
+use crate::ops::activations::{EncodeInput, EncodedActivations, encode};
 use crate::ops::context::Context;
 use crate::parameters::{self as p, number};
 use crate::weights::Needs;
@@ -22,6 +22,8 @@ pub struct Mixtures {
     layers: Vec<MoeLayer>,
     /// The normed input.
     x: EncodedActivations,
+    /// What routed experts take, where it is not that.
+    latent: EncodedActivations,
     router: RouterScratch,
     experts: ExpertScratch,
     single: SingleTokenScratch,
@@ -108,7 +110,8 @@ impl Mixtures {
 
     /// Bytes of scratch and of streamed experts on the device.
     pub fn bytes(&self) -> (usize, usize) {
-        let scratch = self.x.bytes() + self.router.bytes() + self.experts.bytes() + self.single.bytes();
+        let scratch =
+            self.x.bytes() + self.latent.bytes() + self.router.bytes() + self.experts.bytes() + self.single.bytes();
         let tables = self.layers.iter().flat_map(|layer| [&layer.table, &layer.of_scoring, &layer.of_tokens]).flatten();
         let tables: usize = tables.map(|m| m.bytes).sum();
         (scratch + tables, self.streaming.as_ref().map_or(0, ExpertStreaming::device_bytes))
@@ -174,11 +177,12 @@ impl Mixtures {
             self.norm(context, x, number, needs)?;
             self.route(context, x, number)?;
         }
+        self.encode_latent(context, number, tokens)?;
         // 4. The choice on the host, if it is needed there
         let mut table = complete.unwrap_or(0);
         let looks = records || complete.is_none();
         if looks {
-            let chosen = self.read_chosen(context, tokens * k, 4 * tokens * x.cols)?;
+            let chosen = self.read_chosen(context, number, tokens)?;
             if let Some(streaming) = &mut self.streaming {
                 streaming.settle(&context.gpu, &context.weights)?;
                 table = streaming.fetch(&context.gpu, &context.weights, number, (k, &chosen))?;
@@ -197,7 +201,8 @@ impl Mixtures {
         let outputs = match tokens * k {
             0 => 0,
             _ => {
-                let outputs = self.experts.routed(context, layer, &mut self.router, &self.x, table, is_complete)?;
+                let taken = if layer.moe.latent.is_some() { &self.latent } else { &self.x };
+                let outputs = self.experts.routed(context, layer, &mut self.router, taken, table, is_complete)?;
                 // Of a layer whose choice the host has not seen it computes nothing; what it keeps is the part of a layer before.
                 if let Some(streaming) = self.streaming.as_mut().filter(|_| looks) {
                     streaming.compute_on_host(&context.gpu, outputs)?;
@@ -250,8 +255,10 @@ impl Mixtures {
     ) -> Result<Routing> {
         let needs = self.layers[number].needs(context);
         self.norm(context, x, number, needs)?;
-        let from = p::Tensor::dense(self.x.floats(), x.cols);
-        let (rows, cols) = (self::number(x.rows), self::number(x.cols));
+        self.encode_latent(context, number, x.rows)?;
+        let (taken, width) = (self.taken(number).floats(), self.layers[number].moe.experts.hidden());
+        let from = p::Tensor::dense(taken, width);
+        let (rows, cols) = (self::number(x.rows), self::number(width));
         let copy = p::CopyRows { from, to: context.place(normed), rows, cols };
         // SAFETY: the router has its input as f32; the tensor is as large as x.
         unsafe { context.gpu.launch(Kernel::COPY_ROWS, [rows, 1, 1], 256, 0, &copy)? };
@@ -269,14 +276,31 @@ impl Mixtures {
         self.router.route(context, &self.layers[number], x, &self.x)
     }
 
-    /// The router's choice on the host. The step waits for it. If the host computes experts, its input, of `input_bytes`, is copied too.
-    fn read_chosen(&mut self, context: &Context, pairs: usize, input_bytes: usize) -> Result<Vec<u32>> {
+    /// Encodes what routed experts take of so many tokens, where that is not the normed input.
+    fn encode_latent(&mut self, context: &Context, number: usize, tokens: usize) -> Result<()> {
+        let layer = &self.layers[number];
+        let Some(latent) = layer.moe.latent else { return Ok(()) };
+        let x = context.place(latent.first_rows(tokens));
+        let input = EncodeInput { x, rows: tokens, cols: latent.cols, ..EncodeInput::default() };
+        encode(&context.gpu, input, layer.needs_of_experts(), &mut self.latent)
+    }
+
+    /// What routed experts take.
+    fn taken(&self, number: usize) -> &EncodedActivations {
+        if self.layers[number].moe.latent.is_some() { &self.latent } else { &self.x }
+    }
+
+    /// The router's choice on the host. The step waits for it. If the host computes experts, their input is copied too.
+    fn read_chosen(&mut self, context: &Context, number: usize, tokens: usize) -> Result<Vec<u32>> {
         let gpu = &context.gpu;
+        let moe = &self.layers[number].moe;
+        let (pairs, input_bytes) = (tokens * moe.scoring.k(), 4 * tokens * moe.experts.hidden());
+        let input = self.taken(number).floats();
         if let Some(streaming) = &mut self.streaming
             && let Some(host) = streaming.host_input(gpu, pairs, input_bytes)?
         {
-            // SAFETY: the normed input has this many bytes; waited for below.
-            unsafe { gpu.read_async(self.x.floats(), host)? };
+            // SAFETY: the input has this many bytes; waited for below.
+            unsafe { gpu.read_async(input, host)? };
         }
         let host = self.chosen.reserve(gpu, 4 * pairs)?;
         // SAFETY: the router writes this many bytes; `read` waits.

@@ -96,7 +96,7 @@ impl SingleTokenMoe {
             && (k..=MAX_EXPERTS).contains(&experts)
             && moe.router.rows.len() == experts;
         // The router's kernel encodes one input for itself and for all experts.
-        let one_input = moe.experts.order.is_none() && moe.router_norm.is_none();
+        let one_input = moe.experts.order.is_none() && moe.router_norm.is_none() && moe.latent.is_none();
         if !device.has(Variant::One) || !layer.is_plain || !one_input || !alike || !fits {
             return Ok(None);
         }

@@ -291,7 +291,7 @@ impl Operations for Pipeline {
 
     fn mixture(&mut self, x: Tensor, moe: MoeId, residual: Tensor) {
         let Some((home, own)) = self.mixture_at(moe) else { return };
-        let reads = [&[x, residual], &self.vectors_of(moe)[..]].concat();
+        let reads = [&[x, residual], &self.vectors_of(moe, x.rows)[..]].concat();
         let device = self.prepare(home, &reads, &[residual]);
         let mut waits = false;
         device.enqueue(|device| {
@@ -306,7 +306,7 @@ impl Operations for Pipeline {
 
     fn mixture_but_experts(&mut self, x: Tensor, moe: MoeId, normed: Tensor, residual: Tensor) -> Routing {
         let Some((home, own)) = self.mixture_at(moe) else { return Routing::default() };
-        let reads = [&[x, normed, residual], &self.vectors_of(moe)[..]].concat();
+        let reads = [&[x, normed, residual], &self.vectors_of(moe, x.rows)[..]].concat();
         self.prepare(home, &reads, &[normed, residual]);
         self.answer_all();
         self.devices[home].mixture_but_experts(x, own, normed, residual)

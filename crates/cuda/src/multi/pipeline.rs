@@ -253,14 +253,15 @@ impl Pipeline {
         self.mixtures[moe.number()].at
     }
 
-    /// The tensors that a mixture reads beside its input.
-    pub(super) fn vectors_of(&self, moe: MoeId) -> Vec<Tensor> {
-        let Moe { norm, router_norm, router, experts, shared, .. } = &self.mixtures[moe.number()].moe;
+    /// The tensors that a mixture of so many tokens reads beside its input.
+    pub(super) fn vectors_of(&self, moe: MoeId, tokens: usize) -> Vec<Tensor> {
+        let Moe { norm, router_norm, latent, router, experts, shared, .. } = &self.mixtures[moe.number()].moe;
         let gate = shared.iter().flat_map(|shared| &shared.gate);
         let biases = experts.biases.iter().flat_map(|of| [of.gate, of.up, of.down]);
         let linears = std::iter::once(router).chain(gate).flat_map(Pipeline::bias_of);
         let norms = norm.iter().chain(router_norm).map(|norm| norm.weight);
-        norms.chain(linears).chain(biases).chain(experts.order).collect()
+        let latent = latent.map(|t| t.first_rows(tokens));
+        norms.chain(linears).chain(biases).chain(experts.order).chain(latent).collect()
     }
 
     /// The tensors that a linear reads beside its input.

@@ -14,7 +14,10 @@ pub fn touched(operation: &Elementwise) -> (Vec<Tensor>, Tensor) {
         Elementwise::ScaleRows { x, factors } => (vec![x, factors.table], x),
         Elementwise::GeGlu { gate, up }
         | Elementwise::SwiGlu { gate, up }
+        | Elementwise::SiTu { gate, up, .. }
+        | Elementwise::SigmoidGate { x: gate, gate: up }
         | Elementwise::ClampedSwiGlu { gate, up, .. } => (vec![gate, up], gate),
+        Elementwise::AttendStreams { streams, norm, out } => (vec![streams, norm.weight, out], out),
         Elementwise::Gather { x, order, out } => (vec![x, order, out], out),
         Elementwise::AddNormed { x, norm, residual } => (vec![x, norm.weight, residual], residual),
         Elementwise::Expand { x, weights, streams } => (vec![x, weights, streams], streams),

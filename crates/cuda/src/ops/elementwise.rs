@@ -7,7 +7,7 @@ use crate::device::stream::Gpu;
 use crate::device::sys::Address;
 use crate::kernels::Kernel;
 use crate::ops::context::Context;
-use crate::ops::streams::{expand, gated_mean, inject, mean};
+use crate::ops::streams::{attend, expand, gated_mean, inject, mean};
 use crate::parameters::{self as p, number};
 
 /// Threads of a block of elements.
@@ -22,11 +22,13 @@ pub fn phase_of(operation: &Elementwise) -> Phase {
         Elementwise::GeGlu { .. }
         | Elementwise::SwiGlu { .. }
         | Elementwise::ClampedSwiGlu { .. }
+        | Elementwise::SiTu { .. }
         | Elementwise::SquaredRelu { .. }
         | Elementwise::Zero { .. } => Phase::Mlp,
         Elementwise::AddNormed { .. }
         | Elementwise::Gather { .. }
         | Elementwise::Expand { .. }
+        | Elementwise::AttendStreams { .. }
         | Elementwise::Mean { .. }
         | Elementwise::NormGroups { .. }
         | Elementwise::DividedSilu { .. }
@@ -35,6 +37,7 @@ pub fn phase_of(operation: &Elementwise) -> Phase {
         Elementwise::TurnPairs { .. }
         | Elementwise::SplitPairs { .. }
         | Elementwise::Norm { .. }
+        | Elementwise::SigmoidGate { .. }
         | Elementwise::ScaleRows { .. } => Phase::Attention,
     }
 }
@@ -95,6 +98,18 @@ pub fn elementwise(context: &Context, operation: &Elementwise) -> Result<()> {
             let parameters = p::Between { other: context.place(up), by: limit, ..of(gate) };
             (Kernel::BETWEEN_CLAMPED_SWIGLU, parts(gate), THREADS, parameters)
         }
+        Elementwise::SiTu { gate, up, beta, linear } => {
+            check(&[gate, up]);
+            // The kernel has the second bound where norms have their epsilon.
+            let norm = p::Norm { eps: linear, ..p::Norm::default() };
+            let parameters = p::Between { other: context.place(up), by: beta, norm, ..of(gate) };
+            (Kernel::BETWEEN_SITU, parts(gate), THREADS, parameters)
+        }
+        Elementwise::SigmoidGate { x, gate } => {
+            check(&[x, gate]);
+            (Kernel::BETWEEN_SIGMOID_GATE, parts(x), THREADS, p::Between { other: context.place(gate), ..of(x) })
+        }
+        Elementwise::AttendStreams { streams, norm, out } => return attend(context, streams, &norm, out),
         Elementwise::Expand { x, weights, streams } => return expand(context, x, weights, streams),
         Elementwise::Mean { streams, out } => return mean(context, streams, out),
         Elementwise::GatedMean { gates, streams, out } => return gated_mean(context, gates, streams, out),

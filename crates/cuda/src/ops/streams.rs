@@ -1,7 +1,7 @@
 //! Several residual streams: what a block takes of them, and what becomes of them behind it.
 
 use anyhow::Result;
-use sluice_backend::{Activations, MOST_STREAMS, StreamLayer, Tensor};
+use sluice_backend::{Activations, MOST_ATTENDED, MOST_STREAMS, Norm, StreamLayer, Tensor};
 
 use crate::kernels::Kernel;
 use crate::ops::activations::{EncodeInput, EncodedActivations, encode};
@@ -15,9 +15,14 @@ const THREADS: u32 = 256;
 
 /// The streams of the step's tokens, and what a block takes or has put out.
 fn parameters(context: &Context, streams: Tensor, x: Tensor) -> p::Streams {
+    parameters_of(context, streams, x, MOST_STREAMS)
+}
+
+/// The same of at most so many streams.
+fn parameters_of(context: &Context, streams: Tensor, x: Tensor, most: usize) -> p::Streams {
     let (rows, count) = (context.inputs.tokens().len(), streams.cols / x.cols);
     assert!(streams.rows >= rows && x.rows >= rows, "{rows} tokens in {streams:?} and {x:?}");
-    assert!(streams.cols == count * x.cols && (1..=MOST_STREAMS).contains(&count), "{streams:?} of {x:?}");
+    assert!(streams.cols == count * x.cols && (1..=most).contains(&count), "{streams:?} of {x:?}");
     p::Streams {
         streams: context.place(streams),
         x: context.place(x),
@@ -77,6 +82,20 @@ pub fn inject(context: &Context, x: Tensor, logits: Tensor, streams: Tensor) -> 
     let of = parameters(context, streams, x);
     assert!(logits.rows >= of.rows as usize && logits.cols == of.count as usize, "{logits:?} of {streams:?}");
     launch(context, Kernel::STREAM_INJECT, p::Streams { weights: context.place(logits), ..of })
+}
+
+/// Enqueues what a block takes of streams that are attended to.
+pub fn attend(context: &Context, streams: Tensor, norm: &Norm, out: Tensor) -> Result<()> {
+    let of = parameters_of(context, streams, out, MOST_ATTENDED);
+    assert_eq!(norm.weight.cols, out.cols, "a weight for each element");
+    if of.rows == 0 {
+        return Ok(());
+    }
+    let (grid, eps) = ([of.rows, 1, 1], norm.eps);
+    let parameters = p::Streams { weights: context.place(norm.weight), eps, ..of };
+    // SAFETY: the tensors were checked.
+    unsafe { context.gpu.launch(Kernel::STREAM_ATTEND, grid, THREADS, 0, &parameters)? };
+    Ok(())
 }
 
 /// Enqueues the mean of the streams.

@@ -62,6 +62,7 @@ pub struct ScratchPlanner<'a> {
     hidden: EncodedSize,
     moe_x: EncodedSize,
     moe_router_x: EncodedSize,
+    moe_latent: EncodedSize,
     moe_hidden: EncodedSize,
     moe_gathered: EncodedSize,
     shared_hidden: EncodedSize,
@@ -117,6 +118,7 @@ impl<'a> ScratchPlanner<'a> {
             hidden: EncodedSize::default(),
             moe_x: EncodedSize::default(),
             moe_router_x: EncodedSize::default(),
+            moe_latent: EncodedSize::default(),
             moe_hidden: EncodedSize::default(),
             moe_gathered: EncodedSize::default(),
             shared_hidden: EncodedSize::default(),
@@ -151,7 +153,14 @@ impl<'a> ScratchPlanner<'a> {
 
     /// The scratch of the step; `angles`: bytes of a position in each table of rotary angles.
     pub fn scratch(&self, angles: &[usize]) -> StepScratch {
-        let of_mixtures = [&self.moe_x, &self.moe_router_x, &self.moe_hidden, &self.moe_gathered, &self.shared_hidden];
+        let of_mixtures = [
+            &self.moe_x,
+            &self.moe_router_x,
+            &self.moe_latent,
+            &self.moe_hidden,
+            &self.moe_gathered,
+            &self.shared_hidden,
+        ];
         let encoded = [&self.encoded, &self.hidden, &self.latent_encoded].into_iter().chain(of_mixtures);
         let encoded: usize = encoded.map(EncodedSize::bytes).sum();
         let rest =
@@ -334,13 +343,17 @@ impl Operations for ScratchPlanner<'_> {
         if moe.router_norm.is_some() {
             self.moe_router_x.grow(x.rows, x.cols, Needs::F32);
         }
-        let mut of_x = Needs::F32;
+        let (mut of_x, width) = (Needs::F32, moe.experts.hidden());
         match moe.experts.order {
             Some(_) => {
-                self.moe_gathered.grow(pairs, x.cols, first);
-                grow(&mut self.moe_ordered, 4 * pairs * x.cols);
+                self.moe_gathered.grow(pairs, width, first);
+                grow(&mut self.moe_ordered, 4 * pairs * width);
             }
             None => of_x = of_x.and(first),
+        }
+        if moe.latent.is_some() {
+            self.moe_latent.grow(x.rows, width, of_x);
+            of_x = Needs::F32;
         }
         if let Some(shared) = &moe.shared {
             of_x = of_x.and(self.needs([&shared.mlp.gate, &shared.mlp.up]));

@@ -10,7 +10,7 @@ use sluice_engine::{
 use support::*;
 
 /// Checkpoints of every kind: dense and mixtures, stacked and single experts, recurrent layers, windows, widths.
-const FOLDERS: [&str; 23] = [
+const FOLDERS: [&str; 25] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "olmo3",
@@ -19,7 +19,9 @@ const FOLDERS: [&str; 23] = [
     "deepseek_v3",
     "deepseek_v32",
     "nemotron_h_moe",
+    "nemotron_h_latent",
     "kimi_linear",
+    "kimi_k3",
     "glm5_next",
     "deepseek_v4",
     "qwen4_exp",

@@ -184,6 +184,7 @@ fn drafts_change_nothing_that_a_caller_sees() {
         "qwen3_5_moe",
         "nemotron_h",
         "kimi_linear",
+        "kimi_k3",
         "glm5_next",
         "deepseek_v4",
         "qwen4_exp",

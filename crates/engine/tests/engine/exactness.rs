@@ -9,7 +9,7 @@ use support::*;
 const ACTIVATIONS: [Activations; 4] = [Activations::F32, Activations::Bf16, Activations::Int8, Activations::Int11];
 
 /// One checkpoint of each architecture, quantised and not.
-const FOLDERS: [&str; 32] = [
+const FOLDERS: [&str; 34] = [
     "gemma4",
     "gemma4_moe",
     "gemma4_per_layer",
@@ -28,7 +28,9 @@ const FOLDERS: [&str; 32] = [
     "deepseek_v4",
     "qwen4_exp",
     "nemotron_h_moe",
+    "nemotron_h_latent",
     "kimi_linear",
+    "kimi_k3",
     "granitemoehybrid_mamba",
     "glm4_moe_lite",
     "mistral4",

@@ -12,7 +12,7 @@ const INT8: (&str, Activations) = ("int8", Activations::Int8);
 const INT11: (&str, Activations) = ("int11", Activations::Int11);
 
 /// Checkpoints, and the precisions that differ in them: without quantised weights int8 is bf16.
-const CASES: [(&str, &[(&str, Activations)]); 18] = [
+const CASES: [(&str, &[(&str, Activations)]); 20] = [
     ("gemma4_moe", &[F32]),
     ("gemma4_per_layer", &[F32]),
     ("ministral3", &[F32]),
@@ -21,7 +21,9 @@ const CASES: [(&str, &[(&str, Activations)]); 18] = [
     ("deepseek_v3", &[F32, BF16]),
     ("deepseek_v32", &[F32]),
     ("nemotron_h_moe", &[F32, BF16]),
+    ("nemotron_h_latent", &[F32, BF16]),
     ("kimi_linear", &[F32]),
+    ("kimi_k3", &[F32, BF16, INT8]),
     ("glm5_next", &[F32, BF16]),
     ("deepseek_v4", &[F32, BF16]),
     ("qwen4_exp", &[F32, BF16]),

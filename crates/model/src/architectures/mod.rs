@@ -97,6 +97,7 @@ const BUILT_IN: &[Architecture] = &[
     Architecture { model_type: "glm5_next_text", describe: glm5_next::describe },
     Architecture { model_type: "kimi_k2", describe: deepseek::describe },
     Architecture { model_type: "kimi_k25", describe: deepseek::describe },
+    Architecture { model_type: "kimi_k3", describe: kimi_linear::describe },
     Architecture { model_type: "kimi_linear", describe: kimi_linear::describe },
     Architecture { model_type: "mistral4", describe: mistral4::describe },
 ];

@@ -1,5 +1,5 @@
 //! Nemotron-H and Nemotron 3: layers of one block each, which is Mamba-2, attention without positions, a dense part, or a mixture of experts without gates beside a
-//! shared one. Reference: `modeling_nemotron_h.py` of transformers.
+//! shared one, in Nemotron 3 Super behind a projection of their own. Reference: `modeling_nemotron_h.py` of transformers.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::glm4_moe;
 use crate::config::Config;
 use crate::description::{
     AttentionBiases, AttentionDescription, DenseActivation, Description, ExpertActivation, FeedForwardDescription,
-    LayerDescription, MixerDescription, MoeDescription, Outline, SharedExpertDescription, StateSpaceDescription,
-    StateSpaceKeys,
+    LatentExperts, LayerDescription, MixerDescription, MoeDescription, Outline, SharedExpertDescription,
+    StateSpaceDescription, StateSpaceKeys,
 };
 use crate::mlx_lm::MlxLm;
 use crate::options::Options;
@@ -47,6 +47,8 @@ const SPELLING: &[(&str, &str)] = &[
     ("mlp.experts", "mixer.experts"),
     ("mlp.switch_mlp", "mixer.switch_mlp"),
     ("mlp.shared_expert", "mixer.shared_experts"),
+    ("mlp.latent_down_proj", "mixer.fc1_latent_proj"),
+    ("mlp.latent_up_proj", "mixer.fc2_latent_proj"),
     ("mlp.up_proj", "mixer.up_proj"),
     ("mlp.down_proj", "mixer.down_proj"),
 ];
@@ -60,11 +62,8 @@ enum Block {
 }
 
 pub(crate) fn describe(config: &Config, options: &Options) -> Result<Description> {
-    let path = config.path().display();
     config.require("mlp_hidden_act", "relu2")?;
     config.require("mamba_hidden_act", "silu")?;
-    let latent = config.get("moe_latent_size");
-    ensure!(latent.is_none(), "{path}: `moe_latent_size`: experts behind a projection of their own are not supported");
     let blocks = blocks(config)?;
     let outline =
         Outline { count: blocks.len(), hidden: config.size("hidden_size")?, max_context: max_context(config)? };
@@ -110,7 +109,9 @@ fn mixture(config: &Config, options: &Options) -> Result<MoeDescription> {
     let read = glm4_moe::mixture(config, options, (1, 1), 1.0)?;
     let intermediate = config.size("moe_shared_expert_intermediate_size")?;
     let shared = SharedExpertDescription { intermediate, gated: false, joined: false };
-    Ok(MoeDescription { activation: ExpertActivation::SquaredRelu, shared: Some(shared), ..read })
+    let latent = config.get("moe_latent_size").map(|_| config.size("moe_latent_size")).transpose()?;
+    let latent = latent.map(|size| LatentExperts { size, normed: false });
+    Ok(MoeDescription { activation: ExpertActivation::SquaredRelu, latent, shared: Some(shared), ..read })
 }
 
 /// What each layer is, by a list of names or by a pattern of letters.

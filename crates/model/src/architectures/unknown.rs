@@ -1,8 +1,7 @@
 //! What to say of an architecture that is not supported: the nearest that is, and what is missing.
 
 /// Types that people run: the beginning of their names, the nearest supported type, and what no operation computes of them. Longer beginnings come first.
-const KNOWN: [(&str, &str, &str); 14] = [
-    ("kimi_k3", "kimi_linear", "its newer layers"),
+const KNOWN: [(&str, &str, &str); 13] = [
     ("gemma3n", "gemma4_text", "alternating updates of several residuals, and sparse activations"),
     ("falcon_h1", "granitemoehybrid", "Mamba-2 and attention side by side"),
     ("bamba", "granitemoehybrid", "rotated parts of heads"),

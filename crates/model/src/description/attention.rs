@@ -30,6 +30,8 @@ pub struct LatentDescription {
     /// The projections of keys and of values are two stacks with a matrix for each head, that of keys transposed (MLX, newer GGUF files); otherwise they are rows of
     /// one matrix, head after head.
     pub split: bool,
+    /// What attention gives is multiplied by the sigmoid of a projection of the layer's input (Kimi-K3).
+    pub gated: bool,
 }
 
 /// A sparse indexer (DeepSeek-V3.2; of grouped attention Qwen4-Exp, whose heads weigh alike, and so do positions of a pool).
@@ -185,6 +187,7 @@ impl AttentionDescription {
             rotary_dim,
             norm_eps: LATENT_EPS,
             split: false,
+            gated: false,
         };
         let v_dim = config.size("v_head_dim")?;
         config.product("`num_attention_heads` and `v_head_dim`", &[read.heads, plain + v_dim])?;

@@ -78,7 +78,7 @@ impl AttentionDescription {
         biased: bool,
     ) -> Vec<WeightDescription> {
         let projection = |part, rows, cols| matrix(part, WeightClass::Attention, rows, cols);
-        let LatentDescription { q_rank, kv_rank, rotary_dim, split, .. } = *latent;
+        let LatentDescription { q_rank, kv_rank, rotary_dim, split, gated, .. } = *latent;
         let mut all = match q_rank {
             None => vec![projection("self_attn.q_proj", self.q_cols(), hidden)],
             Some(rank) => vec![
@@ -98,6 +98,7 @@ impl AttentionDescription {
         } else {
             all.push(projection("self_attn.kv_b_proj", self.heads * (unrotated + self.v_dim), kv_rank));
         }
+        all.extend(gated.then(|| projection("self_attn.g_proj", self.out_cols(), hidden)));
         if let Some(index) = self.index.filter(|index| !index.shared) {
             let IndexDescription { heads, head_dim, pool, .. } = index;
             if let Some(pool) = pool {

@@ -12,6 +12,8 @@ pub struct ChannelDeltaDescription {
     pub shape: DeltaShape,
     /// The lowest logarithm of a decay, where decays come of a sigmoid (GLM-5.3) and not of a softplus.
     pub bound: Option<f32>,
+    /// Gates are a projection of the input, and not of a small vector (Kimi-K3).
+    pub full_gate: bool,
 }
 
 impl ChannelDeltaDescription {

@@ -61,6 +61,8 @@ pub enum ExpertActivation {
     GeGlu,
     /// SwiGLU with `alpha` within its sigmoid, `added` to `up(x)`, and both clamped to `limit` (gpt-oss, GLM-5.3). A shared expert is alike, and is added behind the routed ones.
     ClampedSwiGlu { alpha: f32, limit: f32, added: f32 },
+    /// SiTU, in which gate and up are bounded by tanh (Kimi-K3). A shared expert is alike, and is added behind the routed ones.
+    SiTu { beta: f32, linear: f32 },
     /// `down(max(up(x), 0)^2)`: there are no gates (Nemotron-H). A shared expert is alike, and is added behind the routed ones.
     SquaredRelu,
 }
@@ -92,6 +94,15 @@ pub struct SharedExpertDescription {
     pub joined: bool,
 }
 
+/// Routed experts take a small vector, a projection of the input, and a projection of what they put out is added (Nemotron 3 Super).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentExperts {
+    /// Its elements.
+    pub size: usize,
+    /// What experts put out is normed before its projection (Kimi-K3).
+    pub normed: bool,
+}
+
 /// A mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeDescription {
@@ -99,6 +110,8 @@ pub struct MoeDescription {
     pub count: usize,
     /// The width of each.
     pub intermediate: usize,
+    /// What they take in place of the input.
+    pub latent: Option<LatentExperts>,
     /// How tokens choose among them.
     pub router: RouterDescription,
     /// What each of them computes.
@@ -206,6 +219,7 @@ impl MoeDescription {
         Ok(MoeDescription {
             count,
             intermediate,
+            latent: None,
             router: RouterDescription::softmax(k, normalise),
             activation: ExpertActivation::SwiGlu,
             biased: false,

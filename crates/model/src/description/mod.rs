@@ -41,8 +41,8 @@ pub use compressed::{CompressedDescription, CompressionDescription, EntryIndexDe
 pub(crate) use compressed_weights::COMPRESSORS;
 pub use delta_net::{ChannelDeltaDescription, DeltaDescription, ProjectionLayout};
 pub use experts::{
-    ExpertActivation, ExpertGroups, MoeDescription, RouterDescription, RouterScoring, SharedExpertDescription,
-    StackOrder,
+    ExpertActivation, ExpertGroups, LatentExperts, MoeDescription, RouterDescription, RouterScoring,
+    SharedExpertDescription, StackOrder,
 };
 pub use layer_range::{Cut, LayerRange};
 pub use meaning::{Leaf, Meaning};
@@ -51,9 +51,14 @@ pub(crate) use ngram_weights::{NGRAM_CONVOLUTION, NGRAM_KEYS, NGRAM_NORMS, NGRAM
 pub use ngrams::NgramsDescription;
 pub use state_space::StateSpaceDescription;
 pub(crate) use state_space::StateSpaceKeys;
-pub(crate) use stream_weights::{GATED_STREAM_PARTS, LAST_STREAM_PARTS, STREAM_HEAD, STREAM_PARTS};
+pub(crate) use stream_weights::{
+    ATTENDED_STREAM_PARTS, GATED_STREAM_PARTS, LAST_ATTENDED_PARTS, LAST_STREAM_PARTS, STREAM_HEAD, STREAM_PARTS,
+};
 pub use streams::{StreamMixing, StreamsDescription};
-pub(crate) use weights::{BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, PER_LAYER_TABLE, ROUTER_SCALE, TOKEN_EXPERTS};
+pub(crate) use weights::{
+    BESIDE_NORMS, CORRECTION_BIAS, EXPERT_SCALES, LATENT_DOWN, LATENT_NORM, LATENT_UP, PER_LAYER_TABLE, ROUTER_SCALE,
+    TOKEN_EXPERTS,
+};
 pub use weights::{WeightClass, WeightDescription, WeightKind};
 pub(crate) use windows::{FULL, WINDOWED, layer_windows};
 
@@ -220,6 +225,8 @@ pub enum DenseActivation {
     Silu,
     /// The same of a gate of at most `limit`, times what is clamped to `-limit..=limit` (GLM-5.3).
     ClampedSilu { limit: f32 },
+    /// The same of a gate bounded by `beta`, in the factor alone, times what is bounded by `linear` (Kimi-K3).
+    SiTu { beta: f32, linear: f32 },
     /// GELU in its tanh form.
     Gelu,
     /// `max(x, 0)^2`, without a gate (Nemotron-H).
@@ -232,6 +239,7 @@ impl DenseActivation {
         match experts {
             ExpertActivation::SquaredRelu => Some(DenseActivation::SquaredRelu),
             ExpertActivation::ClampedSwiGlu { limit, .. } => Some(DenseActivation::ClampedSilu { limit }),
+            ExpertActivation::SiTu { beta, linear } => Some(DenseActivation::SiTu { beta, linear }),
             ExpertActivation::SwiGlu | ExpertActivation::GeGlu => None,
         }
     }

@@ -1,4 +1,4 @@
-//! The weights of hyper-connections.
+//! The weights of hyper-connections and of attention residuals.
 
 use super::weights::{WeightClass, WeightDescription, WeightKind, matrix, vector};
 use super::{StreamMixing, StreamsDescription};
@@ -33,6 +33,13 @@ pub(crate) const LAST_STREAM_PARTS: [&str; 3] = [
     "hyper_connection_mixer.input_mix_weight_up",
 ];
 
+/// The norm of streams that are attended to, and what makes scores of them, in front of each half of a layer.
+pub(crate) const ATTENDED_STREAM_PARTS: [[&str; 2]; 2] =
+    [["self_attention_res_norm", "self_attention_res_proj"], ["mlp_res_norm", "mlp_res_proj"]];
+
+/// The same for the head.
+pub(crate) const LAST_ATTENDED_PARTS: [&str; 2] = ["output_attn_res_norm", "output_attn_res_proj"];
+
 impl StreamsDescription {
     /// Those of a layer.
     pub(super) fn weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
@@ -54,6 +61,9 @@ impl StreamsDescription {
                 };
                 GATED_STREAM_PARTS.into_iter().flat_map(of).collect()
             }
+            StreamMixing::Attended { .. } => {
+                ATTENDED_STREAM_PARTS.into_iter().flatten().map(|part| vector(part, norm, hidden)).collect()
+            }
         }
     }
 
@@ -67,6 +77,7 @@ impl StreamsDescription {
                     WeightDescription { rows: self.count, ..vector(mix, WeightKind::Vector, self.count * hidden) };
                 vec![mix, vector(base, WeightKind::Vector, self.count), vector(scale, WeightKind::Vector, 1)]
             }
+            StreamMixing::Attended { .. } => LAST_ATTENDED_PARTS.map(|part| vector(part, norm, hidden)).into(),
             StreamMixing::Gated { rank } => gates(LAST_STREAM_PARTS, (rank, self.count * hidden), norm).into(),
         }
     }

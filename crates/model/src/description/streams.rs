@@ -1,9 +1,11 @@
-//! Hyper-connections: several residual streams in place of one.
+//! Hyper-connections and attention residuals: several residual streams in place of one.
+
+use sluice_backend::{MOST_ATTENDED, MOST_STREAMS};
 
 /// Several residual streams: each half of a layer takes a mixture of them and adds to all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamsDescription {
-    /// How many there are.
+    /// How many there are, in the end.
     pub count: usize,
     /// What a half takes and adds.
     pub mixing: StreamMixing,
@@ -26,12 +28,27 @@ pub enum StreamMixing {
         /// Elements between both matrices of the gates.
         rank: usize,
     },
+    /// Each half takes a mixture of all streams by a softmax of their scores, and adds to the last of them. More of them begin on the way (Kimi-K3).
+    Attended {
+        /// One more begins with what the mixer of every so-manieth layer puts out, from the first layer on.
+        every: usize,
+    },
 }
 
 impl StreamsDescription {
     /// Whether streams have gates.
     pub fn is_gated(self) -> bool {
         matches!(self.mixing, StreamMixing::Gated { .. })
+    }
+
+    /// Those that are attended to, of so many layers.
+    pub fn attended(every: usize, layers: usize) -> StreamsDescription {
+        StreamsDescription { count: layers.div_ceil(every) + 1, mixing: StreamMixing::Attended { every } }
+    }
+
+    /// The most that there may be.
+    pub fn most(self) -> usize {
+        if matches!(self.mixing, StreamMixing::Attended { .. }) { MOST_ATTENDED } else { MOST_STREAMS }
     }
 
     /// Logits of a mixture where streams exchange their contents.

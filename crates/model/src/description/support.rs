@@ -2,7 +2,7 @@
 //! backend.
 
 use anyhow::{Result, ensure};
-use sluice_backend::{MOST_POOLED, MOST_STREAMS};
+use sluice_backend::MOST_POOLED;
 
 use super::attention::{AttentionDescription, AttentionVariant};
 use super::experts::{ExpertActivation, MoeDescription, RouterScoring};
@@ -72,7 +72,7 @@ impl Description {
                     && self.per_layer.is_none()
                     && !self.layer_scales
                     && (!streams.is_gated() || !matches!(layer.feed_forward, FeedForwardDescription::Dense { .. }));
-                !plain || layer.is_one_block() || streams.count > MOST_STREAMS
+                !plain || layer.is_one_block() || streams.count > streams.most()
             });
             let unsupported =
                 unsupported.or_else(|| streams.map(|of| format!("{} residual streams around it", of.count)));
@@ -189,6 +189,10 @@ impl MoeDescription {
             && (alpha, added) != (1.0, 0.0)
         {
             return Some("a shared expert beside experts with another activation than its own".into());
+        }
+        let has_shared_apart = self.shared.is_some() && DenseActivation::of_shared(self.activation).is_some();
+        if self.latent.is_some() && (self.biased || !has_shared_apart) {
+            return Some("experts behind a projection, and biases, or no shared expert behind them".into());
         }
         if let RouterScoring::ByToken { tokens } = self.router.scoring {
             let wrong = tokens == 0 || self.router.k > self.count || self.router.correction_bias;

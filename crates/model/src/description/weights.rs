@@ -15,6 +15,11 @@ pub(crate) const CORRECTION_BIAS: &str = "mlp.gate.e_score_correction_bias";
 /// The experts of each token's number (DeepSeek-V4).
 pub(crate) const TOKEN_EXPERTS: &str = "mlp.gate.tid2eid";
 
+/// To what experts take, where that is no more than a projection of the input; the norm of what they put out, and its projection.
+pub(crate) const LATENT_DOWN: &str = "mlp.latent_down_proj";
+pub(crate) const LATENT_NORM: &str = "mlp.latent_norm";
+pub(crate) const LATENT_UP: &str = "mlp.latent_up_proj";
+
 /// Gemma 4's: what the input of a router is multiplied by, and the weights of its experts.
 pub(crate) const ROUTER_SCALE: &str = "mlp.router_scale";
 pub(crate) const EXPERT_SCALES: &str = "mlp.expert_scales";
@@ -267,7 +272,14 @@ impl FeedForwardDescription {
                 all.push(matrix("mlp.shared_expert_gate", WeightClass::Router, 1, hidden));
             }
         }
-        let (count, biased) = (moe.count, moe.biased);
+        if let Some(latent) = moe.latent {
+            let projection =
+                |part, rows, cols| WeightDescription { biased: true, ..matrix(part, WeightClass::Mlp, rows, cols) };
+            all.push(projection(LATENT_DOWN, latent.size, hidden));
+            all.extend(latent.normed.then(|| vector(LATENT_NORM, norm, latent.size)));
+            all.push(projection(LATENT_UP, hidden, latent.size));
+        }
+        let (count, biased, hidden) = (moe.count, moe.biased, moe.latent.map_or(hidden, |latent| latent.size));
         let expert =
             |part, rows, cols| WeightDescription { count, biased, ..matrix(part, WeightClass::Expert, rows, cols) };
         let gate = expert("mlp.experts.gate_proj", moe.intermediate, hidden);

@@ -37,8 +37,8 @@ impl ChannelDeltaScratch {
 pub struct ChannelDelta {
     norm: Norm,
     inputs: Vec<Projection>,
-    /// What decays and gates are projections of, and the projections.
-    up: [(Tensor, Projection); 2],
+    /// What decays and gates are projections of, and the projections; gates may be among the inputs.
+    up: Vec<(Tensor, Projection)>,
     inner: ChannelDeltaLayer,
     out: Linear,
 }
@@ -56,15 +56,20 @@ impl ChannelDelta {
         let mut projection =
             |part: &str, out: Tensor| -> Result<Projection> { Ok(Projection { linear: w.linear(at, part)?, out }) };
         let [of_f, of_z] = [s.small.columns(0..rank), s.small.columns(rank..2 * rank)];
-        let inputs = vec![
+        let mut inputs = vec![
             projection("self_attn.q_proj", s.qkv.columns(0..keys))?,
             projection("self_attn.k_proj", s.qkv.columns(keys..2 * keys))?,
             projection("self_attn.v_proj", s.qkv.columns(2 * keys..2 * keys + values))?,
             projection("self_attn.b_proj", s.b)?,
             projection("self_attn.f_a_proj", of_f)?,
-            projection("self_attn.g_a_proj", of_z)?,
         ];
-        let up = [(of_f, projection("self_attn.f_b_proj", s.f)?), (of_z, projection("self_attn.g_b_proj", s.z)?)];
+        let mut up = vec![(of_f, projection("self_attn.f_b_proj", s.f)?)];
+        if d.full_gate {
+            inputs.push(projection("self_attn.g_proj", s.z)?);
+        } else {
+            inputs.push(projection("self_attn.g_a_proj", of_z)?);
+            up.push((of_z, projection("self_attn.g_b_proj", s.z)?));
+        }
         let inner = ChannelDeltaLayer {
             shape: d.shape,
             qkv: s.qkv,
@@ -73,7 +78,7 @@ impl ChannelDelta {
             f: s.f,
             out: s.mixed,
             conv: w.convolutions(at, &["self_attn.q_conv1d", "self_attn.k_conv1d", "self_attn.v_conv1d"])?,
-            rates: w.decay(at, "self_attn.A_log")?,
+            rates: w.decay_of_first(at, "self_attn.A_log", Some(d.shape.key_dim))?,
             dt_bias: w.vector(at, "self_attn.dt_bias")?,
             bound: d.bound,
             norm: w.norm(at, "self_attn.o_norm")?,

@@ -5,10 +5,11 @@ use sluice_backend::{
     Elementwise, Mlp, Moe, MoeId, Norm, Operations, Projection, Routing, Scoring, SharedExpert, Tensor,
 };
 
+use super::latent_experts::LatentMixture;
 use super::ordered::{Inputs, Output};
 use crate::description::{
-    BESIDE_NORMS, CORRECTION_BIAS, DenseActivation, Description, EXPERT_SCALES, FeedForwardDescription, MoeDescription,
-    ROUTER_SCALE, RouterScoring, TOKEN_EXPERTS,
+    BESIDE_NORMS, CORRECTION_BIAS, DenseActivation, Description, EXPERT_SCALES, FeedForwardDescription, LatentExperts,
+    MoeDescription, ROUTER_SCALE, RouterScoring, TOKEN_EXPERTS,
 };
 use crate::weights::Weights;
 
@@ -19,6 +20,8 @@ pub struct FeedForwardScratch {
     up: Tensor,
     /// What a mixture beside a dense part puts out: `[max_tokens, hidden]`.
     mixed: Option<Tensor>,
+    /// What experts behind a projection take and put out: `[max_tokens, size]` each.
+    latent: Option<[Tensor; 2]>,
 }
 
 impl FeedForwardScratch {
@@ -36,7 +39,11 @@ impl FeedForwardScratch {
         let has_beside = d.layers.iter().any(|layer| beside(&layer.feed_forward));
         let Some(width) = d.layers.iter().filter_map(|layer| width(&layer.feed_forward)).max() else { return Ok(None) };
         let mixed = if has_beside { Some(w.scratch(d.hidden)?) } else { None };
-        Ok(Some(FeedForwardScratch { gate: w.scratch(width)?, up: w.scratch(width)?, mixed }))
+        let latent = match d.moe_layers().filter_map(|moe| moe.latent).map(|latent| latent.size).max() {
+            Some(size) => Some([w.scratch(size)?, w.scratch(size)?]),
+            None => None,
+        };
+        Ok(Some(FeedForwardScratch { gate: w.scratch(width)?, up: w.scratch(width)?, mixed, latent }))
     }
 }
 
@@ -101,6 +108,7 @@ impl PlainDense {
             DenseActivation::Gelu => Elementwise::GeGlu { gate, up },
             DenseActivation::Silu => Elementwise::SwiGlu { gate, up },
             DenseActivation::ClampedSilu { limit } => Elementwise::ClampedSwiGlu { gate, up, limit },
+            DenseActivation::SiTu { beta, linear } => Elementwise::SiTu { gate, up, beta, linear },
             DenseActivation::SquaredRelu => Elementwise::SquaredRelu { x: gate },
         });
         gate
@@ -147,6 +155,8 @@ pub enum FeedForward {
     Beside(Box<Beside>),
     /// A mixture, and a shared expert that no fused operation has.
     Shared(Box<(MoeId, PlainDense)>),
+    /// The same with experts behind a projection of their own.
+    Latent(Box<(LatentMixture, PlainDense)>),
     /// The layer has none.
     None,
 }
@@ -189,7 +199,7 @@ impl FeedForward {
                 let [dense_norm, before_moe, after_moe] = BESIDE_NORMS;
                 let (dense_norm, mixed) = (w.norm(at, dense_norm)?, (to_mixed, w.norm(at, after_moe)?));
                 let norm = w.norm(at, before_moe)?;
-                let moe = load_mixture(w, at, moe, Some(norm), before)?;
+                let moe = load_mixture(w, at, moe, (Some(norm), None), before)?;
                 Ok(FeedForward::Beside(Box::new(Beside { dense, sum, dense_norm, sum_norm, moe, mixed })))
             }
             _ if branch.is_some() => {
@@ -212,10 +222,16 @@ impl FeedForward {
                 let sizes = (scratch, width, activation);
                 let shared = PlainDense::load(w, (at, "mlp.shared_expert"), norm, sizes, None)?;
                 let routed = MoeDescription { shared: None, ..MoeDescription::clone(d) };
-                Ok(FeedForward::Shared(Box::new((load_mixture(w, at, &routed, norm, before)?, shared))))
+                if let Some(LatentExperts { size, normed }) = d.latent {
+                    let inside = scratch.latent.expect("of such layers").map(|t| t.columns(0..size));
+                    let moe = load_mixture(w, at, &routed, (norm, Some(inside[0])), before)?;
+                    let mixture = LatentMixture::load(w, at, moe, norm, (inside, normed))?;
+                    return Ok(FeedForward::Latent(Box::new((mixture, shared))));
+                }
+                Ok(FeedForward::Shared(Box::new((load_mixture(w, at, &routed, (norm, None), before)?, shared))))
             }
             FeedForwardDescription::None => Ok(FeedForward::None),
-            FeedForwardDescription::Moe(d) => Ok(FeedForward::Moe(load_mixture(w, at, d, norm, before)?)),
+            FeedForwardDescription::Moe(d) => Ok(FeedForward::Moe(load_mixture(w, at, d, (norm, None), before)?)),
         }
     }
 
@@ -225,6 +241,7 @@ impl FeedForward {
             FeedForward::Dense { .. } | FeedForward::Plain(_) | FeedForward::None => None,
             FeedForward::Moe(moe) => Some(*moe),
             FeedForward::Shared(both) => Some(both.0),
+            FeedForward::Latent(both) => Some(both.0.moe()),
             FeedForward::Beside(both) => Some(both.moe),
         }
     }
@@ -245,6 +262,11 @@ impl FeedForward {
                 backend.mixture(x, both.0, out);
                 both.1.down.add(backend, hidden, out);
             }
+            FeedForward::Latent(both) => {
+                let hidden = both.1.hidden(backend, x);
+                both.0.forward(backend, x, out);
+                both.1.down.add(backend, hidden, out);
+            }
             FeedForward::None => {}
         }
     }
@@ -256,6 +278,8 @@ impl FeedForward {
                 self.forward(backend, x, x);
                 None
             }
+            // Packing refuses to calibrate such experts.
+            FeedForward::Latent(_) => panic!("routed experts behind a projection, which they are no sum without"),
             FeedForward::Moe(moe) => Some(backend.mixture_but_experts(x, *moe, normed, x)),
             FeedForward::Shared(both) => {
                 let hidden = both.1.hidden(backend, x);
@@ -267,12 +291,12 @@ impl FeedForward {
     }
 }
 
-/// The mixture `d` of layer `at`, whose input goes through `norm`; `before`: that of the layer right before.
+/// The mixture `d` of layer `at`, whose input goes through `norm`; `latent`: what its experts take in place of that; `before`: the mixture of the layer right before.
 fn load_mixture(
     w: &mut Weights,
     at: usize,
     d: &MoeDescription,
-    norm: Option<Norm>,
+    (norm, latent): (Option<Norm>, Option<Tensor>),
     before: Option<MoeId>,
 ) -> Result<MoeId> {
     let router_norm = if d.router.own_norm { Some(w.router_norm(at, ROUTER_SCALE)?) } else { None };
@@ -298,5 +322,5 @@ fn load_mixture(
         _ => d.router.scoring(stored).map_err(|what| anyhow!("{what}"))?,
     };
     scoring.check(d.count).map_err(|what| anyhow!("layer {at}: {what}"))?;
-    w.backend().moe(Moe { norm, router_norm, router, scoring, experts, shared }, before)
+    w.backend().moe(Moe { norm, router_norm, latent, router, scoring, experts, shared }, before)
 }

@@ -22,6 +22,8 @@ pub struct LatentScratch {
     kv: Tensor,
     /// Before the output projection: `[max_tokens, heads * v_dim]`.
     mixed: Tensor,
+    /// What gates that are: as wide.
+    gate: Option<Tensor>,
     index: Option<IndexScratch>,
 }
 
@@ -50,11 +52,13 @@ impl LatentScratch {
         let index = [of_index(|i| i.heads * i.head_dim), of_index(|i| i.head_dim), of_index(|i| i.heads)];
         let pooled = of_index(|i| if i.pool.is_some() { i.head_dim } else { 0 });
         let q_a = widest(|_, latent| latent.q_rank.unwrap_or(0));
+        let gate = widest(|a, latent| if latent.gated { a.out_cols() } else { 0 });
         Ok(Some(LatentScratch {
             q: w.scratch(widest(|a, _| a.q_cols()))?,
             q_a: if q_a > 0 { Some(w.scratch(q_a)?) } else { None },
             kv: w.scratch(widest(|_, latent| latent.kv_rank + latent.rotary_dim))?,
             mixed: w.scratch(widest(|a, _| a.out_cols()))?,
+            gate: if gate > 0 { Some(w.scratch(gate)?) } else { None },
             index: match index {
                 [0, ..] => None,
                 [q, k, weights] => Some(IndexScratch {
@@ -79,6 +83,8 @@ pub struct LatentAttention {
     /// What queries are multiplied by.
     growth: Option<RowFactors>,
     inner: LatentLayer,
+    /// What is put out is multiplied by the sigmoid of this.
+    gate: Option<Tensor>,
     out: Output,
 }
 
@@ -93,7 +99,7 @@ impl LatentAttention {
         (group, layer): (usize, usize),
         index_slot: Option<(usize, usize)>,
     ) -> Result<LatentAttention> {
-        let (LatentDescription { q_rank, kv_rank, rotary_dim, norm_eps, split }, index) = (latent, d.index);
+        let (LatentDescription { q_rank, kv_rank, rotary_dim, norm_eps, split, gated }, index) = (latent, d.index);
         let (q, kv) = (s.q.columns(0..d.q_cols()), s.kv.columns(0..kv_rank + rotary_dim));
         let norm = w.norm(at, "input_layernorm")?;
         let of = |w: &mut Weights, part: &str, out| -> Result<Projection> {
@@ -106,6 +112,10 @@ impl LatentAttention {
             None => of(w, "self_attn.q_proj", q)?,
         };
         let mut down = vec![queries, of(w, "self_attn.kv_a_proj_with_mqa", kv)?];
+        let gate = s.gate.filter(|_| gated).map(|all| all.columns(0..d.out_cols()));
+        if let Some(gate) = gate {
+            down.push(of(w, "self_attn.g_proj", gate)?);
+        }
         let own_index = match index.zip(index_slot).zip(s.index) {
             None => None,
             Some(((index, slot), all)) => {
@@ -191,7 +201,7 @@ impl LatentAttention {
             None => None,
         };
         let out = w.ordered_linear(at, "self_attn.o_proj")?;
-        Ok(LatentAttention { down, up, index: own_index, growth, inner, out: Output::new(w, out, None)? })
+        Ok(LatentAttention { down, up, index: own_index, growth, inner, gate, out: Output::new(w, out, None)? })
     }
 
     /// `out += attention(norm(x))`
@@ -210,6 +220,10 @@ impl LatentAttention {
         // 2. norm, rotation, cache, softmax(q k) v in the space of what is cached, values of each head
         backend.latent_attention(&self.inner);
         // 3. back to the residual stream
-        self.out.add(backend, self.inner.out.first_rows(x.rows), out);
+        let mixed = self.inner.out.first_rows(x.rows);
+        if let Some(gate) = self.gate {
+            backend.elementwise(&Elementwise::SigmoidGate { x: mixed, gate: gate.first_rows(x.rows) });
+        }
+        self.out.add(backend, mixed, out);
     }
 }

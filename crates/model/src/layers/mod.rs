@@ -1,11 +1,13 @@
 //! The layers of models. Each is made from its description and the weights of its module.
 
+mod attended;
 mod attention;
 mod channel_delta;
 mod compressed;
 mod delta_net;
 mod feed_forward;
 mod latent;
+mod latent_experts;
 mod ngrams;
 mod ordered;
 mod per_layer;

@@ -1,10 +1,12 @@
-//! Several residual streams (hyper-connections): what each half of a layer takes of them, and what becomes of them behind it.
+//! Several residual streams (hyper-connections, attention residuals): what each half of a layer takes of them, and what becomes of them behind it.
 
 use anyhow::Result;
 use sluice_backend::{Elementwise, Linear, MatrixId, Norm, Operations, Projection, StreamLayer, Tensor};
 
+use super::attended::AttendedBlock;
 use crate::description::{
-    Description, GATED_STREAM_PARTS, LAST_STREAM_PARTS, STREAM_HEAD, STREAM_PARTS, StreamMixing, StreamsDescription,
+    ATTENDED_STREAM_PARTS, Description, GATED_STREAM_PARTS, LAST_ATTENDED_PARTS, LAST_STREAM_PARTS, STREAM_HEAD,
+    STREAM_PARTS, StreamMixing, StreamsDescription,
 };
 use crate::weights::Weights;
 
@@ -26,6 +28,8 @@ enum Shared {
     Exchanged { norm: Norm, weights: Tensor, eps: f32, rounds: usize, has_head: bool },
     /// Streams, normed, and their gates: `[max_tokens, count * hidden]` each; what gates are made of, `[max_tokens, rank]`; and the logits of what is added, `[max_tokens, count]`.
     Gated { normed: Tensor, gates: Tensor, low: Tensor, logits: Tensor },
+    /// One more begins in every so-manieth layer.
+    Attended { every: usize },
 }
 
 impl Streams {
@@ -46,6 +50,7 @@ impl Streams {
                 low: w.scratch(rank)?,
                 logits: w.scratch(count)?,
             },
+            StreamMixing::Attended { every } => Shared::Attended { every },
         };
         Ok(Some(Streams { count, x, inside, shared }))
     }
@@ -70,6 +75,10 @@ impl Streams {
                 let inject = Projection { linear: w.linear(at, inject)?, out: logits };
                 Mixture::Gated(self.gated(w, Some(at), [norm, down, up], Some(inject))?)
             }
+            Shared::Attended { every } => {
+                let norm = w.score_norm(Some(at), ATTENDED_STREAM_PARTS[half])?;
+                Mixture::Attended(AttendedBlock::new(norm, every, (at, half)))
+            }
         };
         Ok(StreamBlock { mixture, streams: self.x, inside: self.inside })
     }
@@ -83,6 +92,7 @@ impl Streams {
                 LastMixture::Weighed(Box::new(self.exchanged(w, None, STREAM_HEAD, (weights, x))?))
             }
             Shared::Gated { .. } => LastMixture::Gated(Box::new(self.gated(w, None, LAST_STREAM_PARTS, None)?)),
+            Shared::Attended { .. } => LastMixture::Attended(self.x, w.score_norm(None, LAST_ATTENDED_PARTS)?),
         })
     }
 
@@ -129,10 +139,12 @@ impl Streams {
         })
     }
 
-    /// The embedding of each of a step's tokens goes into all streams.
+    /// The embedding of each of a step's tokens goes into all streams that there are at first.
     pub fn embed(&self, backend: &mut dyn Operations, (table, scale): (MatrixId, Option<f32>), tokens: usize) {
         let (x, hidden) = (self.x.first_rows(tokens), self.inside[0].cols);
-        (0..self.count).for_each(|s| backend.embed(table, x.columns(s * hidden..(s + 1) * hidden)));
+        let count = if matches!(self.shared, Shared::Attended { .. }) { 1 } else { self.count };
+        let x = x.columns(0..count * hidden);
+        (0..count).for_each(|s| backend.embed(table, x.columns(s * hidden..(s + 1) * hidden)));
         if let Some(by) = scale {
             backend.elementwise(&Elementwise::Scale { x, by });
         }
@@ -172,6 +184,8 @@ pub enum LastMixture {
     Mean(Tensor),
     Weighed(Box<StreamLayer>),
     Gated(Box<GatedMixture>),
+    /// Streams that are attended to, and the norm that makes scores of them.
+    Attended(Tensor, Norm),
 }
 
 impl LastMixture {
@@ -183,6 +197,10 @@ impl LastMixture {
             }
             LastMixture::Weighed(layer) => backend.collapse(layer),
             LastMixture::Gated(gated) => gated.forward(backend, out),
+            LastMixture::Attended(streams, norm) => {
+                let (streams, norm) = (streams.first_rows(out.rows), *norm);
+                backend.elementwise(&Elementwise::AttendStreams { streams, norm, out });
+            }
         }
     }
 }
@@ -191,6 +209,7 @@ impl LastMixture {
 enum Mixture {
     Exchanged(StreamLayer),
     Gated(GatedMixture),
+    Attended(AttendedBlock),
 }
 
 /// One half of a layer between the streams.
@@ -211,6 +230,7 @@ impl StreamBlock {
     ) {
         let [x, out] = self.inside.map(|t| t.first_rows(tokens));
         match &self.mixture {
+            Mixture::Attended(own) => return own.forward(backend, self.streams.first_rows(tokens), x, block),
             Mixture::Exchanged(layer) => backend.collapse(layer),
             Mixture::Gated(gated) => gated.forward(backend, x),
         }
@@ -226,6 +246,7 @@ impl StreamBlock {
                 let logits = gated.inputs[1].out.first_rows(tokens);
                 backend.elementwise(&Elementwise::Inject { x: out, logits, streams });
             }
+            Mixture::Attended(_) => unreachable!("it adds to the last stream by itself"),
         }
     }
 }

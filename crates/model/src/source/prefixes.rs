@@ -24,7 +24,7 @@ const V4_HEAD: &str = "head";
 const V4_ROW_NORM: [&str; 2] = [".attn.norm", ".attn.kv_norm"];
 
 /// What the text model's names begin with, besides that of the head.
-const PARTS: [&str; 8] = [
+const PARTS: [&str; 10] = [
     "hc_head_",
     "embed_tokens.",
     "layers.",
@@ -33,6 +33,8 @@ const PARTS: [&str; 8] = [
     "per_layer_model_projection.",
     "per_layer_projection_norm.",
     "hyper_connection_mixer.",
+    "output_attn_res_norm.",
+    "output_attn_res_proj.",
 ];
 /// What the head is called.
 const LM_HEAD: &str = "lm_head";

@@ -97,6 +97,7 @@ impl<'a> Weights<'a> {
                 ExpertKind::ClampedSwiGlu { alpha, limit, added }
             }
             ExpertActivation::GeGlu => ExpertKind::GeGlu,
+            ExpertActivation::SiTu { beta, linear } => ExpertKind::SiTu { beta, linear },
             ExpertActivation::SquaredRelu => ExpertKind::SquaredRelu,
         };
         Ok(Experts { count, kind, parts, biases, order })

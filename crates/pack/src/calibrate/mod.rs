@@ -105,7 +105,8 @@ impl<'a> Calibrator<'a> {
         let loaded = sluice_model::load(tensors, &mut backend, &options)?;
         let model = loaded.description;
         ensure!(model.experts().is_some(), "--calibration is for routed experts, and this model has none");
-        let is_plain = |moe: &MoeDescription| moe.activation == ExpertActivation::SwiGlu && !moe.biased;
+        let is_plain =
+            |moe: &MoeDescription| moe.activation == ExpertActivation::SwiGlu && !moe.biased && moe.latent.is_none();
         ensure!(
             model.moe_layers().all(is_plain),
             "--calibration is for experts with a plain SwiGLU and without biases"

@@ -79,6 +79,7 @@ fn changed_attention(config: &Config, options: &Options) -> Result<Description> 
             rotary_dim: 4,
             norm_eps: 1e-6,
             split: false,
+            gated: false,
         });
     }
     Ok(described)

@@ -83,7 +83,7 @@ pub fn config(model_type: &str) -> Value {
             "num_hidden_layers": 5, "layers_block_type": NEMOTRON_LAYERS, "mamba_num_heads": 6, "mamba_head_dim": 12,
             "n_groups": 3, "ssm_state_size": 10, "n_routed_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24,
             "moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 28, "routed_scaling_factor": 2.5,
-            "norm_topk_prob": true,
+            "norm_topk_prob": true, "moe_latent_size": 16,
         }),
         "smollm3" => json!({"num_hidden_layers": 4}),
         "olmo3" => json!({
@@ -218,6 +218,7 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
                 ("expert_used_count", "num_experts_per_tok"),
                 ("expert_feed_forward_length", "moe_intermediate_size"),
                 ("expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size"),
+                ("moe_latent_size", "moe_latent_size"),
             ] {
                 file.u32(&key(name), size(ours));
             }
@@ -292,6 +293,8 @@ pub fn part(ours: &str, model_type: &str) -> &'static str {
         "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
         "mlp.shared_expert.up_proj" => "ffn_up_shexp",
         "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+        "mlp.latent_down_proj" => "ffn_latent_down",
+        "mlp.latent_up_proj" => "ffn_latent_up",
         "mlp.experts.gate_proj" => "ffn_gate_exps",
         "mlp.experts.up_proj" => "ffn_up_exps",
         "mlp.experts.down_proj" => "ffn_down_exps",

@@ -119,7 +119,7 @@ fn slabs(home: &Path) -> Vec<PathBuf> {
 }
 
 /// Models of each kind of cache: with windows, recurrent states, latent rows, keys of indexers, layers that share keys.
-const CACHED: [&str; 11] = [
+const CACHED: [&str; 12] = [
     "qwen3",
     "qwen3_window",
     "qwen3_5",
@@ -127,6 +127,7 @@ const CACHED: [&str; 11] = [
     "deepseek_v32",
     "granitemoehybrid_mamba",
     "kimi_linear",
+    "kimi_k3",
     "glm5_next",
     "deepseek_v4",
     "qwen4_exp",

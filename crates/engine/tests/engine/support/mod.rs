@@ -86,7 +86,7 @@ pub fn ask(engine: &mut Engine, prompt: &[u32], generation: Generation) -> (Answ
 }
 
 /// Dense, windowed, mixtures, and with recurrent layers: models whose keys, values and states go away and come back.
-pub const MODELS: [&str; 17] = [
+pub const MODELS: [&str; 19] = [
     "gemma4_moe",
     "gemma4_per_layer",
     "ministral3",
@@ -99,7 +99,9 @@ pub const MODELS: [&str; 17] = [
     "qwen3_5_moe",
     "gpt_oss_mxfp4",
     "nemotron_h_moe",
+    "nemotron_h_latent",
     "kimi_linear",
+    "kimi_k3",
     "glm5_next",
     "deepseek_v4",
     "qwen4_exp",

@@ -5,7 +5,7 @@ use sluice_engine::{Engine, MemoryClass, Options, Placement};
 use crate::support::folder;
 
 /// A mixture of each kind: stacked and single tensors, Hugging Face's and MLX's, with recurrent layers and without.
-pub const FOLDERS: [&str; 19] = [
+pub const FOLDERS: [&str; 21] = [
     "gemma4_moe",
     "mixtral",
     "glm4_moe",
@@ -13,6 +13,8 @@ pub const FOLDERS: [&str; 19] = [
     "minimax_m2",
     "nemotron_h_moe",
     "kimi_linear",
+    "nemotron_h_latent",
+    "kimi_k3",
     "glm5_next",
     "deepseek_v4",
     "qwen4_exp",

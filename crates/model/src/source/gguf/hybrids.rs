@@ -60,13 +60,11 @@ pub fn nemotron(keys: &Keys, layers: u64, config: &mut Config) -> Result<()> {
     if let Some(width) = rows(keys, layers, "ffn_up.weight")? {
         config.insert("intermediate_size".into(), json!(width));
     }
-    if keys.size_if("moe_latent_size")?.is_some_and(|size| size > 0) {
-        return Err(
-            keys.wrong("moe_latent_size", "is there: experts behind a projection of their own are not supported")
-        );
-    }
     let Some(width) = rows(keys, layers, "ffn_up_exps.weight")? else { return Ok(()) };
     family::mixture_with_shared(keys, config)?;
+    if let Some(size) = keys.size_if("moe_latent_size")?.filter(|size| *size > 0) {
+        config.insert("moe_latent_size".into(), json!(size));
+    }
     config.insert("moe_intermediate_size".into(), json!(width));
     let shared = rows(keys, layers, "ffn_up_shexp.weight")?;
     config.insert("moe_shared_expert_intermediate_size".into(), json!(shared));

@@ -33,6 +33,8 @@ const PARTS: &[(&str, &str)] = &[
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.latent_down_proj", "ffn_latent_down"),
+    ("mlp.latent_up_proj", "ffn_latent_up"),
     ("mlp.experts.gate_proj", "ffn_gate_exps"),
     ("mlp.experts.up_proj", "ffn_up_exps"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
