@@ -40,7 +40,7 @@ scripts/cross-arm64.sh build --bin sluice
 programs=$(scripts/cross-arm64.sh list store disk)
 root=$home/root
 rm -rf "$root" && mkdir -p "$root"/{bin,lib,proc,sys,dev,tmp,golden,tests}
-cp "$(find "$home/busybox" -name busybox -type f)" "$root/bin/busybox"
+cp "$home"/busybox/usr/bin/busybox "$root/bin/"
 ln -s busybox "$root/bin/sh"
 find "$home"/lib* -path '*/aarch64-linux-gnu/*' \( -name 'lib*.so.[0-9]*' -o -name 'ld-linux*' \) -exec cp -L {} "$root/lib/" \;
 cp "target/$target/$profile/sluice" "$root/bin/"
@@ -58,7 +58,7 @@ done
 END
 cat >"$root/init" <<'END'
 #!/bin/sh
-busybox --install -s /bin
+/bin/busybox --install -s /bin
 mount -t proc none /proc; mount -t sysfs none /sys; mount -t devtmpfs none /dev; mount -t tmpfs none /tmp
 export LD_LIBRARY_PATH=/lib HOME=/tmp RUST_BACKTRACE=0
 awk '/KernelPageSize/ { print "pages " $2; exit }' /proc/self/smaps
