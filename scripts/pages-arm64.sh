@@ -83,7 +83,7 @@ for kib in 4 16; do
   say "booting a kernel with pages of $kib KiB"
   # An emulated processor has all that Sluice can use.
   timeout 3600 qemu-system-aarch64 -M virt -cpu max -smp 2 -m 3G -nic none -nographic -no-reboot -kernel "$home/$kib"/boot/vmlinuz-* \
-    -initrd "$home/initrd.gz" -append "console=ttyAMA0 quiet panic=-1" </dev/null | tr -d '\r' | tee "$home/$kib.log"
+    -initrd "$home/initrd.gz" -append "console=ttyAMA0 quiet panic=-1" </dev/null | sed -u 's/\r//' | tee "$home/$kib.log"
   grep -q "^pages $kib$" "$home/$kib.log" || { say "no kernel with pages of $kib KiB" && exit 1; }
   diff <(grep ^logits "$home/$kib.log") "$home/wanted" || { say "other logits with pages of $kib KiB" && exit 1; }
   [ "$(grep -c '^test result: ok' "$home/$kib.log")" = 2 ] || { say "tests fail with pages of $kib KiB" && exit 1; }
