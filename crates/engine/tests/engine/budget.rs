@@ -5,7 +5,7 @@ use crate::support;
 use std::path::Path;
 
 use sluice_engine::{
-    Activations, Engine, Generation, KvType, MemoryClass, Options, Placement, sampling::SamplingParams,
+    Activations, Engine, Event, Generation, KvType, MemoryClass, Options, Placement, sampling::SamplingParams,
 };
 use support::*;
 
@@ -84,5 +84,43 @@ fn scratch_is_what_was_set_aside() {
                 }
             }
         }
+    }
+}
+
+/// Answers to two long prompts at once, then to one that begins like the first, and the memory of keys and values behind them.
+fn answers_and_cache(name: &str, limits: Options) -> (Vec<Vec<u32>>, usize) {
+    let options = Options { chunk: Some(32), max_context: Some(4096), max_sequences: 2, prefix_cache: true, ..limits };
+    let mut engine = Engine::open(folder(name), options).unwrap();
+    let prompts = [tokens(&engine, 1500, 1), tokens(&engine, 900, 2)];
+    let again = [&prompts[0][..1200], &prompts[1][..100]].concat();
+    let mut answers = Vec::new();
+    for turn in [&prompts[..], &[again]] {
+        let ids: Vec<_> = turn.iter().map(|_| engine.add_sequence()).collect();
+        for (id, prompt) in ids.iter().zip(turn) {
+            engine.start(*id, prompt, generation(40)).unwrap();
+        }
+        let mut found = vec![Vec::new(); turn.len()];
+        while !engine.is_idle() {
+            for event in engine.step().unwrap() {
+                if let Event::Token { id, token } = event {
+                    found[ids.iter().position(|known| known == id).unwrap()].push(*token);
+                }
+            }
+        }
+        ids.iter().for_each(|id| engine.remove_sequence(*id));
+        answers.extend(found);
+    }
+    (answers, engine.memory(MemoryClass::Kv))
+}
+
+#[test]
+fn within_a_budget_layers_with_a_window_keep_what_is_seen_and_answers_stay() {
+    for name in ["qwen3_window", "gemma3", "gpt_oss", "deepseek_v4"] {
+        let none = || Options::for_this_machine().unwrap();
+        // Whoever says how many positions there are gets as many in every layer.
+        let (wanted, all) = answers_and_cache(name, Options { kv_tokens: Some(2 * 4096), ..none() });
+        let (found, kept) = answers_and_cache(name, Options { memory_budget: Some(1 << 40), ..none() });
+        assert_eq!(found, wanted, "{name}");
+        assert!(kept < all, "{name}: {kept} bytes of {all}");
     }
 }
