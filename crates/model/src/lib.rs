@@ -27,7 +27,7 @@ pub use architectures::{Architecture, Describe, check_supported, describe, regis
 pub use config::{Config, GroupMode, Quantization};
 pub use decoder::Decoder;
 pub use description::*;
-use description::{INDEX_PARTS, JOIN};
+use description::{ATTENDED_SCORES, INDEX_PARTS, JOIN};
 pub use method::Method;
 pub use mlx_lm::MlxLm;
 pub use options::Options;
@@ -58,6 +58,9 @@ pub fn describe_stored(tensors: &ModelTensors, options: &Options) -> Result<Desc
     }
     if (0..description.stored_layers()).any(|layer| is_stored(layer, INDEX_PARTS[0])) {
         description.split_indexers();
+    }
+    if let Some(streams) = description.streams.as_mut().filter(|_| is_stored(0, ATTENDED_SCORES[0])) {
+        streams.fuse_scores();
     }
     let join = tensors.layout().full(&format!("layers.{}.{JOIN}.weight", description.layers.len()));
     let has_norms = |description: &Description| {

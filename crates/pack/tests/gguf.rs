@@ -62,7 +62,7 @@ fn a_file_packs_to_what_its_folder_packs_to() {
 
 #[test]
 fn recurrent_layers_whose_rates_nobody_turns_back_are_refused() {
-    for name in ["kimi_linear", "nemotron_h"] {
+    for name in ["kimi_linear", "kimi_k3", "nemotron_h"] {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::write(at("model.gguf"), convert::model(name).plain().gguf().bytes()).unwrap();

@@ -52,7 +52,8 @@ pub use ngrams::NgramsDescription;
 pub use state_space::StateSpaceDescription;
 pub(crate) use state_space::StateSpaceKeys;
 pub(crate) use stream_weights::{
-    ATTENDED_STREAM_PARTS, GATED_STREAM_PARTS, LAST_ATTENDED_PARTS, LAST_STREAM_PARTS, STREAM_HEAD, STREAM_PARTS,
+    ATTENDED_SCORES, ATTENDED_STREAM_PARTS, GATED_STREAM_PARTS, LAST_ATTENDED_PARTS, LAST_ATTENDED_SCORE,
+    LAST_STREAM_PARTS, STREAM_HEAD, STREAM_PARTS,
 };
 pub use streams::{StreamMixing, StreamsDescription};
 pub(crate) use weights::{

@@ -40,6 +40,10 @@ pub(crate) const ATTENDED_STREAM_PARTS: [[&str; 2]; 2] =
 /// The same for the head.
 pub(crate) const LAST_ATTENDED_PARTS: [&str; 2] = ["output_attn_res_norm", "output_attn_res_proj"];
 
+/// The products of both, where those are stored: of each half, and of the head.
+pub(crate) const ATTENDED_SCORES: [&str; 2] = ["self_attention_res_score", "mlp_res_score"];
+pub(crate) const LAST_ATTENDED_SCORE: &str = "output_attn_res_score";
+
 impl StreamsDescription {
     /// Those of a layer.
     pub(super) fn weights(&self, hidden: usize, norm: WeightKind) -> Vec<WeightDescription> {
@@ -61,6 +65,7 @@ impl StreamsDescription {
                 };
                 GATED_STREAM_PARTS.into_iter().flat_map(of).collect()
             }
+            StreamMixing::Attended { fused: true, .. } => ATTENDED_SCORES.map(|part| vector(part, norm, hidden)).into(),
             StreamMixing::Attended { .. } => {
                 ATTENDED_STREAM_PARTS.into_iter().flatten().map(|part| vector(part, norm, hidden)).collect()
             }
@@ -77,6 +82,7 @@ impl StreamsDescription {
                     WeightDescription { rows: self.count, ..vector(mix, WeightKind::Vector, self.count * hidden) };
                 vec![mix, vector(base, WeightKind::Vector, self.count), vector(scale, WeightKind::Vector, 1)]
             }
+            StreamMixing::Attended { fused: true, .. } => vec![vector(LAST_ATTENDED_SCORE, norm, hidden)],
             StreamMixing::Attended { .. } => LAST_ATTENDED_PARTS.map(|part| vector(part, norm, hidden)).into(),
             StreamMixing::Gated { rank } => gates(LAST_STREAM_PARTS, (rank, self.count * hidden), norm).into(),
         }

@@ -32,6 +32,8 @@ pub enum StreamMixing {
     Attended {
         /// One more begins with what the mixer of every so-manieth layer puts out, from the first layer on.
         every: usize,
+        /// What makes scores is one vector of the norm's weights and the projection's, multiplied (GGUF).
+        fused: bool,
     },
 }
 
@@ -43,7 +45,14 @@ impl StreamsDescription {
 
     /// Those that are attended to, of so many layers.
     pub fn attended(every: usize, layers: usize) -> StreamsDescription {
-        StreamsDescription { count: layers.div_ceil(every) + 1, mixing: StreamMixing::Attended { every } }
+        StreamsDescription { count: layers.div_ceil(every) + 1, mixing: StreamMixing::Attended { every, fused: false } }
+    }
+
+    /// Says that what makes scores is one vector, where a norm and a projection are stored as their products.
+    pub(crate) fn fuse_scores(&mut self) {
+        if let StreamMixing::Attended { fused, .. } = &mut self.mixing {
+            *fused = true;
+        }
     }
 
     /// The most that there may be.

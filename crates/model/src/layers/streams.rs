@@ -5,8 +5,8 @@ use sluice_backend::{Elementwise, Linear, MatrixId, Norm, Operations, Projection
 
 use super::attended::AttendedBlock;
 use crate::description::{
-    ATTENDED_STREAM_PARTS, Description, GATED_STREAM_PARTS, LAST_ATTENDED_PARTS, LAST_STREAM_PARTS, STREAM_HEAD,
-    STREAM_PARTS, StreamMixing, StreamsDescription,
+    ATTENDED_SCORES, ATTENDED_STREAM_PARTS, Description, GATED_STREAM_PARTS, LAST_ATTENDED_PARTS, LAST_ATTENDED_SCORE,
+    LAST_STREAM_PARTS, STREAM_HEAD, STREAM_PARTS, StreamMixing, StreamsDescription,
 };
 use crate::weights::Weights;
 
@@ -28,8 +28,8 @@ enum Shared {
     Exchanged { norm: Norm, weights: Tensor, eps: f32, rounds: usize, has_head: bool },
     /// Streams, normed, and their gates: `[max_tokens, count * hidden]` each; what gates are made of, `[max_tokens, rank]`; and the logits of what is added, `[max_tokens, count]`.
     Gated { normed: Tensor, gates: Tensor, low: Tensor, logits: Tensor },
-    /// One more begins in every so-manieth layer.
-    Attended { every: usize },
+    /// One more begins in every so-manieth layer. `fused`: what makes scores is one vector.
+    Attended { every: usize, fused: bool },
 }
 
 impl Streams {
@@ -50,7 +50,7 @@ impl Streams {
                 low: w.scratch(rank)?,
                 logits: w.scratch(count)?,
             },
-            StreamMixing::Attended { every } => Shared::Attended { every },
+            StreamMixing::Attended { every, fused } => Shared::Attended { every, fused },
         };
         Ok(Some(Streams { count, x, inside, shared }))
     }
@@ -75,8 +75,11 @@ impl Streams {
                 let inject = Projection { linear: w.linear(at, inject)?, out: logits };
                 Mixture::Gated(self.gated(w, Some(at), [norm, down, up], Some(inject))?)
             }
-            Shared::Attended { every } => {
-                let norm = w.score_norm(Some(at), ATTENDED_STREAM_PARTS[half])?;
+            Shared::Attended { every, fused } => {
+                let norm = match fused {
+                    true => w.norm(at, ATTENDED_SCORES[half])?,
+                    false => w.score_norm(Some(at), ATTENDED_STREAM_PARTS[half])?,
+                };
                 Mixture::Attended(AttendedBlock::new(norm, every, (at, half)))
             }
         };
@@ -92,6 +95,7 @@ impl Streams {
                 LastMixture::Weighed(Box::new(self.exchanged(w, None, STREAM_HEAD, (weights, x))?))
             }
             Shared::Gated { .. } => LastMixture::Gated(Box::new(self.gated(w, None, LAST_STREAM_PARTS, None)?)),
+            Shared::Attended { fused: true, .. } => LastMixture::Attended(self.x, w.norm(None, LAST_ATTENDED_SCORE)?),
             Shared::Attended { .. } => LastMixture::Attended(self.x, w.score_norm(None, LAST_ATTENDED_PARTS)?),
         })
     }

@@ -16,7 +16,7 @@ use sluice_model::{Config, Description, WeightDescription, WeightKind, describe}
 use super::writer::{self, BF16, F16, F32, Gguf};
 
 /// The `model_type`s that are written.
-pub const ARCHITECTURES: [&str; 31] = [
+pub const ARCHITECTURES: [&str; 32] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -44,6 +44,7 @@ pub const ARCHITECTURES: [&str; 31] = [
     "glm_moe_dsa",
     "mistral4",
     "kimi_linear",
+    "kimi_k3",
     "glm5_next",
     "deepseek_v4",
     "qwen4_exp_text",
@@ -135,6 +136,10 @@ impl Model {
         &self.weights.iter().find(is_it).unwrap().values
     }
 
+    fn has(&self, layer: Option<usize>, part: &str) -> bool {
+        self.weights.iter().any(|w| w.description.layer == layer && w.description.part == part)
+    }
+
     /// As a GGUF file with stacked experts.
     pub fn gguf(&self) -> Gguf {
         self.gguf_with(Experts::Stacked)
@@ -158,6 +163,7 @@ impl Model {
             "deepseek_v32" => "deepseek32",
             "glm_moe_dsa" => "glm-dsa",
             "kimi_linear" => "kimi-linear",
+            "kimi_k3" => "kimi-k3",
             "glm5_next" => "glm5-next",
             "deepseek_v4" => "deepseek4",
             "qwen4_exp_text" => "qwen4exp",
@@ -199,7 +205,7 @@ impl Model {
             file.u32(&key("ssm.state_size"), self.size("linear_key_head_dim") as u32);
             file.u32(&key("ssm.conv_kernel"), self.size("linear_conv_kernel_dim") as u32);
             file.u32(&key("rope.dimension_count"), (self.size("head_dim") / 2) as u32);
-        } else if !["gemma4", "nemotron_h_moe", "granitehybrid"].contains(&architecture) {
+        } else if !["gemma4", "nemotron_h_moe", "granitehybrid", "kimi-k3"].contains(&architecture) {
             file.u32(&key("attention.head_count_kv"), kv_heads);
         }
         if !latent::keys(&self.config, &mut file, &key)
@@ -293,6 +299,8 @@ impl Model {
             "post_attention_layernorm" if self.weights.iter().any(|w| w.description.part == "linear_attn.A_log") => {
                 "post_attention_norm"
             }
+            // The gates of both kinds of layers have one name in checkpoints.
+            "self_attn.g_proj" if self.has(w.layer, "self_attn.A_log") => "ssm_g",
             other => families::part(other, self.model_type()),
         };
         let layer = w.layer.filter(|_| part != "per_layer_token_embd");
@@ -323,7 +331,17 @@ impl Model {
                 file.floats(&format!("{name}.weight"), &[groups, w.cols / groups], F32, &values);
             }
             (_, "self_attn.A_log") => {
-                file.floats(&name, &[1, 1, w.cols, 1], F32, &sluice_backend::decay_rates(&values));
+                let shape = if self.model_type() == "kimi_k3" { vec![w.cols] } else { vec![1, 1, w.cols, 1] };
+                file.floats(&name, &shape, F32, &sluice_backend::decay_rates(&values));
+            }
+            // Norm and projection are one vector of products.
+            (_, part) if part.ends_with("_res_proj") => {}
+            (_, part) if part.ends_with("_res_norm") => {
+                let by = part.replace("_norm", "_proj");
+                let is_other = |o: &&Weight| o.description.layer == w.layer && o.description.part == by;
+                let by = &self.weights.iter().find(is_other).unwrap().values;
+                let products: Vec<f32> = values.iter().zip(by).map(|(a, b)| a * b).collect();
+                file.floats(&format!("{name}.weight"), &[w.cols], F32, &products);
             }
             (WeightKind::Convolution, "self_attn.q_conv1d" | "self_attn.k_conv1d" | "self_attn.v_conv1d") => {
                 file.floats(&format!("{name}.weight"), &[1, w.rows, 1, w.cols], F32, &values);

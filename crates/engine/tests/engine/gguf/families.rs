@@ -256,7 +256,7 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
 
 /// What GGUF calls a part of a layer, or what is outside of them.
 pub fn part(ours: &str, model_type: &str) -> &'static str {
-    if let Some(part) = streams::part(ours, model_type).or_else(|| latent::part(ours)) {
+    if let Some(part) = streams::part(ours, model_type).or_else(|| latent::part(ours, model_type)) {
         return part;
     }
     match ours {

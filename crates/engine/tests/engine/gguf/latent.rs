@@ -50,6 +50,18 @@ pub fn config(model_type: &str) -> Option<Value> {
                 "num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4, "full_attn_layers": [2], "kda_layers": [1, 3],
             },
         }),
+        "kimi_k3" => json!({
+            "num_hidden_layers": 5, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 4, "v_head_dim": 16, "mla_use_nope": true, "mla_use_output_gate": true, "num_experts": 6,
+            "num_experts_per_token": 2, "moe_intermediate_size": 20, "num_shared_experts": 2, "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5, "moe_renormalize": true, "moe_router_activation_func": "sigmoid",
+            "routed_expert_hidden_size": 16, "latent_moe_use_norm": true, "hidden_act": "situ", "activation_situ_beta": 1.5,
+            "activation_situ_linear_beta": 2.5, "attn_res_block_size": 2, "tie_word_embeddings": false,
+            "linear_attn_config": {
+                "num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4, "full_attn_layers": [3, 5], "kda_layers": [1, 2, 4],
+                "use_full_rank_gate": true, "gate_lower_bound": -5.0,
+            },
+        }),
         _ => return None,
     })
 }
@@ -57,7 +69,7 @@ pub fn config(model_type: &str) -> Option<Value> {
 /// The keys of such a family; whether it is one.
 pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) -> bool {
     let kind = config["model_type"].as_str().unwrap();
-    if !["glm_moe_dsa", "deepseek_v3", "deepseek_v32", "mistral4", "kimi_linear"].contains(&kind) {
+    if !["glm_moe_dsa", "deepseek_v3", "deepseek_v32", "mistral4", "kimi_linear", "kimi_k3"].contains(&kind) {
         return false;
     }
     sizes(config, file, key);
@@ -76,10 +88,22 @@ pub fn keys(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) -> bo
         "mistral4" => {}
         _ => _ = file.u32(&key("expert_gating_func"), 2),
     }
-    if kind == "kimi_linear" {
+    if kind.starts_with("kimi") {
         delta(config, file, key);
-    } else {
+    }
+    if kind != "kimi_linear" {
         file.flag(&key("expert_weights_norm"), true);
+    }
+    if kind == "kimi_k3" {
+        // None on layers of Kimi Delta Attention.
+        file.i32s(&key("attention.head_count_kv"), &[0, 0, 1, 0, 1]);
+        let number = |name: &str| config[name].as_f64().unwrap() as f32;
+        file.u32(&key("attn_res.block_size"), number("attn_res_block_size") as u32);
+        file.u32(&key("expert_latent_length"), number("routed_expert_hidden_size") as u32);
+        for (name, ours) in [("situ_beta", "activation_situ_beta"), ("situ_linear_beta", "activation_situ_linear_beta")]
+        {
+            file.f32(&key(&format!("activation.{name}")), number(ours));
+        }
     }
     true
 }
@@ -122,8 +146,16 @@ pub fn delta(config: &Value, file: &mut Gguf, key: &dyn Fn(&str) -> String) {
 }
 
 /// What GGUF calls a part of a layer that only such families have.
-pub fn part(ours: &str) -> Option<&'static str> {
+pub fn part(ours: &str, model_type: &str) -> Option<&'static str> {
     Some(match ours {
+        "mlp.latent_down_proj" if model_type == "kimi_k3" => "ffn_routed_down",
+        "mlp.latent_up_proj" if model_type == "kimi_k3" => "ffn_routed_up",
+        "mlp.latent_norm" => "ffn_routed_norm",
+        // With the projections of the same names.
+        "self_attention_res_norm" | "self_attention_res_proj" => "attn_res_score",
+        "mlp_res_norm" | "mlp_res_proj" => "ffn_res_score",
+        "output_attn_res_norm" | "output_attn_res_proj" => "output_res_score",
+        "self_attn.g_proj" => "attn_gate",
         "self_attn.indexer.wq_b" => "indexer.attn_q_b",
         "self_attn.indexer.wk" => "indexer.attn_k",
         "self_attn.indexer.weights_proj" => "indexer.proj",

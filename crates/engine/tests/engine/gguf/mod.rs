@@ -72,14 +72,19 @@ fn written(model: &Model, change: impl FnOnce(&mut writer::Gguf)) -> TempDir {
 }
 
 fn compare(name: &str, dir: &TempDir, exact: bool) {
+    compare_within(name, dir, if exact { 0.0 } else { 1e-5 });
+}
+
+/// The same with the most that logits may differ by, relative to their range; 0: in no bit.
+fn compare_within(name: &str, dir: &TempDir, most: f32) {
     let (wanted, _) = logits(&dir.path().join("folder"), Activations::F32);
     let (found, skipped) = logits(&dir.path().join("model.gguf"), Activations::F32);
     assert!(skipped.is_empty(), "{name}: {skipped:?}");
-    if exact {
+    if most == 0.0 {
         assert!(bits(&found) == bits(&wanted), "{name}: {} of the range", difference(&found, &wanted));
     } else {
         let worst = difference(&found, &wanted);
-        assert!(worst < 1e-5, "{name}: {worst} of the range");
+        assert!(worst < most, "{name}: {worst} of the range");
     }
 }
 
@@ -99,6 +104,8 @@ fn latents_may_have_a_stack_of_matrices_for_keys_and_one_for_values() {
     // Sums run over columns then, instead of rows.
     let model = model("deepseek_v3").split();
     compare("deepseek_v3, split", &written(&model, |_| {}), false);
+    // Scores of streams are sums of large numbers here, and few bits of them make a difference.
+    compare_within("kimi_k3, split", &written(&convert::model("kimi_k3").split(), |_| {}), 5e-5);
 }
 
 #[test]
@@ -115,7 +122,8 @@ fn chunks_and_threads_change_no_bit() {
         "qwen4_exp_text",
     ]
     .map(|name| (name, model(name)));
-    for (name, model) in models.into_iter().chain([("deepseek_v3, split", model("deepseek_v3").split())]) {
+    let split = [("deepseek_v3, split", model("deepseek_v3").split()), ("kimi_k3, split", model("kimi_k3").split())];
+    for (name, model) in models.into_iter().chain(split) {
         let dir = written(&model, |_| {});
         let path = dir.path().join("model.gguf");
         for activations in [Activations::F32, Activations::Int8] {
@@ -145,6 +153,7 @@ fn experts_stream_from_the_file() {
         ("gpt_oss", convert::Experts::Stacked),
         ("gemma4_text", convert::Experts::Merged),
         ("kimi_linear", convert::Experts::Stacked),
+        ("kimi_k3", convert::Experts::Stacked),
         ("deepseek_v4", convert::Experts::Stacked),
         ("qwen4_exp_text", convert::Experts::Stacked),
     ] {

@@ -42,6 +42,7 @@ pub enum Architecture {
     GlmDsa,
     Mistral4,
     KimiLinear,
+    KimiK3,
     Glm5Next,
     DeepSeek4,
     Qwen4Exp,
@@ -49,12 +50,12 @@ pub enum Architecture {
 
 use Architecture::{
     DeepSeek2, DeepSeek4, DeepSeek32, Gemma2, Gemma3, Gemma4, Glm4, Glm4Moe, Glm5Next, GlmDsa, GptOss, Granite,
-    GraniteHybrid, GraniteMoe, KimiLinear, Llama, MiniMaxM2, Mistral3, Mistral4, NemotronH, NemotronHMoe, Olmo2, Phi3,
-    Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen4Exp, Qwen35, Qwen35Moe, SmolLm3,
+    GraniteHybrid, GraniteMoe, KimiK3, KimiLinear, Llama, MiniMaxM2, Mistral3, Mistral4, NemotronH, NemotronHMoe,
+    Olmo2, Phi3, Qwen2, Qwen3, Qwen3Moe, Qwen3Next, Qwen4Exp, Qwen35, Qwen35Moe, SmolLm3,
 };
 
 /// Each with its name in files, and the `model_type` of its config.
-const ALL: [(Architecture, &str, &str); 31] = [
+const ALL: [(Architecture, &str, &str); 32] = [
     (Llama, "llama", "llama"),
     (Qwen2, "qwen2", "qwen2"),
     (Qwen3, "qwen3", "qwen3"),
@@ -84,6 +85,7 @@ const ALL: [(Architecture, &str, &str); 31] = [
     (GlmDsa, "glm-dsa", "glm_moe_dsa"),
     (Mistral4, "mistral4", "mistral4"),
     (KimiLinear, "kimi-linear", "kimi_linear"),
+    (KimiK3, "kimi-k3", "kimi_k3"),
     (Glm5Next, "glm5-next", "glm5_next"),
     (DeepSeek4, "deepseek4", "deepseek_v4"),
     (Qwen4Exp, "qwen4exp", "qwen4_exp_text"),
@@ -138,7 +140,7 @@ impl Architecture {
 
     /// Whether attention is latent: its sizes have keys of their own.
     fn is_latent(self) -> bool {
-        matches!(self, DeepSeek2 | DeepSeek32 | GlmDsa | Mistral4 | KimiLinear | Glm5Next)
+        matches!(self, DeepSeek2 | DeepSeek32 | GlmDsa | Mistral4 | KimiLinear | KimiK3 | Glm5Next)
     }
 
     /// Whether a part of a head may be rotated.
@@ -274,6 +276,7 @@ pub fn json(
             latent::indexer(&keys, layers, &mut more)?;
         }
         KimiLinear => latent::kimi(&keys, layers, (heads, rotated), &mut more)?,
+        KimiK3 => latent::kimi_k3(&keys, layers, (heads, rotated), &mut more)?,
         Qwen3Moe => mixture(&keys, &mut more)?,
         Glm5Next => streams::glm(&keys, layers, (heads, rotated), &mut more)?,
         DeepSeek4 => streams::deepseek(&keys, layers, rotated, &mut more)?,

@@ -1,5 +1,7 @@
 //! What the metadata of families with latent attention says, in the config keys of each.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value as Json, json};
 
@@ -112,6 +114,7 @@ pub fn channel_delta(keys: &Keys, layers: u64, attention: &str, config: &mut Con
             "num_heads": heads, "head_dim": keys.size("kda.head_dim")?,
             "short_conv_kernel_size": keys.size("ssm.conv_kernel")?,
             "safe_gate": bound.is_some(), "gate_lower_bound": bound,
+            "use_full_rank_gate": keys.has(&format!("blk.{first}.ssm_g.weight")),
         }),
     );
     Ok(())
@@ -127,4 +130,41 @@ pub fn kimi(keys: &Keys, layers: u64, (heads, rotated): (u64, u64), config: &mut
     let count = config["n_routed_experts"].clone();
     config.insert("num_local_experts".into(), count);
     Ok(())
+}
+
+/// Kimi-K3.
+pub fn kimi_k3(keys: &Keys, layers: u64, (heads, rotated): (u64, u64), config: &mut Config) -> Result<()> {
+    let is_there = |part: &str| (0..layers).any(|layer| keys.has(&format!("blk.{layer}.{part}")));
+    sizes(keys, (heads, rotated), config)?;
+    channel_delta(keys, layers, "full_attention", config)?;
+    config.insert("mla_use_output_gate".into(), json!(is_there("attn_gate.weight")));
+    mixture(keys, &[SIGMOID], config)?;
+    let count = config["n_routed_experts"].clone();
+    config.insert("num_local_experts".into(), count);
+    if let Some(size) = keys.size_if("expert_latent_length")?.filter(|&size| size > 0) {
+        config.insert("routed_expert_hidden_size".into(), json!(size));
+        config.insert("latent_moe_use_norm".into(), json!(is_there("ffn_routed_norm.weight")));
+    }
+    config.insert("hidden_act".into(), json!("situ"));
+    for (ours, theirs) in [
+        ("activation_situ_beta", "activation.situ_beta"),
+        ("activation_situ_linear_beta", "activation.situ_linear_beta"),
+    ] {
+        let bound = keys.float_if(theirs)?.ok_or_else(|| keys.wrong(theirs, "is missing"))?;
+        ensure!(bound > 0.0, keys.wrong(theirs, &format!("is {bound}, which is not supported (numbers above 0 are)")));
+        config.insert(ours.into(), json!(bound));
+    }
+    if let Some(every) = Some(keys.size("attn_res.block_size")?).filter(|&every| every > 0) {
+        config.insert("attn_res_block_size".into(), json!(every));
+    }
+    Ok(())
+}
+
+/// The layers with latent attention.
+pub fn layers(keys: &Keys) -> BTreeSet<u64> {
+    let layer_of = |name: &&str| {
+        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+        layer.parse().ok().filter(|_| rest == "attn_kv_a_mqa.weight")
+    };
+    keys.tensors.keys().filter_map(layer_of).collect()
 }

@@ -17,7 +17,7 @@ use super::layout::GgufLayout;
 use super::metadata::Metadata;
 use super::names::{LONG_ROPE_FACTORS, Names, ROPE_FACTORS, SHORT_ROPE_FACTORS};
 use super::positions::Factors;
-use super::{parts, streams, tokenizer};
+use super::{latent, parts, streams, tokenizer};
 use crate::config::Config;
 use crate::description::ProjectionLayout;
 use crate::source::layout::TensorLayout;
@@ -157,6 +157,7 @@ fn layout_of(
     );
     let keys = architecture.keys(metadata, tensors);
     let names = Names::new(sandwich, architecture.joins(), first).with_ngrams(streams::ngram_layer(&keys)?);
+    let names = names.with_latent(latent::layers(&keys));
     let projections = match architecture {
         Architecture::Qwen3Next if first("ssm_in.weight") => Some(ProjectionLayout::ByKeyHead),
         Architecture::Qwen3Next => Some(ProjectionLayout::PairsByKeyHead),

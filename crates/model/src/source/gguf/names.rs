@@ -1,5 +1,7 @@
 //! Names: what GGUF calls the weights that the model calls by Hugging Face's names.
 
+use std::collections::BTreeSet;
+
 /// Parts of a layer: the model's name and GGUF's.
 const PARTS: &[(&str, &str)] = &[
     // Before the router, whose name it continues.
@@ -87,6 +89,19 @@ const CHANNEL_DELTA: &[(&str, &str)] = &[
     ("self_attn.o_norm", "ssm_norm"),
 ];
 
+/// Kimi-K3: gates of full rank, streams that are attended to, experts behind a projection.
+const KIMI_K3: &[(&str, &str)] = &[
+    ("self_attn.g_proj", "ssm_g"),
+    ("self_attention_res_score", "attn_res_score"),
+    ("mlp_res_score", "ffn_res_score"),
+    ("mlp.latent_down_proj", "ffn_routed_down"),
+    ("mlp.latent_norm", "ffn_routed_norm"),
+    ("mlp.latent_up_proj", "ffn_routed_up"),
+];
+
+/// The gate of latent attention, which has the same name in the model as that of other layers.
+const LATENT_GATE: (&str, &str) = ("self_attn.g_proj", "attn_gate");
+
 /// Streams that exchange what they have (DeepSeek-V4, GLM-5.3): vectors, whose whole names differ.
 const STREAMS: &[(&str, &str)] = &[
     ("hc_attn_fn", "hc_attn_fn.weight"),
@@ -150,7 +165,7 @@ const GATED_STREAMS: &[(&str, &str)] = &[
 const NGRAMS: (&str, &str) = ("ple.ple_embedding.ngram_embedding", "per_layer_token_embd");
 
 /// What is outside of layers.
-const OUTSIDE: [(&str, &str); 12] = [
+const OUTSIDE: [(&str, &str); 13] = [
     ("embed_tokens", "token_embd"),
     ("norm", "output_norm"),
     ("lm_head", "output"),
@@ -163,6 +178,7 @@ const OUTSIDE: [(&str, &str); 12] = [
     ("hyper_connection_mixer.hc_norm", "output_hc_norm"),
     ("hyper_connection_mixer.input_mix_weight_down", "output_hc_down"),
     ("hyper_connection_mixer.input_mix_weight_up", "output_hc_up"),
+    ("output_attn_res_score", "output_res_score"),
 ];
 
 /// Tables that are stored beside weights: what rotary frequencies are divided by, in any context (Llama 3), in long and in short ones (Phi-3).
@@ -195,6 +211,8 @@ pub struct Names {
     own: Vec<(&'static str, &'static str)>,
     /// The layer of the table of n-grams.
     ngram_layer: Option<u64>,
+    /// Layers with latent attention.
+    latent: BTreeSet<u64>,
     /// The name of the bias of the decay, which Ollama shortens.
     dt_bias: &'static str,
     /// A dense part is beside each mixture.
@@ -220,6 +238,7 @@ impl Names {
         let own = [
             (has("ssm_d") && has("ssm_in.weight"), MAMBA),
             (has("ssm_f_a.weight"), CHANNEL_DELTA),
+            (has("ssm_g.weight"), KIMI_K3),
             (has("hc_attn_fn.weight"), STREAMS),
             (has("indexer_compressor_ape.weight") && !has("attn_kv.weight"), POOLS),
             (has("attn_kv.weight"), COMPRESSED),
@@ -227,12 +246,21 @@ impl Names {
         ];
         let own = own.into_iter().filter(|(is_there, _)| *is_there).flat_map(|(_, parts)| parts).copied().collect();
         let beside = sandwich && has("post_ffw_norm_1.weight");
-        Names { norms, joined, own, ngram_layer: None, dt_bias, beside }
+        Names { norms, joined, own, ngram_layer: None, latent: BTreeSet::new(), dt_bias, beside }
     }
 
     /// With the table of n-grams of such a layer.
     pub fn with_ngrams(self, ngram_layer: Option<u64>) -> Names {
         Names { ngram_layer, ..self }
+    }
+
+    /// With latent attention in these layers.
+    pub fn with_latent(self, latent: BTreeSet<u64>) -> Names {
+        Names { latent, ..self }
+    }
+
+    fn is_latent(&self, layer: &str) -> bool {
+        layer.parse().is_ok_and(|layer| self.latent.contains(&layer))
     }
 
     fn parts(&self) -> impl Iterator<Item = (&'static str, &'static str)> + '_ {
@@ -254,7 +282,8 @@ impl Names {
         {
             return name;
         }
-        if let Some(part) = renamed(rest, self.own.iter().copied()) {
+        let gate = renamed(rest, std::iter::once(LATENT_GATE)).filter(|_| self.is_latent(layer));
+        if let Some(part) = gate.or_else(|| renamed(rest, self.own.iter().copied())) {
             return format!("blk.{layer}.{part}");
         }
         if rest == "linear_attn.dt_bias" {
@@ -289,7 +318,8 @@ impl Names {
             }
             return renamed(name, OUTSIDE.into_iter().map(turned));
         };
-        if let Some(part) = renamed(rest, self.own.iter().copied().map(turned)) {
+        let gate = renamed(rest, std::iter::once(turned(LATENT_GATE))).filter(|_| self.is_latent(layer));
+        if let Some(part) = gate.or_else(|| renamed(rest, self.own.iter().copied().map(turned))) {
             return Some(format!("layers.{layer}.{part}"));
         }
         if rest == self.dt_bias {
@@ -392,6 +422,18 @@ mod tests {
             ("layers.3.self_attn.q_proj.weight", "blk.3.attn_q.weight"),
         ] {
             assert_eq!((&*delta.full(ours), delta.short(theirs).as_deref()), (theirs, Some(ours)));
+        }
+        let kimi = |part: &str| ["ssm_f_a.weight", "ssm_g.weight"].contains(&part);
+        let kimi = Names::new(false, (false, false), kimi).with_latent(BTreeSet::from([3]));
+        for (ours, theirs) in [
+            ("layers.2.self_attn.g_proj.weight", "blk.2.ssm_g.weight"),
+            ("layers.3.self_attn.g_proj.weight", "blk.3.attn_gate.weight"),
+            ("layers.2.mlp_res_score.weight", "blk.2.ffn_res_score.weight"),
+            ("layers.2.mlp.latent_norm.weight", "blk.2.ffn_routed_norm.weight"),
+            ("layers.2.self_attn.b_proj.weight", "blk.2.ssm_beta.weight"),
+            ("output_attn_res_score.weight", "output_res_score.weight"),
+        ] {
+            assert_eq!((&*kimi.full(ours), kimi.short(theirs).as_deref()), (theirs, Some(ours)));
         }
         let compressed = ["hc_attn_fn.weight", "attn_kv.weight", "indexer_compressor_ape.weight"];
         let compressed = Names::new(false, (false, false), |part| compressed.contains(&part));
