@@ -163,6 +163,9 @@ impl Thought {
             let mut all = SimpleVob::alloc_ones(tokenizer.vocab_size());
             let stops = text.stop_ids.iter().filter(|id| (**id as usize) < all.len()).copied().collect::<Vec<u32>>();
             stops.into_iter().for_each(|id| all.disallow_token(id));
+            // Nor can a thought begin one of XTML's tags.
+            let tag = tokenizer.id(begin).filter(|_| style.is_xtml());
+            tag.into_iter().for_each(|id| all.disallow_token(id));
             all
         });
         Ok(Some(Thought {
