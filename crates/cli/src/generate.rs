@@ -65,24 +65,27 @@ pub struct Answer {
 /// How an answer's tokens become text.
 pub struct Decoding {
     tokenizer: Arc<Tokenizer>,
-    /// For answers in the harmony format, whose channels are told apart.
-    harmony: Option<Reading>,
+    /// For answers in the harmony format and XTML, whose channels are told apart.
+    channels: Option<Reading>,
 }
 
 impl Decoding {
     /// For answers to prompts that a template makes, or to raw ones.
     pub fn new(text: &ModelText, has_template: bool) -> Decoding {
-        let is_harmony = text.template.as_ref().is_some_and(|template| template.style().is_harmony());
-        let harmony = (has_template && is_harmony).then(|| Reading::new(text, None, &[]));
-        Decoding { tokenizer: Arc::clone(&text.tokenizer), harmony }
+        let style = text.template.as_ref().map(|template| template.style());
+        let has_channels = style.is_some_and(|style| style.is_harmony() || style.is_xtml());
+        let channels = (has_template && has_channels).then(|| Reading::new(text, None, &[]));
+        Decoding { tokenizer: Arc::clone(&text.tokenizer), channels }
     }
 
-    fn stream(&self) -> TextStream {
-        let detokenizer = match &self.harmony {
+    /// For the answer to a prompt that ends so.
+    fn stream(&self, prompt: &[u32]) -> TextStream {
+        let channels = self.channels.as_ref().map(|reading| reading.after(&self.tokenizer, prompt));
+        let detokenizer = match &channels {
             Some(reading) => reading.detokenizer(&self.tokenizer),
             None => Detokenizer::new(Arc::clone(&self.tokenizer), true),
         };
-        let parser = self.harmony.as_ref().map(Reading::parser);
+        let parser = channels.as_ref().map(Reading::parser);
         TextStream { detokenizer, parser, thinks: false, content: String::new() }
     }
 }
@@ -144,7 +147,7 @@ pub fn answer(
     decoding: &Decoding,
     each: &mut dyn FnMut(Piece) -> Result<ControlFlow<()>>,
 ) -> Result<Answer> {
-    let mut stream = decoding.stream();
+    let mut stream = decoding.stream(prompt);
     let mut stops = StopStrings::new(stop_strings.iter().cloned());
     let (mut text, mut tokens, mut events) = (String::new(), Vec::new(), Vec::new());
     let (mut computed, mut cached, mut restored, mut first_token, mut last_token) = (0, 0, 0, None, None);

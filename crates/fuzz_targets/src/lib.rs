@@ -345,7 +345,7 @@ fn answer(bytes: &[u8]) {
     let is_harmony = bit(6);
     // A bit that harmony does not need chooses among the others.
     let calls = match is_harmony {
-        true => Some(Calls::Harmony),
+        true => Some(if bit(7) { Calls::Xtml } else { Calls::Harmony }),
         false if bit(7) => [Some(Calls::Keys), Some(Calls::Invokes), Some(Calls::Mistral), Some(Calls::List)]
             [usize::from(family >> 1 & 3)],
         false => [Some(Calls::Json), Some(Calls::Xml), None, Some(Calls::Dsml(DsmlBlock::Tools))]
@@ -386,7 +386,7 @@ fn answer(bytes: &[u8]) {
             assert!(e.is_eof() || odd, "{e}: {json}");
         }
     }
-    // 3. All else is reported. In the harmony format markup stands around everything.
+    // 3. All else is reported. In the harmony format and XTML markup stands around everything.
     if is_harmony {
         return;
     }

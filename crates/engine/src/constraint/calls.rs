@@ -11,7 +11,7 @@ use crate::text::marks::{
     CALL, CALLED, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL, DEEPSEEK_CALLED, DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DSML,
     DSML_INVOKED, DSML_VALUED, GEMMA_CALL, GEMMA_CALLED, KEY, KEYED, KIMI_ARGUMENTS, KIMI_CALL, KIMI_CALLED,
     KIMI_CALLS, KIMI_CALLS_END, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS, MISTRAL_CALL, VALUE,
-    VALUED,
+    VALUED, XTML_MESSAGE_END, XTML_RESPONDED, XTML_TOOLS, XTML_TOOLS_END,
 };
 use crate::text::{Calls, DsmlBlock};
 
@@ -90,6 +90,7 @@ impl Grammars {
                 let line = "\"\\n\"";
                 Frame { lead: "\"\\n\\n\"", before: line, between: Some(line), behind: line, ..frame(begin, Some(end)) }
             }
+            Calls::Xtml => Frame { between: Some(""), ..frame(XTML_TOOLS, Some(XTML_TOOLS_END)) },
             Calls::Gemma => Frame { apart: Some(""), ..frame(GEMMA_CALL, Some(GEMMA_CALLED)) },
             Calls::Harmony => bail!("calls of {calls:?} have a grammar of their own"),
         })
@@ -98,7 +99,10 @@ impl Grammars {
     /// Text with calls anywhere. Their mark always begins a call.
     pub(super) fn within_text(&self, source: &mut String, calls: Calls, several: bool) -> Result<()> {
         let (times, begin) = (if several { "*" } else { "?" }, self.frame(calls)?.begin);
-        if self.is_token(begin) {
+        if calls == Calls::Xtml {
+            let [responded, end] = [XTML_RESPONDED, XTML_MESSAGE_END].map(|tag| self.mark(tag));
+            writeln!(source, "start: TEXT? ({responded} call? {end})?\nTEXT: /(?s:.+)/")?;
+        } else if self.is_token(begin) {
             // Text cannot contain the token.
             writeln!(source, "start: TEXT? (call TEXT?){times}\nTEXT: /(?s:.+)/")?;
         } else if let Some((before, _)) = self.around_dsml(begin) {
@@ -118,20 +122,25 @@ impl Grammars {
         let tools = called.tools.as_array().filter(|tools| !tools.is_empty()).context("there are no tools to call")?;
         let mut source = String::new();
         let frame = self.frame(calls)?;
+        let (mut lead, mut trail) = (frame.lead.to_owned(), frame.trail.to_owned());
+        if calls == Calls::Xtml {
+            self.check_xtml()?;
+            [lead, trail] = [XTML_RESPONDED, XTML_MESSAGE_END].map(|tag| self.mark(tag));
+        }
         let names: Vec<String> = (0..tools.len()).map(|i| format!("tool{i}")).collect();
         let more = |what: &str, between: Option<&str>| match between.filter(|_| called.several) {
             Some(between) => format!(" ({between} {what}){{0,{}}}", MAX_CALLS - 1),
             None => String::new(),
         };
         if !is_within_text {
-            writeln!(source, "calls: {} call{} {}", frame.lead, more("call", frame.apart), frame.trail)?;
+            writeln!(source, "calls: {lead} call{} {trail}", more("call", frame.apart))?;
         }
         match self.around_dsml(frame.begin) {
             // The text before it ends with the rest of the mark.
             Some((_, behind)) if is_within_text => {
                 writeln!(source, "call: {} {} inside", self.mark(DSML), literal(behind))?;
             }
-            _ if !is_within_text || self.is_token(frame.begin) => {
+            _ if !is_within_text || self.is_token(frame.begin) || calls == Calls::Xtml => {
                 writeln!(source, "call: {} inside", self.mark(frame.begin))?;
             }
             _ => {}
@@ -172,6 +181,10 @@ impl Grammars {
                     let [call, arguments, called] = [KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALLED].map(|m| self.mark(m));
                     let head = literal(&format!("functions.{name}:"));
                     object(&mut source, &format!("{call} {head} /[0-9]{{1,3}}/ {arguments}"), &called)?;
+                }
+                Calls::Xtml => {
+                    fits(&['<', '\n'])?;
+                    self.xtml_call(&mut source, (i, is_free), name, &schema)?;
                 }
                 Calls::Gemma => {
                     fits(&['{', '<', '\n'])?;

@@ -16,7 +16,7 @@ use toktrie::{InferenceCapabilities, TokEnv};
 
 use super::schema::rewrite;
 use super::vocabulary::Vocabulary;
-use crate::text::marks::DSML;
+use crate::text::marks::{DSML, XTML_CLOSE, XTML_OPEN};
 use crate::text::{Calls, Tokenizer};
 
 /// Bytes of a schema, or of the schemas of all tools, at most.
@@ -124,6 +124,9 @@ impl Grammars {
                     }
                 };
                 match text {
+                    Some(text) if calls == Calls::Xtml => {
+                        writeln!(source, "start: calls | text {}\ntext: {text}", self.xtml_end())?;
+                    }
                     Some(text) => writeln!(source, "start: calls | text\ntext: {text}")?,
                     None if is_within_text => self.within_text(&mut source, calls, called.several)?,
                     None => writeln!(source, "start: calls")?,
@@ -132,6 +135,14 @@ impl Grammars {
                 TopLevelGrammar::from_lark(source)
             }
             (None, GrammarFormat::Text) => bail!("nothing is asked for"),
+            (None, GrammarFormat::Object | GrammarFormat::Schema(_)) if calls == Some(Calls::Xtml) => {
+                let object = json!({"type": "object"});
+                let schema = if let GrammarFormat::Schema(schema) = form { schema } else { &object };
+                ensure!(schema.to_string().len() <= MAX_SOURCE, "the schema has more than {MAX_SOURCE} bytes");
+                ensure!(schema.is_object() || schema.is_boolean(), "a schema is an object");
+                let text = spaced(schema)?;
+                TopLevelGrammar::from_lark(format!("start: text {}\ntext: %json {text}", self.xtml_end()))
+            }
             (None, GrammarFormat::Object) => TopLevelGrammar::from_json_schema(spaced(&json!({"type": "object"}))?),
             (None, GrammarFormat::Schema(schema)) => {
                 let bytes = schema.to_string().len();
@@ -226,11 +237,12 @@ impl Grammars {
         matches!(self.tokenizer.encode(text, false).as_deref(), Ok([_]))
     }
 
-    /// A mark as a single token, or else as a string. DSML's sign in it may be a token.
+    /// A mark as a single token, or else as a string. DSML's sign in it may be a token, and XTML's around it are.
     pub(super) fn mark(&self, text: &str) -> String {
         match (self.tokenizer.encode(text, false).as_deref(), self.around_dsml(text)) {
             (Ok([id]), _) => format!("<[{id}]>"),
             (_, Some((before, behind))) => format!("{} {} {}", literal(before), self.mark(DSML), literal(behind)),
+            _ if text.starts_with(XTML_OPEN) || text.starts_with(XTML_CLOSE) => self.tag(text),
             _ => literal(text),
         }
     }

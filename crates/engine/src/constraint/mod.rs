@@ -10,6 +10,7 @@ mod harmony;
 mod notation;
 mod schema;
 mod vocabulary;
+mod xtml;
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ pub(crate) use guide::{Guide, Masks};
 pub use schema::unknown_formats;
 
 use crate::text::harmony_marks::{CHANNEL, END, MESSAGE, START};
-use crate::text::marks::{GEMMA_THOUGHT, THOUGHT};
+use crate::text::marks::{GEMMA_THOUGHT, THOUGHT, XTML_CLOSE, XTML_RESPONSE, XTML_THOUGHT};
 use crate::text::{ModelText, Opened, Style, Tokenizer};
 
 /// What an answer has to be.
@@ -148,9 +149,13 @@ impl Thought {
         let tokens = |text: &str| tokenizer.encode(text, false).context("the end of a thought");
         // As the family's template ends thoughts. Other marks than `</think>` have no line ends behind them.
         let said = text.template.as_ref().and_then(|template| template.thought_end()).unwrap_or("\n</think>\n\n");
+        // Behind an XTML thought, the text begins that the grammar is for.
+        let with_text = [XTML_THOUGHT, XTML_RESPONSE].concat();
         let whole = match end_mark {
             THOUGHT => said,
             GEMMA_THOUGHT => "\n<channel|>",
+            XTML_CLOSE if more_follows => &with_text,
+            XTML_CLOSE => XTML_THOUGHT,
             mark => mark,
         };
         let gap = &whole[whole.find(end_mark).map_or(whole.len(), |at| at + end_mark.len())..];
@@ -158,11 +163,15 @@ impl Thought {
             let mut all = SimpleVob::alloc_ones(tokenizer.vocab_size());
             let stops = text.stop_ids.iter().filter(|id| (**id as usize) < all.len()).copied().collect::<Vec<u32>>();
             stops.into_iter().for_each(|id| all.disallow_token(id));
+            // Nor can a thought begin one of XTML's tags.
+            let tag = tokenizer.id(begin).filter(|_| style.is_xtml());
+            tag.into_iter().for_each(|id| all.disallow_token(id));
             all
         });
         Ok(Some(Thought {
             opened,
-            begin: tokenizer.id(begin),
+            // XTML's begins any tag, and its templates begin thoughts.
+            begin: tokenizer.id(begin).filter(|_| !style.is_xtml()),
             channel: None,
             end,
             budget,

@@ -20,7 +20,7 @@ mod template;
 mod tokenizer;
 
 pub use answers::{AnswerParser, Calls, DsmlBlock, Opened, Reading, Style, Tools};
-pub(crate) use answers::{harmony_marks, marks};
+pub(crate) use answers::{harmony_marks, marks, xtml_escaped};
 pub use detokenizer::Detokenizer;
 pub use dialogue::Dialogue;
 pub use embedding::Embedding;

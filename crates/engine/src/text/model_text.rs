@@ -8,6 +8,7 @@ use anyhow::{Result, anyhow};
 use sluice_model::source::TextFiles;
 
 use super::answers::harmony_marks;
+use super::answers::marks::XTML_END;
 use super::embedding::Embedding;
 use super::generation::{GenerationDefaults, stop_ids};
 use super::template::ChatTemplate;
@@ -47,6 +48,11 @@ impl ModelText {
         let mut stop_ids = stop_ids(files, Some(&tokenizer))?;
         if template.as_ref().is_some_and(|template| template.style().is_harmony()) {
             stop_at_harmony(&mut stop_ids, &tokenizer);
+        }
+        if template.as_ref().is_some_and(|template| template.style().is_xtml()) {
+            stop_ids.extend(tokenizer.id(XTML_END));
+            stop_ids.sort_unstable();
+            stop_ids.dedup();
         }
         Ok(ModelText {
             template,

@@ -2,6 +2,7 @@
 //! template renders them: what was computed is found again to the token, but for what a template drops of the last turn.
 
 mod forms;
+mod xtml;
 
 use std::sync::Arc;
 

@@ -446,7 +446,7 @@ fn arguments_come_back_as_they_were_spaced() {
             Calls::Xml => {
                 "<tool_call>\n<function=use>\n<parameter=n>\n1.50\n</parameter>\n<parameter=list>\n[1,\n 2e3]\n</parameter>\n</function>\n</tool_call>"
             }
-            Calls::Dsml(_) | Calls::Harmony => unreachable!("have tests of their own"),
+            Calls::Dsml(_) | Calls::Xtml | Calls::Harmony => unreachable!("have tests of their own"),
         };
         let begin = if family.begin.is_empty() { "" } else { "Hm.\n</think>\n\n" };
         assert_comes_back(family, template, &format!("{begin}{generated}"), Client::Same);

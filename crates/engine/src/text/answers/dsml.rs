@@ -63,32 +63,40 @@ fn quoted<'a>(text: &'a str, begin: &str) -> Match<(&'a str, usize)> {
 }
 
 /// Writes arguments, a JSON object, as parameters on lines of their own. `None`: they are no object, or an empty one, which templates write in their own ways.
-///
-/// Values are as they were written, unless a client has written the object anew without spaces.
 pub(super) fn written(arguments: &str) -> Option<Vec<Written>> {
-    let fields = json::fields(arguments).filter(|fields| !fields.is_empty())?;
-    let parsed = |value: &str| serde_json::from_str(value).ok();
-    let joined: Vec<String> =
-        fields.iter().map(|(name, value)| format!("\"{}\": {value}", json::escaped(name))).collect();
-    let is_own = arguments.trim() == format!("{{{}}}", joined.join(", "));
-    let mut parts = Vec::with_capacity(5 * fields.len());
-    for (i, (name, value)) in fields.into_iter().enumerate() {
+    let values = said_values(arguments)?;
+    let mut parts = Vec::with_capacity(5 * values.len());
+    for (i, (name, value, said)) in values.into_iter().enumerate() {
         let begin = if i == 0 { "" } else { "\n" };
-        parts.extend([Written::Markup(format!("{begin}{PARAMETER}")), Written::Said(name)]);
-        let (is_text, said) = match parsed(value)? {
-            Value::String(text) => (true, text),
-            other @ (Value::Array(_) | Value::Object(_)) if !is_own && !json::is_spaced(value) => {
-                (false, dumps(&other))
-            }
-            _ => (false, value.to_owned()),
-        };
         parts.extend([
-            Written::Markup(format!("\"{STRING}{is_text}\">")),
+            Written::Markup(format!("{begin}{PARAMETER}")),
+            Written::Said(name),
+            Written::Markup(format!("\"{STRING}{}\">", value.is_string())),
             Written::Said(said),
             Written::Markup(DSML_VALUED.to_owned()),
         ]);
     }
     Some(parts)
+}
+
+/// Name, value and what is written of it: a text as it is, or JSON. `None`: the arguments are no object, or an empty one.
+///
+/// Values are as they were written, unless a client has written the object anew without spaces.
+pub(super) fn said_values(arguments: &str) -> Option<Vec<(String, Value, String)>> {
+    let fields = json::fields(arguments).filter(|fields| !fields.is_empty())?;
+    let joined: Vec<String> =
+        fields.iter().map(|(name, value)| format!("\"{}\": {value}", json::escaped(name))).collect();
+    let is_own = arguments.trim() == format!("{{{}}}", joined.join(", "));
+    let one = |(name, written): (String, &str)| {
+        let value: Value = serde_json::from_str(written).ok()?;
+        let said = match &value {
+            Value::String(text) => text.clone(),
+            Value::Array(_) | Value::Object(_) if !is_own && !json::is_spaced(written) => dumps(&value),
+            _ => written.to_owned(),
+        };
+        Some((name, value, said))
+    };
+    fields.into_iter().map(one).collect()
 }
 
 #[cfg(test)]

@@ -13,9 +13,10 @@ use super::dsml;
 use super::gemma;
 use super::harmony;
 use super::json as text;
-use super::marks::{CALL, CALLED, LIST};
+use super::marks::{CALL, CALLED, LIST, XTML_JSON, XTML_JSON_END};
 use super::stand_in::{STAND_IN, Written, stand_in};
 use super::style::{Calls, Style};
+use super::xtml;
 use crate::text::template::tojson::dumps;
 
 /// The input of a template.
@@ -72,6 +73,7 @@ impl TemplateHistory {
                     | Calls::DeepSeek
                     | Calls::Dsml(_)
                     | Calls::Kimi
+                    | Calls::Xtml
                     | Calls::Gemma
             )
         );
@@ -99,6 +101,13 @@ impl TemplateHistory {
                     Value::String(stand_in(kept.len() - 1))
                 }
                 None => named(arguments),
+            },
+            Value::String(json) if style.is_xtml() => match xtml::written(json) {
+                Some(written) => {
+                    kept.push(written);
+                    Value::String(stand_in(kept.len() - 1))
+                }
+                None => object(arguments),
             },
             Value::String(json) if text::is_spaced(json) && text::fields(json).is_some() => {
                 kept.push(vec![Written::Said(json.trim().to_owned())]);
@@ -148,6 +157,9 @@ impl TemplateHistory {
                 range = whole.context("the chat template writes an answer in an unknown way")?;
             } else if rendered[..at].ends_with('"') && rendered[range.end..].starts_with('"') {
                 range = range.start - 1..range.end + 1;
+            } else if rendered[..at].ends_with(XTML_JSON) && rendered[range.end..].starts_with(XTML_JSON_END) {
+                // As templates write arguments that they cannot take apart.
+                range = range.start - XTML_JSON.len()..range.end + XTML_JSON_END.len();
             }
             rendered.replace_range(range, text);
         }

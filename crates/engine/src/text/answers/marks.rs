@@ -49,6 +49,24 @@ pub(crate) const KIMI_CALL: &str = "<|tool_call_begin|>";
 pub(crate) const KIMI_CALLED: &str = "<|tool_call_end|>";
 pub(crate) const KIMI_ARGUMENTS: &str = "<|tool_call_argument_begin|>";
 
+/// XTML's, Kimi-K3's notation: tokens around tags, and the end of a message.
+pub(crate) const XTML_OPEN: &str = "<|open|>";
+pub(crate) const XTML_CLOSE: &str = "<|close|>";
+pub(crate) const XTML_SEP: &str = "<|sep|>";
+pub(crate) const XTML_END: &str = "<|end_of_msg|>";
+/// Its tags.
+pub(crate) const XTML_THINK: &str = "<|open|>think<|sep|>";
+pub(crate) const XTML_THOUGHT: &str = "<|close|>think<|sep|>";
+pub(crate) const XTML_RESPONSE: &str = "<|open|>response<|sep|>";
+pub(crate) const XTML_RESPONDED: &str = "<|close|>response<|sep|>";
+pub(crate) const XTML_TOOLS: &str = "<|open|>tools<|sep|>";
+pub(crate) const XTML_TOOLS_END: &str = "<|close|>tools<|sep|>";
+pub(crate) const XTML_CALLED: &str = "<|close|>call<|sep|>";
+pub(crate) const XTML_VALUED: &str = "<|close|>argument<|sep|>";
+pub(crate) const XTML_JSON: &str = "<|open|>json type=\"object\"<|sep|>";
+pub(crate) const XTML_JSON_END: &str = "<|close|>json<|sep|>";
+pub(crate) const XTML_MESSAGE_END: &str = "<|close|>message<|sep|>";
+
 /// Gemma 4's: around thoughts, calls, and texts in calls.
 pub(crate) const GEMMA_CHANNEL: &str = "<|channel>";
 pub(crate) const GEMMA_THINK: &str = "<|channel>thought";

@@ -18,6 +18,7 @@ mod sections;
 mod stand_in;
 mod style;
 mod tools;
+mod xtml;
 
 pub(super) use harmony::effort as harmony_effort;
 pub(crate) use harmony::marks as harmony_marks;
@@ -27,3 +28,4 @@ pub use reading::Reading;
 pub(super) use stand_in::Written;
 pub use style::{Calls, DsmlBlock, Opened, Style};
 pub use tools::Tools;
+pub(crate) use xtml::escaped as xtml_escaped;

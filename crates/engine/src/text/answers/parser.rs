@@ -18,6 +18,7 @@ use super::piece_list::PieceList;
 use super::sections::SectionSyntax;
 use super::style::{Calls, Opened, Style};
 use super::tools::{ParameterType, Tools};
+use super::xtml::XtmlParser;
 use crate::text::pieces::Piece;
 use crate::text::stop::overlap;
 
@@ -51,8 +52,30 @@ pub struct AnswerParser {
     is_list: bool,
     /// The answer was cut off: what may be the beginning of a mark is one.
     is_cut: bool,
-    /// Parses everything, where answers are in the harmony format.
-    harmony: Option<HarmonyParser>,
+    /// Parses everything, where answers are in the harmony format or in XTML.
+    own: Option<OwnParser>,
+}
+
+/// The parser of a family that marks everything.
+enum OwnParser {
+    Harmony(HarmonyParser),
+    Xtml(XtmlParser),
+}
+
+impl OwnParser {
+    fn push(&mut self, text: &str, last: Option<bool>) -> Vec<Piece> {
+        match self {
+            OwnParser::Harmony(parser) => parser.push(text, last),
+            OwnParser::Xtml(parser) => parser.push(text, last),
+        }
+    }
+
+    fn calls(&self) -> usize {
+        match self {
+            OwnParser::Harmony(parser) => parser.count,
+            OwnParser::Xtml(parser) => parser.count,
+        }
+    }
 }
 
 /// What is being parsed.
@@ -105,9 +128,13 @@ impl AnswerParser {
             Opened::No if style.thoughts => State::Start,
             Opened::No | Opened::Closed => State::Text,
         };
-        let harmony = style.is_harmony().then(|| HarmonyParser::new(tools.is_some()));
+        let own = match style.calls {
+            Some(Calls::Harmony) => Some(OwnParser::Harmony(HarmonyParser::new(tools.is_some()))),
+            Some(Calls::Xtml) => Some(OwnParser::Xtml(XtmlParser::new(tools.is_some(), opened))),
+            _ => None,
+        };
         AnswerParser {
-            harmony,
+            own,
             tools: tools.filter(|_| style.calls.is_some()),
             calls: style.calls.unwrap_or(Calls::Json),
             syntax: ParameterSyntax::of(style.calls.unwrap_or(Calls::Json)),
@@ -128,13 +155,13 @@ impl AnswerParser {
 
     /// Calls so far.
     pub fn calls(&self) -> usize {
-        self.harmony.as_ref().map_or(self.count, |harmony| harmony.count)
+        self.own.as_ref().map_or(self.count, OwnParser::calls)
     }
 
     /// Parses the next part of the text.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
-        if let Some(harmony) = &mut self.harmony {
-            return harmony.push(text, None);
+        if let Some(own) = &mut self.own {
+            return own.push(text, None);
         }
         self.held.push_str(text);
         let mut out = PieceList::default();
@@ -144,8 +171,8 @@ impl AnswerParser {
 
     /// Returns what was held back, after the answer's end.
     pub fn finish(&mut self) -> Vec<Piece> {
-        if let Some(harmony) = &mut self.harmony {
-            return harmony.push("", Some(self.is_cut));
+        if let Some(own) = &mut self.own {
+            return own.push("", Some(self.is_cut));
         }
         let mut out = PieceList::default();
         while self.step(&mut out, true) {}

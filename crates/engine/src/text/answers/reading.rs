@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::harmony::marks::ALL;
 use super::parser::AnswerParser;
-use super::style::{Opened, Style};
+use super::style::{Calls, Opened, Style};
 use super::tools::Tools;
 use crate::text::{Detokenizer, ModelText, Tokenizer};
 
@@ -30,6 +30,11 @@ impl Reading {
         }
     }
 
+    /// The same for answers to another prompt.
+    pub fn after(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Reading {
+        Reading { opened: self.style.opened(tokenizer, prompt), ..self.clone() }
+    }
+
     /// Whether the prompt ends inside a thought.
     pub fn opened(&self) -> Opened {
         self.opened
@@ -44,6 +49,9 @@ impl Reading {
     pub fn detokenizer(&self, tokenizer: &Arc<Tokenizer>) -> Detokenizer {
         if self.style.is_harmony() {
             return Detokenizer::keeping(Arc::clone(tokenizer), &ALL);
+        }
+        if self.style.is_xtml() {
+            return Detokenizer::keeping(Arc::clone(tokenizer), Calls::Xtml.marks());
         }
         let marks = self.style.thought_tokens();
         let thoughts = if self.style.thoughts { &marks[..] } else { &[] };

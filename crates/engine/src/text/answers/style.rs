@@ -6,7 +6,8 @@ use super::marks::{
     DSML_FUNCTIONS, DSML_FUNCTIONS_END, DSML_TOOLS, DSML_TOOLS_END, GEMMA_CALL, GEMMA_CALLED, GEMMA_CHANNEL,
     GEMMA_QUOTE, GEMMA_THINK, GEMMA_THOUGHT, KEY, KEYED, KIMI_ARGUMENTS, KIMI_CALL, KIMI_CALLED, KIMI_CALLS,
     KIMI_CALLS_END, LIST, LISTED, MINIMAX_CALL, MINIMAX_CALLED, MISTRAL_ARGUMENTS, MISTRAL_CALL, MISTRAL_ID,
-    MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED,
+    MISTRAL_THINK, MISTRAL_THOUGHT, THINK, THOUGHT, VALUE, VALUED, XTML_CLOSE, XTML_OPEN, XTML_RESPONSE, XTML_SEP,
+    XTML_THINK, XTML_THOUGHT, XTML_TOOLS,
 };
 use crate::text::tokenizer::Tokenizer;
 
@@ -33,6 +34,9 @@ pub enum Calls {
     Dsml(DsmlBlock),
     /// As [`Calls::DeepSeek`] with Kimi's marks, and names such as `functions.NAME:0`: Kimi-K2.
     Kimi,
+    /// Tags between tokens, also around thoughts and text. Each call is `<|open|>call tool="NAME" index="1"<|sep|>`, arguments such as
+    /// `<|open|>argument key="NAME" type="number"<|sep|>VALUE<|close|>argument<|sep|>`, and `<|close|>call<|sep|>`: Kimi-K3.
+    Xtml,
     /// `call:NAME{..}` between `<|tool_call>` and `<tool_call|>`, in a notation with bare names: Gemma 4.
     Gemma,
     /// A message to the tool, in the harmony format: gpt-oss.
@@ -64,7 +68,8 @@ impl Calls {
         match self {
             Calls::Json | Calls::Keys | Calls::Invokes => 1,
             Calls::Xml | Calls::Dsml(_) => 2,
-            Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi | Calls::Gemma | Calls::Harmony => 0,
+            Calls::Mistral | Calls::List | Calls::DeepSeek | Calls::Kimi | Calls::Gemma => 0,
+            Calls::Xtml | Calls::Harmony => 0,
         }
     }
 
@@ -78,6 +83,7 @@ impl Calls {
             Calls::DeepSeek => DEEPSEEK_CALLS,
             Calls::Dsml(block) => block.marks()[0],
             Calls::Kimi => KIMI_CALLS,
+            Calls::Xtml => XTML_TOOLS,
             Calls::Gemma => GEMMA_CALL,
             Calls::Harmony => CHANNEL,
         }
@@ -96,6 +102,7 @@ impl Calls {
             }
             Calls::Dsml(_) => &[DSML],
             Calls::Kimi => &[KIMI_CALLS, KIMI_CALLS_END, KIMI_CALL, KIMI_CALLED, KIMI_ARGUMENTS],
+            Calls::Xtml => &[XTML_OPEN, XTML_CLOSE, XTML_SEP],
             Calls::Gemma => &[GEMMA_CALL, GEMMA_CALLED, GEMMA_QUOTE],
             Calls::Harmony => &ALL,
         }
@@ -139,6 +146,9 @@ impl Style {
         if has(CHANNEL) && has(MESSAGE) {
             return Style { thoughts: true, calls: Some(Calls::Harmony), native: true, preserves: false };
         }
+        if [XTML_OPEN, XTML_CLOSE, XTML_SEP].into_iter().all(has) {
+            return Style { thoughts: true, calls: Some(Calls::Xtml), native: true, preserves: false };
+        }
         let calls = if has(DSML) {
             Some(Calls::Dsml(if has("function_calls>") { DsmlBlock::Functions } else { DsmlBlock::Tools }))
         } else if has(GEMMA_CALL) {
@@ -171,21 +181,23 @@ impl Style {
         match self.calls {
             Some(Calls::Mistral) => [MISTRAL_THINK, MISTRAL_THOUGHT],
             Some(Calls::Gemma) => [GEMMA_THINK, GEMMA_THOUGHT],
+            Some(Calls::Xtml) => [XTML_THINK, XTML_THOUGHT],
             _ => [THINK, THOUGHT],
         }
     }
 
-    /// The tokens of these.
+    /// The tokens of these. XTML's begin and end any tag.
     pub(crate) fn thought_tokens(&self) -> [&'static str; 2] {
         match self.calls {
             Some(Calls::Gemma) => [GEMMA_CHANNEL, GEMMA_THOUGHT],
+            Some(Calls::Xtml) => [XTML_OPEN, XTML_CLOSE],
             _ => self.thought_marks(),
         }
     }
 
     /// Whether thoughts are on lines of their own. Otherwise they are written as they are.
     pub(super) fn has_lines(&self) -> bool {
-        !matches!(self.calls, Some(Calls::Dsml(_) | Calls::Kimi | Calls::Mistral))
+        !matches!(self.calls, Some(Calls::Dsml(_) | Calls::Kimi | Calls::Xtml | Calls::Mistral))
     }
 
     /// Line ends between a thought and the text, at most.
@@ -198,6 +210,11 @@ impl Style {
         self.calls == Some(Calls::Harmony)
     }
 
+    /// Whether it writes everything between XTML's tags.
+    pub fn is_xtml(&self) -> bool {
+        self.calls == Some(Calls::Xtml)
+    }
+
     /// Whether a prompt of these tokens ends inside a thought.
     pub fn opened(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Opened {
         if !self.thoughts || self.is_harmony() {
@@ -207,6 +224,8 @@ impl Style {
         let text = tokenizer.decode(tail, false).unwrap_or_default();
         let said = text.trim_end();
         let [think, thought] = self.thought_marks();
+        // Behind an XTML thought, the text has to be begun.
+        let thought = if self.is_xtml() { XTML_RESPONSE } else { thought };
         if said.ends_with(think) {
             Opened::Yes { line: text[said.len()..].contains('\n') }
         } else if said.ends_with(thought) {

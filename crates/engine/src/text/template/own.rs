@@ -7,8 +7,11 @@ use sluice_model::source::TextFiles;
 use crate::text::files::read_json;
 
 /// (model type, template).
-const TEMPLATES: [(&str, &str); 2] =
-    [("deepseek_v32", include_str!("own/deepseek_v32.jinja")), ("deepseek_v4", include_str!("own/deepseek_v4.jinja"))];
+const TEMPLATES: [(&str, &str); 3] = [
+    ("deepseek_v32", include_str!("own/deepseek_v32.jinja")),
+    ("deepseek_v4", include_str!("own/deepseek_v4.jinja")),
+    ("kimi_k3", include_str!("own/kimi_k3.jinja")),
+];
 
 /// The name and the text of the template for a checkpoint's model type, if there is one.
 ///

@@ -38,7 +38,7 @@ const PLAIN: Form =
     Form { name: "", calls: Calls::Json, begin: "", thought: ["", ""], keeps: false, says: true, assistant: "" };
 const THINK: [&str; 2] = ["<think>\n", "\n</think>\n\n"];
 
-pub const FORMS: [Form; 16] = [
+pub const FORMS: [Form; 17] = [
     Form {
         name: "Qwen3",
         thought: THINK,
@@ -155,12 +155,19 @@ pub const FORMS: [Form; 16] = [
             {{- '<｜tool▁calls▁end｜>' }}{%- endif %}",
         ..PLAIN
     },
-    // The templates of these two are those that checkpoints get which have none.
+    // The templates of these three are those that checkpoints get which have none.
     Form { name: "deepseek_v32", calls: Calls::Dsml(DsmlBlock::Functions), thought: ["<think>", "</think>"], ..PLAIN },
     Form {
         name: "deepseek_v4",
         calls: Calls::Dsml(DsmlBlock::Tools),
         thought: ["<think>", "</think>"],
+        keeps: true,
+        ..PLAIN
+    },
+    Form {
+        name: "kimi_k3",
+        calls: Calls::Xtml,
+        thought: ["<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"],
         keeps: true,
         ..PLAIN
     },
@@ -246,7 +253,7 @@ impl Form {
         };
         let marks: Vec<&str> = MARKS.into_iter().filter(|mark| *mark != without).collect();
         let mut config = json!({"extra_special_tokens": marks});
-        if matches!(self.calls, Calls::Dsml(_)) {
+        if matches!(self.calls, Calls::Dsml(_) | Calls::Xtml) {
             let own = json!({"model_type": self.name}).to_string();
             fs::write(folder.path().join("config.json"), own).unwrap();
         } else {
@@ -265,6 +272,7 @@ impl Form {
     pub fn end(&self, has_calls: bool) -> &'static str {
         match (self.calls, has_calls) {
             (Calls::Dsml(_), _) => "<｜end▁of▁sentence｜>",
+            (Calls::Xtml, _) => "<|end_of_msg|>",
             (Calls::Harmony, true) => "<|call|>",
             (Calls::Harmony, false) => "<|return|>",
             (Calls::Gemma, true) => "<|tool_response>",
@@ -278,7 +286,7 @@ impl Form {
         let mut text = String::new();
         let [begin, mut end] = self.thought;
         if !end.is_empty() {
-            let is_begun = !self.begin.is_empty() || matches!(self.calls, Calls::Dsml(_));
+            let is_begun = !self.begin.is_empty() || matches!(self.calls, Calls::Dsml(_) | Calls::Xtml);
             text += if is_begun { "" } else { begin };
             // GLM's line end belongs to the text.
             end = if self.name == "GLM-4.6" && answer.content.is_empty() { "</think>" } else { end };
@@ -291,6 +299,9 @@ impl Form {
             _ => "",
         };
         text += answer.content;
+        if self.calls == Calls::Xtml && answer.calls.is_empty() {
+            text += "<|close|>response<|sep|><|close|>message<|sep|>";
+        }
         text + &self.calls(answer)
     }
 
@@ -386,6 +397,22 @@ impl Form {
                 let calls: String = answer.calls.iter().enumerate().map(one).collect();
                 format!("<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>")
             }
+            (Calls::Xtml, _) => {
+                let value = |name: &str, v: &Value| {
+                    let kind = if v.is_string() { "string" } else { "number" };
+                    format!(
+                        "<|open|>argument key=\"{name}\" type=\"{kind}\"<|sep|>{}<|close|>argument<|sep|>",
+                        plain(v)
+                    )
+                };
+                let one = |(i, (name, a)): (usize, &(&str, Value))| {
+                    let (index, inner) = (i + 1, values(a, &value));
+                    format!("<|open|>call tool=\"{name}\" index=\"{index}\"<|sep|>{inner}<|close|>call<|sep|>")
+                };
+                let calls: String = answer.calls.iter().enumerate().map(one).collect();
+                let tools = format!("<|open|>tools<|sep|>{calls}<|close|>tools<|sep|>");
+                format!("<|close|>response<|sep|>{tools}<|close|>message<|sep|>")
+            }
             (Calls::Gemma, _) => {
                 let value = |v: &Value| v.as_str().map_or_else(|| v.to_string(), |text| format!("<|\"|>{text}<|\"|>"));
                 let fields = |a: &Value| {
@@ -405,7 +432,7 @@ impl Form {
 }
 
 /// What is a token of its own in at least one family.
-const MARKS: [&str; 48] = [
+const MARKS: [&str; 52] = [
     "<think>",
     "</think>",
     "<tool_call>",
@@ -438,6 +465,10 @@ const MARKS: [&str; 48] = [
     "<|tool_call_begin|>",
     "<|tool_call_end|>",
     "<|tool_call_argument_begin|>",
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+    "<|end_of_msg|>",
     "<|channel>",
     "<channel|>",
     "<|tool_call>",
