@@ -16,7 +16,7 @@ fn layouts_are_told_by_the_tensors() {
         let name = folder.file_name().unwrap().to_str().unwrap();
         let is_mlx = name.starts_with("mlx_");
         let layout = match name {
-            "gpt_oss_mxfp4" => "quantised safetensors",
+            "gpt_oss_mxfp4" | "kimi_k3" => "quantised safetensors",
             _ if is_mlx => "MLX",
             _ => "safetensors",
         };

@@ -90,7 +90,7 @@ fn scratch_is_what_was_set_aside() {
 /// Answers to two long prompts at once, then to one that begins like the first, and the memory of keys and values behind them.
 fn answers_and_cache(name: &str, limits: Options) -> (Vec<Vec<u32>>, usize) {
     let options = Options { chunk: Some(32), max_context: Some(4096), max_sequences: 2, prefix_cache: true, ..limits };
-    let mut engine = Engine::open(folder(name), options).unwrap();
+    let mut engine = Engine::open(&folder(name), options).unwrap();
     let prompts = [tokens(&engine, 1500, 1), tokens(&engine, 900, 2)];
     let again = [&prompts[0][..1200], &prompts[1][..100]].concat();
     let mut answers = Vec::new();
