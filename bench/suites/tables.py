@@ -22,8 +22,8 @@ FIO = shutil.which("fio")
 SECONDS = 5
 #: Qwen3.8-Flash-Next's table of n-grams: 16 rows of 160 numbers in bf16 for each token.
 ROW, ROWS = 320, 16
-#: Tokens of a step, what it is, and the depth that fio has: as many requests as the step has rows, or else as fio is quickest with.
-STEPS = {1: ("a token", (16,)), 512: ("a prompt's 512 tokens", (64, 256, 512))}
+#: Tokens of a step, what it is, and requests that fio has in flight: as many as the step has rows, all of which it waits for, as a step does; or what it is quickest with.
+STEPS = {1: ("a token", (ROWS,)), 512: ("a prompt's 512 tokens", (64, 256, 512))}
 RATE, WAIT = "rows from disk", "wait of a token, with nothing computed meanwhile"
 # A part of fio's rate, and milliseconds.
 PART, MILLISECONDS = 0.9, 1.0
@@ -90,9 +90,10 @@ def ours(folder, tokens):
 
 
 def fio(folder, depth):
-    """Random reads a second."""
+    """Random reads a second, those of a token in batches."""
+    batches = [f"--iodepth_batch={ROWS}", f"--iodepth_batch_complete_min={ROWS}"] if depth == ROWS else []
     job = ["--name=rows", f"--filename={folder / 'model.safetensors'}", "--readonly", "--rw=randread", "--bs=4k", "--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--time_based", f"--runtime={SECONDS}"]
-    return answer([FIO, *job, "--output-format=json"], lambda text: json.loads(text)["jobs"][0]["read"]["iops"])
+    return answer([FIO, *job, *batches, "--output-format=json"], lambda text: json.loads(text)["jobs"][0]["read"]["iops"])
 
 
 def run(names, quick, rounds, parts):
