@@ -17,6 +17,8 @@ mod reading;
 mod sections;
 mod stand_in;
 mod style;
+#[cfg(test)]
+mod test_pieces;
 mod tools;
 mod xtml;
 

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::text::DsmlBlock;
+use crate::text::answers::test_pieces::{call, cut_everywhere, join, text, thought};
 
 const XML: Style = Style { thoughts: true, calls: Some(Calls::Xml), native: true, preserves: false };
 const JSON: Style = Style { calls: Some(Calls::Json), ..XML };
@@ -15,19 +16,6 @@ fn tools() -> Option<Arc<Tools>> {
     Some(Arc::new(Tools::new(&json!([{"type": "function", "function": {"name": "read", "parameters": parameters}}]))))
 }
 
-fn join(all: Vec<Piece>) -> Vec<Piece> {
-    let mut out = PieceList::default();
-    for piece in all {
-        match piece {
-            Piece::Text(text) => out.text(&text),
-            Piece::Thought(text) => out.thought(&text),
-            Piece::Arguments { index, json } => out.arguments(index, &json),
-            Piece::Call { .. } => out.push(piece),
-        }
-    }
-    out.into_vec()
-}
-
 fn parse(style: Style, opened: Opened, parts: &[&str]) -> Vec<Piece> {
     let mut parser = AnswerParser::new(style, tools(), opened);
     let mut all: Vec<Piece> = parts.iter().flat_map(|part| parser.push(part)).collect();
@@ -37,26 +25,7 @@ fn parse(style: Style, opened: Opened, parts: &[&str]) -> Vec<Piece> {
 
 /// Parsed at once, and cut everywhere.
 fn pieces(style: Style, text: &str) -> Vec<Piece> {
-    let whole = parse(style, Opened::No, &[text]);
-    for cut in (0..text.len()).filter(|cut| text.is_char_boundary(*cut)) {
-        assert_eq!(parse(style, Opened::No, &[&text[..cut], &text[cut..]]), whole, "{:?}", &text[..cut]);
-    }
-    let characters: Vec<String> = text.chars().map(String::from).collect();
-    let characters: Vec<&str> = characters.iter().map(String::as_str).collect();
-    assert_eq!(parse(style, Opened::No, &characters), whole);
-    whole
-}
-
-fn text(text: &str) -> Piece {
-    Piece::Text(text.into())
-}
-
-fn thought(text: &str) -> Piece {
-    Piece::Thought(text.into())
-}
-
-fn call(index: usize, name: &str, json: &str) -> [Piece; 2] {
-    [Piece::Call { index, name: name.into() }, Piece::Arguments { index, json: json.into() }]
+    cut_everywhere(text, |parts| parse(style, Opened::No, parts))
 }
 
 #[test]

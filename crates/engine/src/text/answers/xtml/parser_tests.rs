@@ -1,21 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::text::answers::test_pieces::{call, cut_everywhere, join, text, thought};
 
 const THOUGHT: Opened = Opened::Yes { line: false };
-
-fn join(all: Vec<Piece>) -> Vec<Piece> {
-    let mut out = PieceList::default();
-    for piece in all {
-        match piece {
-            Piece::Text(text) => out.text(&text),
-            Piece::Thought(text) => out.thought(&text),
-            Piece::Arguments { index, json } => out.arguments(index, &json),
-            Piece::Call { .. } => out.push(piece),
-        }
-    }
-    out.into_vec()
-}
 
 fn parse(calls: bool, opened: Opened, parts: &[&str], is_cut: bool) -> Vec<Piece> {
     let mut parser = XtmlParser::new(calls, opened);
@@ -26,25 +14,7 @@ fn parse(calls: bool, opened: Opened, parts: &[&str], is_cut: bool) -> Vec<Piece
 
 /// Parsed at once, and cut everywhere.
 fn pieces(opened: Opened, text: &str) -> Vec<Piece> {
-    let whole = parse(true, opened, &[text], false);
-    for cut in (0..text.len()).filter(|cut| text.is_char_boundary(*cut)) {
-        assert_eq!(parse(true, opened, &[&text[..cut], &text[cut..]], false), whole, "{:?}", &text[..cut]);
-    }
-    let characters: Vec<String> = text.chars().map(String::from).collect();
-    assert_eq!(parse(true, opened, &characters.iter().map(String::as_str).collect::<Vec<_>>(), false), whole);
-    whole
-}
-
-fn text(text: &str) -> Piece {
-    Piece::Text(text.into())
-}
-
-fn thought(text: &str) -> Piece {
-    Piece::Thought(text.into())
-}
-
-fn call(index: usize, name: &str, json: &str) -> [Piece; 2] {
-    [Piece::Call { index, name: name.into() }, Piece::Arguments { index, json: json.into() }]
+    cut_everywhere(text, |parts| parse(true, opened, parts, false))
 }
 
 fn argument(name: &str, kind: &str, value: &str) -> String {
