@@ -2,6 +2,8 @@
 //
 // A block takes sixteen rows at a time, in turns of 32 groups of 64 columns. Eight warps multiply: four groups each, whose weights come to a ring of the warp's own,
 // turns ahead. Sums go to shared memory, where other warps run the chains of the turn before: a thread (row, token).
+//
+// In a mixture (GROUPED) the tokens are a tile's pairs of one expert; blocks of one y share its rows.
 #include "format/int11.cuh"
 #include "format/list.cuh"
 #include "gemm/matmul.cuh"
@@ -31,15 +33,17 @@ struct Turn {
 };
 
 // Which product a set of rows belongs to.
-__device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count, u32& set) {
+__device__ __forceinline__ u32 part_of(const Products& all, u32 count, u32& set) {
     u32 k = 0;
     for (; k + 1 < count && set * ROWS >= all.parts[k].rows; k++) set -= (all.parts[k].rows + ROWS - 1) / ROWS;
-    return all.parts[k];
+    return k;
 }
 
-template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
+template <int T, bool GROUPED, u32 KIND> __device__ __forceinline__ void gemm_few(const Products& all) {
+    // The expert's matrices.
+    __shared__ Matrix own[3];
     const Matmul& first = all.parts[0];
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % 4, row = lane / 4, groups = first.cols / 64, t0 = blockIdx.y * T;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % 4, row = lane / 4, groups = first.cols / 64, t0 = GROUPED ? 0 : blockIdx.y * T;
     u32 count = 1, sets = (first.rows + ROWS - 1) / ROWS;
     for (; count < 3 && all.parts[count].rows; count++) sets += (all.parts[count].rows + ROWS - 1) / ROWS;
     // Rings of weights and of scales; what chains need of two turns: sums of products [32 groups][T][16 rows], scales, biases; sums of activations [groups][T];
@@ -48,7 +52,26 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
     u8* scale_ring = (u8*)smem + WARPS * RING * RING_BYTES + warp % WARPS * RING * SCALE_BYTES + lane * 8;
     float* sums = smem + WARPS * RING * (RING_BYTES + SCALE_BYTES) / 4;
     const u32 SUMS = TURN * T * ROWS + 2 * SCALES;
-    const u32 log_wide = first.matrix.group == 128;
+    u32 last = first.outputs - 1;
+    const u32* order = nullptr;
+    bool aligned = true;
+    if (GROUPED) {
+        begin();
+        if (blockIdx.y >= first.tiles[0]) return;
+        const uint4 pairs = ((const uint4*)first.tiles)[1 + blockIdx.y];
+        order = first.order + pairs.y, last = pairs.z - 1;
+        if (threadIdx.x < count) own[threadIdx.x] = all.parts[threadIdx.x].table[pairs.x];
+        __syncthreads();
+        for (u32 k = 0; k < count; k++) {
+            const Matrix& m = own[k];
+            // An expert that is not on the device is skipped.
+            if (m.kind != KIND) return;
+            aligned &= (((u64)m.data | m.row_bytes) & 15) == 0 && (((u64)m.scales | (u64)m.biases | 2 * m.groups) & (m.group == 128 ? 3 : 7)) == 0;
+        }
+    }
+    auto matrix_of = [&](u32 k) -> const Matrix& { return GROUPED ? own[k] : all.parts[k].matrix; };
+    const u32 log_wide = matrix_of(0).group == 128, type = matrix_of(0).type;
+    auto token_of = [&](u32 t) { return GROUPED ? order[min(t, last)] / first.per_row : min(t0 + t, last); };
     float* of_x = sums + 2 * SUMS;
     u8* x = (u8*)(of_x + (groups * T + 3) / 4 * 4);
     Turn turn = {blockIdx.x, 0};
@@ -65,19 +88,27 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
         if (ahead.set < sets) {
             if (ahead.from == 0) {
                 u32 set = ahead.set;
-                const Matmul& p = part_of(all, count, set);
+                const u32 k = part_of(all, count, set);
+                const Matmul& p = all.parts[k];
+                const Matrix& m = matrix_of(k);
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) rows[i] = p.matrix.data + p.in_matrix(min(set * ROWS + 4 * i + lane / 8, p.rows - 1)) * p.matrix.row_bytes + warp * OWN * 32 + chunk * 16;
-                scales_from = (lane < ROWS ? p.matrix.scales : p.matrix.biases) + 2 * (p.in_matrix(min(set * ROWS + lane % ROWS, p.rows - 1)) * p.matrix.groups + (warp * OWN >> log_wide));
+                for (u32 i = 0; i < 4; i++) rows[i] = m.data + p.in_matrix(min(set * ROWS + 4 * i + lane / 8, p.rows - 1)) * m.row_bytes + warp * OWN * 32 + chunk * 16;
+                scales_from = (lane < ROWS ? m.scales : m.biases) + 2 * (p.in_matrix(min(set * ROWS + lane % ROWS, p.rows - 1)) * m.groups + (warp * OWN >> log_wide));
             }
             if (ahead.from + warp * OWN + chunk / 2 < groups) {
                 u8* to = ring + slot * RING_BYTES;
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) cp_async_16_stream(to + place(4 * i + lane / 8, chunk), rows[i] + (u64)ahead.from * 32);
+                for (u32 i = 0; i < 4; i++) {
+                    u8* own_to = to + place(4 * i + lane / 8, chunk);
+                    const u8* from = rows[i] + (u64)ahead.from * 32;
+                    if (!GROUPED || aligned) cp_async_16_stream(own_to, from);
+                    else copy_slowly(own_to, from, 8);
+                }
             }
             if (ahead.from + warp * OWN < groups) {
                 const u8* from = scales_from + (ahead.from >> log_wide) * 2;
-                if (!log_wide) cp_async_8(scale_ring + slot * SCALE_BYTES, from);
+                if (GROUPED && !aligned) copy_slowly(scale_ring + slot * SCALE_BYTES, from, min((groups - ahead.from - warp * OWN + log_wide) >> log_wide, OWN >> log_wide));
+                else if (!log_wide) cp_async_8(scale_ring + slot * SCALE_BYTES, from);
                 else cp_async_4(scale_ring + slot * SCALE_BYTES, from);
             }
             ahead.next(groups);
@@ -91,14 +122,13 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
 #pragma unroll 1
         for (u32 i = 0; i + 1 < RING; i++) load();
     }
-    begin();
+    if (!GROUPED) begin();
     // Tokens and their sums; a token that is not there is the last one again.
-    const u32 last = first.outputs - 1;
     for (u32 i = threadIdx.x; i < groups * T * 8; i += blockDim.x) {
-        const u32 c = i % 8, t = i / 8 % T, g = i / 8 / T, token = min(t0 + t, last);
+        const u32 c = i % 8, t = i / 8 % T, g = i / 8 / T, token = token_of(t);
         cp_async_16(x + (u64)(g * T + t) * 128 + 16 * (c ^ (token ^ t) & 7), (const u8*)first.x.n + int11_row(token, g, groups) + 16 * c);
     }
-    for (u32 i = threadIdx.x; i < groups * T; i += blockDim.x) of_x[i] = first.x.sn[(u64)(i / T) * first.x.padded + int11_place(min(t0 + i % T, last))];
+    for (u32 i = threadIdx.x; i < groups * T; i += blockDim.x) of_x[i] = first.x.sn[(u64)(i / T) * first.x.padded + int11_place(token_of(i % T))];
     cp_async_wait_all();
     __syncthreads();
     float acc = 0.0f;
@@ -144,7 +174,7 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
 #pragma unroll
             for (u32 i = 0; i < OWN; i++) {
                 const u32 of = i >> log_wide, two = of / 2 ? raw.y : raw.x;
-                to[TURN * T * ROWS + lane / ROWS * SCALES + (warp * OWN + i) * ROWS + lane % ROWS] = half_value(two >> of % 2 * 16 & 0xffff, first.matrix.type);
+                to[TURN * T * ROWS + lane / ROWS * SCALES + (warp * OWN + i) * ROWS + lane % ROWS] = half_value(two >> of % 2 * 16 & 0xffff, type);
                 float* at = to + (warp * OWN + i) * T * ROWS;
                 if (2 * j < T) {
                     at[2 * j * ROWS + row] = d[i][0];
@@ -158,7 +188,7 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
         }
         if (chains && there) {
             u32 set = before.set;
-            const Matmul& p = part_of(all, count, set);
+            const Matmul& p = all.parts[part_of(all, count, set)];
             const float *turn_sums = sums + (buffer ^ 1) * SUMS, *d = turn_sums + chain_token * ROWS + chain_row, *scale = turn_sums + TURN * T * ROWS + chain_row;
             const float* m = of_x + before.from * T + chain_token;
             const u32 here = min(TURN, groups - before.from);
@@ -180,7 +210,7 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
             for (; from < here; from++) acc = fma(scale[SCALES + from * ROWS], m[from * T], fma(scale[from * ROWS], d[from * T * ROWS], acc));
             if (before.from + TURN >= groups) {
                 const u32 r = set * ROWS + chain_row, t = t0 + chain_token;
-                if (r < p.rows && t <= last) put(p, t, r, mul(acc, first.x.tn[t]));
+                if (r < p.rows && t <= last) put(p, GROUPED ? order[t] : t, r, mul(acc, first.x.tn[GROUPED ? token_of(t) : t]));
                 acc = 0.0f;
             }
         }
@@ -194,9 +224,11 @@ template <int T> __device__ __forceinline__ void gemm_few(const Products& all) {
 }
 
 #define GEMM_FEW(name, F) \
-    extern "C" __global__ void __launch_bounds__(288, 2) gemm_few_##name##_1(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<1>(p);) } \
-    extern "C" __global__ void __launch_bounds__(288, 2) gemm_few_##name##_2(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<2>(p);) } \
-    extern "C" __global__ void __launch_bounds__(320, 2) gemm_few_##name##_4(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<4>(p);) } \
-    extern "C" __global__ void __launch_bounds__(384, 1) gemm_few_##name##_8(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<8>(p);) }
+    extern "C" __global__ void __launch_bounds__(288, 2) gemm_few_##name##_1(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<1, false, KIND_OF<F>>(p);) } \
+    extern "C" __global__ void __launch_bounds__(288, 2) gemm_few_##name##_2(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<2, false, KIND_OF<F>>(p);) } \
+    extern "C" __global__ void __launch_bounds__(320, 2) gemm_few_##name##_4(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<4, false, KIND_OF<F>>(p);) } \
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_few_##name##_8(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<8, false, KIND_OF<F>>(p);) } \
+    extern "C" __global__ void __launch_bounds__(320, 1) gemm_few_##name##_4_grouped(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<4, true, KIND_OF<F>>(p);) } \
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_few_##name##_8_grouped(const __grid_constant__ Products p) { ON_TENSOR_CORES(gemm_few<8, true, KIND_OF<F>>(p);) }
 
 INT11_TENSOR_FORMATS(GEMM_FEW)

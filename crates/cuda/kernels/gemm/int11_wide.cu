@@ -168,12 +168,6 @@ template <bool GROUPED> __device__ __forceinline__ Tile tile_of(const Products& 
     return t;
 }
 
-// Copies pairs of bytes that lie at any address.
-__device__ __forceinline__ void copy_slowly(u8* to, const u8* from, u32 pairs) {
-#pragma unroll 1
-    for (u32 i = 0; i < pairs; i++) ((u16*)to)[i] = (u16)(from[2 * i] | from[2 * i + 1] << 8);
-}
-
 template <bool GROUPED, u32 KIND> __device__ __forceinline__ void gemm_wide(const Products& all) {
     __shared__ __align__(8) u64 barriers[2 * STAGES];
     // Of a tile's tokens: where results go, and what they are multiplied with.

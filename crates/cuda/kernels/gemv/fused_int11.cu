@@ -1,11 +1,11 @@
 // Products of integers of 11 bits for one token, as a layer's part: each block norms and encodes the token for itself, and where the matrices are gate and up, what
 // comes out is silu(gate) * up.
 //
-// The integers are split into two slices of eight bits, n = 256 h + l, which `dp4a` multiplies. A block takes 32 rows at a time, in turns of a row's groups of 64
+// The integers are split into two slices of eight bits (format/slices.cuh). A block takes 32 rows at a time, in turns of a row's groups of 64
 // columns, one for each lane that the row has. What a row's chain needs of a turn goes to shared memory, where a warp of its own, a thread for each row, adds up the turn
 // before. Of gate and up a block takes the same rows, one after the other, so that the thread that ends up's chain still has gate's.
-#include "format/int11.cuh"
 #include "format/list.cuh"
+#include "format/slices.cuh"
 #include "gemv/one_token.cuh"
 #include "prim/cp_async.cuh"
 #include "prim/pdl.cuh"
@@ -13,41 +13,9 @@
 
 static const u32 WARPS = 16, ROWS = 32;
 
-// A token in shared memory: of each group both slices, by quarters of sixteen columns; 2^(e-20); and the sum of its integers times that.
-struct Slices {
-    uint4* high;
-    uint4* low;
-    u32 stride;
-    float* powers;
-    float* sums;
-};
-
-// Two slices of four integers as bytes.
-__device__ __forceinline__ void slice(u32 a, u32 b, u32 c, u32 d, u32& high, u32& low) {
-    low = __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-    high = __byte_perm(__byte_perm(a + 128, b + 128, 0x0051), __byte_perm(c + 128, d + 128, 0x0051), 0x5410);
-}
-
 // Encodes a token by the whole block.
 __device__ __forceinline__ float stage(const float* x, const Norm& norm, u32 cols, const Slices& to, float* kept, const float* weights) {
-    return encode_token<WARPS + 1>(x, norm, cols, kept, weights, [&](u32 i, const float (&v)[8], int e, float sum) {
-        // Adding 1.5 2^23 leaves an integer in the low bits; both are exact.
-        const float by = power(-e);
-        u32 n[8];
-#pragma unroll
-        for (u32 k = 0; k < 8; k++) n[k] = bits(fma(v[k], by, 12582912.0f));
-        uint2 high, low;
-        slice(n[0], n[2], n[4], n[6], high.x, low.x);
-        slice(n[1], n[3], n[5], n[7], high.y, low.y);
-        const u32 at = (i / 2 % 4 * to.stride + i / 8) * 2 + i % 2;
-        ((uint2*)to.high)[at] = high;
-        ((uint2*)to.low)[at] = low;
-        if (i % 8 == 0) {
-            to.powers[i / 8] = power(e - 20);
-            // A sum of integers below 2^20: exact.
-            to.sums[i / 8] = mul(sum, STEP);
-        }
-    });
+    return encode_token<WARPS + 1>(x, norm, cols, kept, weights, [&](u32 i, const float (&v)[8], int e, float sum) { put_slices(to, i, v, e, sum); });
 }
 
 // A place among turns of sets of rows, which all threads of a block go through together.
@@ -85,14 +53,9 @@ template <class F, u32 LANES> __device__ __forceinline__ void gemv_one(const One
     const u32 log_wide = first.matrix.group == 128, type = first.matrix.type, row = warp * (ROWS / WARPS) + lane / LANES * OWN;
     u32 sets = 0;
     for (u32 k = 0; k < 3; k++) sets += (p.parts[k].rows + ROWS - 1) / ROWS;
-    Slices x;
-    x.high = (uint4*)smem;
-    x.stride = groups + 1;
-    x.low = x.high + 4 * x.stride;
-    x.powers = (float*)(x.low + 4 * x.stride);
-    x.sums = x.powers + (groups + 3) / 4 * 4;
+    const Slices x = slices(smem, groups);
     // What chains need of two turns: sums of products, and scales with biases.
-    float* sums = x.sums + (groups + 3) / 4 * 4;
+    float* sums = behind(x, groups);
     u32* scales = (u32*)(sums + 2 * BUFFER);
     float* kept = p.keeps ? (float*)(scales + 2 * BUFFER) : nullptr;
     Turn turn = {p.gated ? 2 * blockIdx.x : blockIdx.x, 0}, ahead = turn;

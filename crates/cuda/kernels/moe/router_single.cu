@@ -4,6 +4,7 @@
 #include "format/list.cuh"
 #include "format/matrix.cuh"
 #include "format/quads.cuh"
+#include "format/slices.cuh"
 #include "gemv/parts.cuh"
 #include "moe/router.cuh"
 #include "prim/numerics.cuh"
@@ -20,7 +21,7 @@ struct RouterSingle {
     Matrix gate;
     // [rows]: the gate's comes last.
     float* logits;
-    // The normed row, encoded, as `Quarters` lie in shared memory.
+    // The normed row, encoded, as `Quarters` lie in shared memory, or `Slices` with what results are multiplied with behind them.
     u8* encoded;
     // [cols]: the same as it is; null where nobody wants it.
     float* normed;
@@ -55,9 +56,52 @@ __device__ __forceinline__ float normed_product(const float4* of_row, const floa
     return lane_tree(sum);
 }
 
+// Columns 8 i to 8 i + 7 of the normed row; x and the norm's weights in quads.
+__device__ __forceinline__ void normed_eight(const float* x, const float* norm, float inverse, u32 i, float (&v)[8], float* normed) {
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) {
+        const u32 at = 64 * (i / 8) + (i % 2 * 8 + k) * 4 + i % 8 / 2;
+        v[k] = mul(mul(x[at], inverse), norm[at]);
+    }
+    if (normed) {
+        float4* to = (float4*)normed + 2 * i;
+        to[0] = make_float4(v[0], v[1], v[2], v[3]);
+        to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    }
+}
+
+// A warp of each block encodes some groups: in groups of int8.
+__device__ __forceinline__ void encode_int8(const RouterSingle& p, const float* x, const float* norm, float inverse) {
+    const u32 groups = p.x.cols / 64, thread = threadIdx.x % WARP;
+    const Quarters to = quarters(p.encoded, groups);
+    for (u32 g = blockIdx.x; g < groups; g += gridDim.x) {
+        float v[8];
+        normed_eight(x, norm, inverse, 8 * g + thread % 8, v, thread < 8 ? p.normed : nullptr);
+        quantize_group(v, thread < 8, 8 * g + thread, to);
+    }
+}
+
+// As integers of 11 bits, four groups at a time.
+__device__ __forceinline__ void encode_int11(const RouterSingle& p, const float* x, const float* norm, float inverse) {
+    const u32 cols = p.x.cols, groups = cols / 64, lane = threadIdx.x % WARP;
+    u32 most = 0;
+#pragma unroll 4
+    for (u32 i = lane; i < cols; i += WARP) most = max(most, bits(mul(mul(x[i], inverse), norm[i])) & 0x7fffffffu);
+    const TokenScale scale = scale_of_token(warp_max_redux(most));
+    const Slices to = slices(p.encoded, groups);
+    // Columns are a multiple of 256: all lanes have a group.
+    for (u32 i = blockIdx.x * WARP + lane; i < cols / 8; i += gridDim.x * WARP) {
+        float v[8], rounded[8], sum;
+        normed_eight(x, norm, inverse, i, v, p.normed);
+        const int e = round_eight(v, scale.before, rounded, sum);
+        put_slices(to, i, rounded, e, sum);
+    }
+    if (blockIdx.x == 0 && lane == 0) *behind(to, groups) = scale.behind;
+}
+
 // Shared memory: x, the norm's weights and rows [ROUTER_ROWS], of [cols] in quads each. After its wait only the first two warps have something to do, and wait for
 // nobody: each norms for itself.
-extern "C" __global__ void __launch_bounds__(384) moe_router_single(const __grid_constant__ RouterSingle p) {
+template <bool INT11> __device__ __forceinline__ void router_single(const RouterSingle& p) {
     WATCH();
     const u32 cols = p.x.cols, first = blockIdx.x * ROUTER_ROWS, warp = threadIdx.x / WARP, part = threadIdx.x / OF_ROW;
     float *x = smem, *norm = x + cols, *rows = norm + cols;
@@ -84,28 +128,14 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_single(const __grid
     }
     __syncthreads();
     STAMP(0, 2);
-    // Each block's second warp quantizes some groups.
-    if (warp > 1 || warp == 1 && blockIdx.x >= cols / 64) return;
+    // Each block's second warp encodes some groups.
+    if (warp > 1 || warp == 1 && blockIdx.x >= cols / (INT11 ? 256 : 64)) return;
     const float inverse = inverse_rms_quads((const float4*)x, cols, p.x.eps);
     STAMP(0, 3);
     const u32 lane = threadIdx.x % 16;
     if (warp == 1) {
-        const Quarters to = quarters(p.encoded, cols / 64);
-        const u32 thread = threadIdx.x % WARP;
-        for (u32 g = blockIdx.x; g < cols / 64; g += gridDim.x) {
-            float v[8];
-#pragma unroll
-            for (u32 k = 0; k < 8; k++) {
-                const u32 at = 64 * g + (thread % 2 * 8 + k) * 4 + thread / 2 % 4;
-                v[k] = mul(mul(x[at], inverse), norm[at]);
-            }
-            if (p.normed && thread < 8) {
-                float4* to = (float4*)p.normed + 2 * (8 * g + thread);
-                to[0] = make_float4(v[0], v[1], v[2], v[3]);
-                to[1] = make_float4(v[4], v[5], v[6], v[7]);
-            }
-            quantize_group(v, thread < 8, 8 * g + thread, to);
-        }
+        if (INT11) encode_int11(p, x, norm, inverse);
+        else encode_int8(p, x, norm, inverse);
         return;
     }
     const u32 row = threadIdx.x / 16;
@@ -114,3 +144,6 @@ extern "C" __global__ void __launch_bounds__(384) moe_router_single(const __grid
     if (lane == 0 && first + row < p.rows) p.logits[first + row] = sum;
     STAMP(0, 5);
 }
+
+extern "C" __global__ void __launch_bounds__(384) moe_router_single(const __grid_constant__ RouterSingle p) { router_single<false>(p); }
+extern "C" __global__ void __launch_bounds__(384) moe_router_single_int11(const __grid_constant__ RouterSingle p) { router_single<true>(p); }

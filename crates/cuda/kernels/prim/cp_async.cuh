@@ -39,6 +39,12 @@ __device__ __forceinline__ void cp_async_16_stream(void* to, const void* from) {
 #endif
 }
 
+// Copies pairs of bytes that lie at any address.
+__device__ __forceinline__ void copy_slowly(u8* to, const u8* from, u32 pairs) {
+#pragma unroll 1
+    for (u32 i = 0; i < pairs; i++) ((u16*)to)[i] = (u16)(from[2 * i] | from[2 * i + 1] << 8);
+}
+
 __device__ __forceinline__ void cp_async_wait_all() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");

@@ -99,7 +99,12 @@ impl KernelFormat {
         Kernel::of(Family::GemmFew, self, tile)
     }
 
-    /// The same for prompts.
+    /// The same for a mixture, whose pairs are sorted by expert, for tiles of 4 and 8.
+    pub fn gemm_few_grouped(self, tile: usize) -> Option<Kernel> {
+        Kernel::of(Family::GemmFewGrouped, self, tile)
+    }
+
+    /// The kernel of integers of 11 bits for prompts.
     pub fn gemm_wide(self) -> Option<Kernel> {
         Kernel::of(Family::GemmWide, self, 0)
     }

@@ -185,6 +185,7 @@ kernels! {
         MOE_ACTIVATE "moe_activate" in "moe/activate" takes Activate;
         MOE_COMBINE "moe_combine" in "moe/combine" takes Combine;
         MOE_ROUTER_SINGLE "moe_router_single" in "moe/router_single" takes RouterSingle;
+        MOE_ROUTER_SINGLE_INT11 "moe_router_single_int11" in "moe/router_single" takes RouterSingle;
         SAMPLE_TOPS "sample_tops" in "sampling/sample" takes Tops;
         SAMPLE_BEST "sample_best" in "sampling/sample" takes Best;
         SAMPLE_SUMS "sample_sums" in "sampling/sample" takes Sums;
@@ -263,7 +264,11 @@ kernels! {
             in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_1", "_2", "_4", "_8"] takes Products;
             in "gemm/int11_floats_few" of INT11_FLOAT_FORMATS by ["_1", "_2", "_4", "_8"] takes Products;
         }
-        /// The same for prompts, by wgmma; of a mixture, whose pairs are sorted by expert.
+        /// The same of a mixture, whose pairs are sorted by expert, for tiles of up to four and up to eight.
+        GemmFewGrouped "gemm_few" {
+            in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_4_grouped", "_8_grouped"] takes Products;
+        }
+        /// Integers of 11 bits for prompts, by wgmma; of a mixture, whose pairs are sorted by expert.
         GemmWide "gemm_wide" {
             in "gemm/int11_wide" of INT11_TENSOR_FORMATS by ["", "_grouped"] takes Products;
             in "gemm/int11_floats_wide" of INT11_FLOAT_FORMATS by [""] takes Products;
@@ -283,10 +288,12 @@ kernels! {
         /// Gate and up of one token's experts, where all are on the device, and where the host may have to bring some.
         MoeGateUp "moe_gate_up" {
             in "moe/single" of INT8_FORMATS by ["", "_mailbox"] takes SingleToken;
+            in "moe/single_int11" of INT11_FORMATS by ["", "_mailbox"] takes SingleToken;
         }
         /// Down of one token's experts.
         MoeDown "moe_down" {
             in "moe/single" of INT8_FORMATS by [""] takes SingleToken;
+            in "moe/single_int11" of INT11_FORMATS by [""] takes SingleToken;
         }
     }
 }

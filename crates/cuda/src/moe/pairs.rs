@@ -21,8 +21,6 @@ const MIN_EXPERTS_PER_PAIR: usize = 8;
 const MAX_FEW_PAIRS: usize = 3;
 /// From this many pairs for each expert on, tiles are large.
 const MIN_LARGE_TILE_PAIRS: usize = 20;
-/// From this many pairs for each expert on, integers of 11 bits are multiplied on tensor cores.
-const MIN_WIDE_PAIRS: usize = 8;
 /// Threads of a block that counts or sorts an expert's pairs.
 const PAIR_THREADS: u32 = 512;
 
@@ -40,9 +38,12 @@ pub fn tile_choice(gpu: &Gpu, layer: &MoeLayer, pairs: usize) -> Option<TileChoi
     let MoeLayer { moe, kinds, groups, .. } = layer;
     let count = moe.experts.count;
     let cols = |projection: usize| part(&moe.experts, projection).cols;
-    let int11 = |projection: usize| int11::takes_pairs(gpu, &kinds[projection], groups[projection], cols(projection));
-    if pairs >= MIN_WIDE_PAIRS * count && (0..PROJECTIONS).all(int11) {
-        return Some(TileChoice { tile_pairs: int11::PAIRS, few: false });
+    let tile_pairs = int11::tile_pairs(pairs, count);
+    let int11 = |projection: usize| {
+        int11::takes_pairs(gpu, tile_pairs, &kinds[projection], groups[projection], cols(projection))
+    };
+    if (0..PROJECTIONS).all(int11) {
+        return Some(TileChoice { tile_pairs, few: false });
     }
     let integers = kinds.iter().all(|kinds| kinds.len() == 1 && kinds[0].needs().int8);
     if !integers || !gpu.device.has(Variant::Tiles) || pairs * MIN_EXPERTS_PER_PAIR <= count {

@@ -23,25 +23,57 @@ const DOWN_THREADS: u32 = 256;
 /// Groups of a row of gate or up that its lanes take together, and the groups that their shared memory has room for.
 const ROW_GROUPS: usize = 32;
 const ROW_CAPACITY: usize = 40;
+/// Chains of a warp of gate and up, with activations as integers of 11 bits.
+const ROW_CHAINS: usize = 8;
 /// The most blocks for each multiprocessor.
 const BLOCKS: usize = 2;
 /// Columns of the hidden activations that a block of gate and up takes, and rows of a block of down.
 const HIDDEN: usize = 32;
 const ROWS: usize = DOWN_THREADS as usize / 32;
 
-/// Bytes of the encoded input of gate and up.
-fn input_bytes(groups: usize) -> usize {
-    16 * 4 * (groups + 1) + 4 * (3 * groups).next_multiple_of(4)
+/// What the kernels take of memory.
+struct Bytes {
+    /// The encoded input of gate and up, and what they leave.
+    encoded: usize,
+    hidden: usize,
+    /// Shared memory of both kernels.
+    gate_up_shared: usize,
+    down_shared: usize,
 }
 
-/// Bytes of the encoded input of down, in which each half of a group has a scale and a mean.
-fn hidden_bytes(groups: usize) -> usize {
-    16 * 4 * (groups + 1) + 2 * 8 * groups
+impl Bytes {
+    /// For activations as int8: `groups` of a row of gate or up, `inside` groups of each of `slots` rows of down.
+    fn int8(groups: usize, inside: usize, slots: usize) -> Bytes {
+        let (quarters, all) = (|groups: usize| 16 * 4 * (groups + 1), slots * inside);
+        // Each half of a hidden group has a scale and a mean.
+        let hidden = quarters(all) + 2 * 8 * all;
+        Bytes {
+            encoded: quarters(groups) + 4 * (3 * groups).next_multiple_of(4),
+            hidden,
+            gate_up_shared: groups.div_ceil(ROW_GROUPS) * (16 * 4 * ROW_CAPACITY + (8 + 4) * ROW_GROUPS),
+            down_shared: hidden,
+        }
+    }
+
+    /// For activations as integers of 11 bits.
+    fn int11(groups: usize, inside: usize, slots: usize) -> Bytes {
+        let slices = |groups: usize| 16 * 8 * (groups + 1) + 2 * 4 * groups.next_multiple_of(4);
+        let (encoded, hidden) = (slices(groups) + 16, 4 * GROUP * slots * inside);
+        // Of each warp: its chains' sums, and scales with biases.
+        let chains = |threads: u32, chains: usize, stride: usize| threads as usize / 32 * 2 * 4 * chains * stride;
+        Bytes {
+            encoded,
+            hidden,
+            gate_up_shared: encoded + chains(GATE_UP_THREADS, ROW_CHAINS, ROW_GROUPS + 4),
+            down_shared: slices(slots * inside) + hidden + chains(DOWN_THREADS, slots, inside | 1),
+        }
+    }
 }
 
 /// The launches of a mixture for one token.
 pub struct SingleTokenMoe {
     router: p::RouterSingle,
+    router_kernel: Kernel,
     router_shared: u32,
     experts: p::SingleToken,
     /// The kernel of gate and up that may request experts.
@@ -127,10 +159,12 @@ impl SingleTokenMoe {
         let from = context.place(x);
         possible &= norm.weight != 0 && [from.at, norm.weight].iter().all(|at| at.is_multiple_of(16));
         let route_shared = 4 * (2 + ROUTER_ROWS) * cols;
-        let turns = (cols / GROUP).div_ceil(ROW_GROUPS);
-        let gate_up_shared = turns * (16 * 4 * ROW_CAPACITY + (8 + 4) * ROW_GROUPS);
-        let down_shared = hidden_bytes(slots * hidden / GROUP);
-        let most = route_shared.max(gate_up_shared).max(down_shared);
+        let (router_kernel, bytes_of): (_, fn(usize, usize, usize) -> Bytes) = match context.mode {
+            Activations::Int11 => (Kernel::MOE_ROUTER_SINGLE_INT11, Bytes::int11),
+            _ => (Kernel::MOE_ROUTER_SINGLE, Bytes::int8),
+        };
+        let bytes = bytes_of(cols / GROUP, hidden / GROUP, slots);
+        let most = route_shared.max(bytes.gate_up_shared).max(bytes.down_shared);
         let route = layer.route_parameters((1, 0), 0, 0, 0);
         if !possible || route.groups > 1 || route.table != 0 || most + STATIC_SHARED > device.shared {
             return Ok(None);
@@ -139,8 +173,8 @@ impl SingleTokenMoe {
         let x = p::NormedRow { x: from.at, norm: norm.weight, eps: norm.eps, cols: number(cols) };
         let rows = experts + usize::from(shared_gate.data != 0);
         let logits = logits.reserve(gpu, 4 * rows)?;
-        let encoded = scratch.normed.reserve(gpu, input_bytes(cols / GROUP))?;
-        let hidden_at = scratch.hidden.reserve(gpu, hidden_bytes(slots * hidden / GROUP))?;
+        let encoded = scratch.normed.reserve(gpu, bytes.encoded)?;
+        let hidden_at = scratch.hidden.reserve(gpu, bytes.hidden)?;
         let gate = if shared_gate.data != 0 { logits + 4 * experts as u64 } else { 0 };
         let router = p::RouterSingle {
             x,
@@ -176,19 +210,20 @@ impl SingleTokenMoe {
         let blocks = |n: usize| [number(n.min(BLOCKS * device.multiprocessors)), 1, 1];
         Ok(Some(SingleTokenMoe {
             router,
+            router_kernel,
             router_shared: number(route_shared),
             experts: parameters,
             requesting,
             launches: [
-                (gate_up, blocks(slots * hidden / HIDDEN), GATE_UP_THREADS, number(gate_up_shared)),
-                (last, blocks(cols.div_ceil(ROWS)), DOWN_THREADS, number(down_shared)),
+                (gate_up, blocks(slots * hidden / HIDDEN), GATE_UP_THREADS, number(bytes.gate_up_shared)),
+                (last, blocks(cols.div_ceil(ROWS)), DOWN_THREADS, number(bytes.down_shared)),
             ],
         }))
     }
 
     /// Launches it with the layer's table of experts. With a mailbox slot, the device requests the experts that it does not have and waits for the host's answer.
     pub fn launch(self, gpu: &Gpu, table: Address, slot: Option<MailboxSlot>) -> Result<()> {
-        let SingleTokenMoe { router, router_shared, experts, requesting, mut launches } = self;
+        let SingleTokenMoe { router, router_kernel, router_shared, experts, requesting, mut launches } = self;
         if slot.is_some() {
             launches[0].0 = requesting;
         }
@@ -196,7 +231,7 @@ impl SingleTokenMoe {
         let router = p::RouterSingle { normed, answer, ..router };
         let grid = [router.rows.div_ceil(ROUTER_ROWS as u32), 1, 1];
         // SAFETY: `prepare` checked matrices and tensors against their buffers and reserved the scratch.
-        unsafe { gpu.launch(Kernel::MOE_ROUTER_SINGLE, grid, ROUTER_THREADS, router_shared, &router)? };
+        unsafe { gpu.launch(router_kernel, grid, ROUTER_THREADS, router_shared, &router)? };
         let experts = p::SingleToken { table, question, here, answer, normed, input, outputs, ..experts };
         for (kernel, grid, threads, shared) in launches {
             // SAFETY: as above; the table has all experts with these rows and columns; a slot has a word for each expert of a token and one for the answer.

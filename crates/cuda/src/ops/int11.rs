@@ -20,6 +20,10 @@ const SET: usize = 16;
 const TURN: usize = 32;
 const FEW: [(usize, u32); 4] = [(1, 288), (2, 288), (4, 320), (8, 384)];
 const FEW_BLOCKS: usize = 2;
+/// The same for a mixture: the most pairs of a tile, and threads.
+const FEW_PAIRS: [(usize, u32); 2] = [(4, 320), (8, 384)];
+/// Blocks that share a tile's rows are so many that there are enough for each multiprocessor to have this many.
+const FEW_SHARES: usize = 2;
 const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
 /// `kernels/gemv/fused_int11.cu`: rows of a set, threads of a block, the most blocks of a multiprocessor.
 const ONE_ROWS: usize = 32;
@@ -29,10 +33,11 @@ const ONE_BLOCKS: usize = 2;
 const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
 const WIDE_SHARED: usize = 8 * 21504 + 2 * 2 * 128 * 16 + 1024;
-/// Pairs of a tile of a mixture.
-pub const PAIRS: usize = WIDE;
-/// From so many tokens on large tiles are taken.
+/// From so many tokens on large tiles are taken, and from so many pairs for each expert on.
 const MIN_WIDE: usize = 24;
+const MIN_WIDE_PAIRS: usize = 8;
+/// Up to so many pairs for each expert tiles are of four.
+const MAX_SMALL_PAIRS: usize = 2;
 
 /// Bytes of shared memory of a block for `tokens` tokens.
 fn few_shared(tokens: usize, cols: usize) -> usize {
@@ -74,7 +79,8 @@ fn multiply_by(
     let first = &products[0];
     let kind = first.kinds()[0];
     if let Some(table) = first.table {
-        let sorted = table.tiles.filter(|_| takes_pairs(gpu, table.kinds, table.groups, first.cols));
+        let takes = |tiles: &PairTiles| takes_pairs(gpu, tiles.tile_pairs, table.kinds, table.groups, first.cols);
+        let sorted = table.tiles.filter(takes);
         return sorted.map_or(Ok(false), |tiles| multiply_pairs(gpu, products, parameters, tiles).map(|()| true));
     }
     if INT11_FLOAT_FORMATS.contains(&kind) {
@@ -117,25 +123,54 @@ fn multiply_by(
     Ok(true)
 }
 
-/// Whether [`multiply`] takes a mixture's products where its pairs are sorted by expert, in tiles of [`PAIRS`].
-pub fn takes_pairs(gpu: &Gpu, kinds: &[KernelFormat], groups: Option<(u32, u32)>, cols: usize) -> bool {
-    let kernel = kinds.first().and_then(|kind| kind.gemm_wide_grouped()).filter(|_| kinds.len() == 1);
-    gpu.device.exact().is_some_and(|exact| exact.wide[AFFINE])
+/// The tiles that [`multiply`] takes a mixture's products in, for so many pairs of `count` experts, few or many.
+pub fn tile_pairs(pairs: usize, count: usize) -> usize {
+    match pairs {
+        _ if pairs >= MIN_WIDE_PAIRS * count => WIDE,
+        _ if pairs > MAX_SMALL_PAIRS * count => FEW_PAIRS[1].0,
+        _ => FEW_PAIRS[0].0,
+    }
+}
+
+/// Whether [`multiply`] takes a mixture's products where its pairs are sorted by expert, in tiles of so many.
+pub fn takes_pairs(
+    gpu: &Gpu,
+    tile_pairs: usize,
+    kinds: &[KernelFormat],
+    groups: Option<(u32, u32)>,
+    cols: usize,
+) -> bool {
+    let (Some(exact), &[kind]) = (gpu.device.exact(), kinds) else { return false };
+    let (kernel, is_exact, columns, bytes) = match FEW_PAIRS.iter().position(|(pairs, _)| *pairs == tile_pairs) {
+        Some(tile) => (kind.gemm_few_grouped(tile), exact.few[AFFINE], GROUP, few_shared(tile_pairs, cols)),
+        None => (kind.gemm_wide_grouped().filter(|_| tile_pairs == WIDE), exact.wide[AFFINE], 2 * GROUP, WIDE_SHARED),
+    };
+    is_exact
         && kernel.is_some_and(|kernel| gpu.device.has_kernel(kernel))
         && groups.is_some_and(|(group, element)| matches!(group, 64 | 128) && HALVES.contains(&element))
-        && cols.is_multiple_of(2 * GROUP)
-        && WIDE_SHARED + STATIC_SHARED <= gpu.device.shared
+        && cols.is_multiple_of(columns)
+        && bytes + STATIC_SHARED <= gpu.device.shared
 }
 
 fn multiply_pairs(gpu: &Gpu, products: &[Product], parameters: &p::Products, tiles: PairTiles) -> Result<()> {
-    let table = products[0].table.expect("a mixture");
-    let kernel = table.kinds[0].gemm_wide_grouped().expect("it was looked for");
+    let (table, cols) = (products[0].table.expect("a mixture"), products[0].cols);
+    let (kind, multiprocessors) = (table.kinds[0], gpu.device.multiprocessors);
+    let sets = |rows: usize| products.iter().map(|product| product.rows.div_ceil(rows)).sum::<usize>();
+    let few = FEW_PAIRS.iter().enumerate().find(|(_, (pairs, _))| *pairs == tiles.tile_pairs);
+    if let Some((tile, &(pairs, threads))) = few {
+        let kernel = kind.gemm_few_grouped(tile).expect("it was looked for");
+        let shares = (FEW_SHARES * multiprocessors).div_ceil(tiles.max_tiles).min(sets(SET));
+        let grid = [number(shares), number(tiles.max_tiles), 1];
+        // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers; the table has a matrix for each expert.
+        unsafe { gpu.launch(kernel, grid, threads, number(few_shared(pairs, cols)), parameters)? };
+        return Ok(());
+    }
+    let kernel = kind.gemm_wide_grouped().expect("it was looked for");
     let (group, element) = table.groups.expect("they were looked at");
     let mut parameters = *parameters;
     parameters.parts[0].matrix = p::Matrix { group, element, ..p::Matrix::default() };
-    let most = tiles.max_tiles * products.iter().map(|product| product.rows.div_ceil(WIDE)).sum::<usize>();
-    let grid = [number(most.min(gpu.device.multiprocessors)), 1, 1];
-    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers; the table has a matrix for each expert.
+    let grid = [number((tiles.max_tiles * sets(WIDE)).min(multiprocessors)), 1, 1];
+    // SAFETY: as above.
     unsafe { gpu.launch(kernel, grid, WIDE_THREADS, number(WIDE_SHARED), &parameters)? };
     Ok(())
 }
