@@ -22,6 +22,9 @@ install_packages() {
 version_of() { "$@" --version 2>/dev/null | sed -n 's/^rustc \([0-9][0-9.]*\).*/\1/p'; }
 is_enough() { [ -n "$1" ] && [ "$(printf '%s\n' "$least" "$1" | sort -V | head -n 1)" = "$least" ]; }
 
+# Prints what is there, or why it cannot be had.
+fetch_text() { curl --proto '=https' --tlsv1.2 --connect-timeout 20 -sSf "$1" 2>&1; }
+
 # A toolchain that is here instead of the wanted one: of rustup, or a distribution's. 1: none is new enough.
 use_another() {
   local name version folder
@@ -74,8 +77,8 @@ setup_rust() {
   if ! command -v rustup >/dev/null; then
     command -v curl >/dev/null || install_packages curl ca-certificates
     say "installing rustup"
-    # On success the installer, else why not.
-    if ! why=$(curl --proto '=https' --tlsv1.2 --connect-timeout 20 -sSf https://sh.rustup.rs 2>&1); then
+    # On success the installer, else why not. The second host has the same file, and the toolchains.
+    if ! why=$(fetch_text https://sh.rustup.rs) && ! why=$(fetch_text https://static.rust-lang.org/rustup/rustup-init.sh); then
       use_another || no_rust
       return
     fi

@@ -92,6 +92,16 @@ class Setup(unittest.TestCase):
         self.rustup({"stable-x86_64-unknown-linux-gnu": "1.97.1"})
         self.assert_takes("cargo of rustup, mine", [], RUSTUP_TOOLCHAIN="mine")
 
+    def test_the_second_host_has_the_installer_where_the_first_cannot_be_reached(self):
+        self.rustup({})
+        (self.root / "home/.cargo/bin/rustup").rename(self.root / "made")
+        installer = f"mkdir -p {self.root}/home/.cargo/bin; mv {self.root}/made {self.root}/home/.cargo/bin/rustup; echo installed >&2"
+        self.stub("bin/curl", f'for address; do :; done; case $address in https://static*) echo "{installer}";; *) echo "curl: (6) no $address" >&2; exit 6;; esac')
+        (self.root / "bin/mv").symlink_to(shutil.which("mv"))
+        done = self.run_setup()
+        self.assertIn("installed", done.stderr.splitlines())
+        self.assertIn("Rust 1.95.0 cannot be fetched (dns error: no such host)", done.stderr)
+
     def test_too_old_ones_are_refused_in_one_line(self):
         self.distribution("1.85.0")
         self.assert_refused("Rust 1.95.0 cannot be fetched (curl: (6) Could not resolve host), and none that is here is new enough (1.95)")

@@ -4,9 +4,9 @@
    file is cut at FAULT_AT before the first large read), header-cut, header-touch (the file is cut at FAULT_AT, or a byte written there,
    when its header has just been read), uring-enosys, uring-eperm (no io_uring), uring-enter (a ring that cannot be entered), uring-later
    (that cannot be entered a second time, with requests under way), ring-short, ring-einval, ring-eio (requests that give less, that are
-   refused, that fail: the request in the ring is changed so that the kernel itself answers so), kill-rename (the program is killed when it
-   would put a file named FAULT_FILE in its place), slab-eio (reads of the prompt cache's slabs fail while the file FAULT_FILE is there; wants
-   FAULT_URING). FAULT_URING: no io_uring besides. */
+   refused, that fail: the request in the ring is changed so that the kernel itself answers so; reads by threads where there is no ring),
+   kill-rename (the program is killed when it would put a file named FAULT_FILE in its place), slab-eio (reads of the prompt cache's
+   slabs fail while the file FAULT_FILE is there; wants FAULT_URING). FAULT_URING: no io_uring besides. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -32,6 +32,11 @@ static int fault(const char *name) {
     const char *now = getenv("FAULT");
     return now && !strcmp(now, name);
 }
+
+/* Set where the system has no io_uring: containers often have none, nor has qemu-user. */
+static int no_ring;
+
+static int fault_of_either(const char *reads, const char *rings) { return fault(reads) || (no_ring && fault(rings)); }
 
 static long long at(void) {
     const char *text = getenv("FAULT_AT");
@@ -81,15 +86,15 @@ static ssize_t preadv_at(int fd, const struct iovec *vec, int count, off64_t off
     ssize_t (*real)(int, const struct iovec *, int, off64_t) = dlsym(RTLD_NEXT, "preadv64");
     if (is_bad_slab(fd)) return errno = EIO, -1;
     if (!is_weights(fd)) return real(fd, vec, count, offset);
-    if (is_direct(fd) && fault("read-einval")) return errno = EINVAL, -1;
+    if (is_direct(fd) && fault_of_either("read-einval", "ring-einval")) return errno = EINVAL, -1;
     if (is_direct(fd) && fault("read-eopnotsupp")) return errno = EOPNOTSUPP, -1;
     if (fault("eintr") && __sync_fetch_and_add(&calls, 1) % 2 == 0) return errno = EINTR, -1;
-    if (fault("eio") && at() >= offset && at() < offset + (long long)vec->iov_len) return errno = EIO, -1;
+    if (fault_of_either("eio", "ring-eio") && at() >= offset && at() < offset + (long long)vec->iov_len) return errno = EIO, -1;
     if (fault("truncate") && vec->iov_len > 1 << 20 && __sync_fetch_and_add(&calls, 1) == 0) {
         const char *path = getenv("FAULT_FILE");
         if (truncate(path, at())) abort();
     }
-    if (fault("short") && vec->iov_len > 1) {
+    if (fault_of_either("short", "ring-short") && vec->iov_len > 1) {
         struct iovec part = {vec->iov_base, vec->iov_len};
         /* A direct read gives whole blocks; this one is cut where no block ends. */
         ssize_t got = real(fd, &part, 1, offset);
@@ -177,6 +182,7 @@ long syscall(long number, ...) {
         if (fault("uring-enosys") || getenv("FAULT_URING")) return errno = ENOSYS, -1;
         if (fault("uring-eperm")) return errno = EPERM, -1;
         long fd = real(number, a[0], a[1]);
+        no_ring = fd < 0;
         if (fd >= 0) ring.fd = fd, ring.params = *(struct io_uring_params *)a[1];
         return fd;
     }

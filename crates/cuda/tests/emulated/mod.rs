@@ -20,7 +20,7 @@ fn build() -> Option<PathBuf> {
         concat!(env!("CARGO_MANIFEST_DIR"), "/emulated/build.py"),
     );
     let there = |program: &str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
-    if !(there("python3") && there("c++") && Isa::supported().len() > 1) {
+    if !(there("python3") && there("c++") && cfg!(target_arch = "x86_64") && Isa::supported().len() > 1) {
         eprintln!("left out: it takes python3, c++ and AVX2");
         return None;
     }

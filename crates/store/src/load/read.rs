@@ -194,6 +194,9 @@ impl ReadFile {
         let now = self.buffered.metadata().map_err(Error::io(&self.path, "look at"))?;
         let named = fs::metadata(&self.path).map_err(Error::io(&self.path, "look at"))?;
         if Identity::of(&now) != identity || Identity::of(&named) != identity {
+            if now.len() < self.len {
+                return Err(self.error(now.len(), None));
+            }
             return Err(Error::Replaced { path: self.path.clone() });
         }
         Ok(())
