@@ -39,8 +39,8 @@ def edit():
     return f"Rename the type `StopStrings` to `StopWatcher` in this file. Answer with the whole file, and nothing else.\n\n```rust\n{EDITED.read_text()}```\n"
 
 
-# A checkpoint with an MTP head, such as `scripts/train_mtp.py` makes.
-WITH_HEAD, HEAD = os.environ.get("SLUICE_MTP_MODEL"), "mtp"
+# The demo model with the MTP head that `scripts/train_mtp.py` made for it.
+WITH_HEAD, HEAD = ROOT / "models" / "demo-mtp", "mtp"
 # By case: model, prompt, tokens of the answer (quick: a quarter), temperature, goal.
 CASES = {
     "edit greedy": (CODER, edit, 1200, 0, FASTER),
@@ -99,7 +99,7 @@ QUICK = ["edit greedy", "prose sampled smollm2", "prose greedy smollm2 itself", 
 
 def title(name):
     what, how, *_ = name.split()
-    model = real_models.MODELS.get(CASES[name][0], "a checkpoint with its own head")
+    model = real_models.MODELS.get(CASES[name][0], "the demo with its MTP head")
     return f"{what}, {how}, {model}" + (", by itself" if name.endswith(" itself") else "")
 
 
@@ -137,12 +137,11 @@ def found(rows):
 
 
 def cases(quick):
-    every = QUICK if quick else [*CASES, *PAIRS, HYBRIDS, BESIDE, WIDTHS]
-    return [name for name in every if not name.endswith(HEAD) or WITH_HEAD]
+    return QUICK if quick else [*CASES, *PAIRS, HYBRIDS, BESIDE, WIDTHS]
 
 
 def absent():
-    """What this suite needs and this machine lacks, but for the checkpoint with an MTP head."""
+    """What this suite needs and this machine lacks."""
     missing = real_models.fetch()
     return None if not missing else f"real models are not there: {', '.join(missing)}"
 
@@ -313,7 +312,7 @@ def widths(_, rounds, quick, notes):
     ours = speeds.pop("auto")
     best = max(speeds, key=lambda width: lines[width]["tokens_per_second"]["median"])
     notes.append(f"the checkpoint's own head: the best fixed width is {best}")
-    return [compare(SUITE, "prose, greedy, a checkpoint with its own head", "speed, as many as pay", "tokens/s", ours, speeds[best], f"the best of widths {', '.join(speeds)}", goal=GOVERNED, threads=THREADS)]
+    return [compare(SUITE, title(f"prose greedy {HEAD}"), "speed, as many as pay", "tokens/s", ours, speeds[best], f"the best of widths {', '.join(speeds)}", goal=GOVERNED, threads=THREADS)]
 
 
 # --- real models

@@ -42,6 +42,26 @@ fn a_model_that_drafts_for_itself_changes_no_token() {
 }
 
 #[test]
+fn a_trained_mtp_head_changes_no_token_and_is_often_right() {
+    let Some(demo) = demo() else { return };
+    let with_head = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo-mtp");
+    for temperature in ["0", "0.8"] {
+        let run = |model: &str, draft: &str| {
+            let how = ["-n", "60", "--temperature", temperature, "--seed", "4", "--draft", draft, "--json"];
+            json(output(&[&["run", model, "Tell me about a fox."], &how[..]].concat()))
+        };
+        let (plain, drafted) = (run(&demo, "off"), run(with_head, "mtp"));
+        assert_eq!((&drafted["tokens"], &drafted["text"]), (&plain["tokens"], &plain["text"]), "{temperature}");
+    }
+    // At a fixed width, since the governor gives up what does not pay.
+    let how =
+        ["--draft", "mtp", "--widths", "1", "--tokens", "60", "--rounds", "1", "--prompt", "100,200,300", "--json"];
+    let found = json(output(&[&["bench", "drafts", with_head], &how[..]].concat()));
+    let [drafted, right] = ["draft_tokens", "accepted_tokens"].map(|name| found[name].as_u64().unwrap());
+    assert!(drafted > 20 && 3 * right > drafted, "{found}");
+}
+
+#[test]
 fn a_model_of_another_vocabulary_is_refused_by_the_token_that_differs() {
     let Some(demo) = demo() else { return };
     let dir = tempfile::tempdir().unwrap();
