@@ -175,13 +175,13 @@ fn a_control_group_is_a_limit_that_is_named_and_has_a_figure() {
 fn a_hundred_megabytes_of_demo_run_in_little_more_than_a_quarter_of_that() {
     let Some(demo) = unpacked_demo() else { return };
     success(story(&demo, &[]).output().unwrap());
-    let Some(group) = Group::new(Some(28_000_000)) else { return };
+    let Some(group) = Group::new(Some(29_000_000)) else { return };
     let found = json(tried(&group, &story(&demo, &[])));
     assert_eq!(found["stats"]["experts"]["placement"], "slots");
     // A budget for experts beyond the group's memory is refused before it is taken.
-    let Some(group) = Group::new(Some(29_000_000)) else { return };
+    let Some(group) = Group::new(Some(31_000_000)) else { return };
     assert_refused(
         &group.run(&story(&demo, &["--expert-budget", "18M"])),
-        &["the memory control group's limit of 29.0 MB", "or --expert-budget "],
+        &["the memory control group's limit of 31.0 MB", "or --expert-budget "],
     );
 }
