@@ -68,6 +68,18 @@ pub struct MemoryUse {
     pub bytes: usize,
 }
 
+/// Whether a device reads weights and experts where the host has them, instead of copies in memory of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unified {
+    /// If it has no memory of its own.
+    #[default]
+    Auto,
+    /// Also if it has.
+    On,
+    /// It has copies.
+    Off,
+}
+
 /// Memory of a device that computes in its own, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
@@ -77,7 +89,9 @@ pub struct DeviceMemory {
     pub free: u64,
     /// How much of that should stay free.
     pub reserve: u64,
-    /// Bytes of all registered weights.
+    /// It reads weights and experts where the host has them ([`Unified`]), so one limit is for both.
+    pub shared: bool,
+    /// Bytes of all registered weights, without those that it reads where the host has them.
     pub weights: u64,
     /// How much of that experts take.
     pub experts: u64,
@@ -85,6 +99,8 @@ pub struct DeviceMemory {
     pub block: Option<usize>,
     /// The least that experts take if not all are on the device.
     pub least_experts: u64,
+    /// Streamed experts are read from the host's slots, and only their tables are on the device.
+    pub experts_in_place: bool,
     /// What experts take now.
     pub taken_by_experts: u64,
 }

@@ -100,6 +100,10 @@ pub trait Resources {
     fn device_memory(&self) -> Option<DeviceMemory> {
         None
     }
+    /// Weights that a device reads where the host has them; `streamed`: without experts.
+    fn read_in_place(&self, _streamed: bool) -> Vec<Bytes> {
+        Vec::new()
+    }
     /// Promises that steps have at most `tokens` of the `rows` tokens that scratch was allocated for. The rest is never touched and does not count as used.
     fn limit_steps(&mut self, tokens: usize, rows: usize);
 

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum, value_parser};
 use sluice_cpu::default_threads;
 use sluice_engine::{
     Activations, AttentionMode, DraftOptions, DrafterChoice, ExpertOptions, HotExperts, KvType, LoadMode, LoadOptions,
-    Lookahead, Numa, Options, Placement, Policy, TablePlacement,
+    Lookahead, Numa, Options, Placement, Policy, TablePlacement, Unified,
 };
 use sluice_store::{MAX_SETTINGS, read_small};
 
@@ -67,6 +67,10 @@ pub struct EngineArgs {
     /// free, less 512 MiB]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg)]
     gpu_memory: Option<u64>,
+    /// Whether the GPU reads weights and experts where the host has them, instead of copies in memory of its own. Then --memory-budget is for both. auto: if it has no
+    /// memory of its own. Changes speed and memory, never the result
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN", hide_short_help = true)]
+    unified: UnifiedArg,
     /// Host memory in bytes for keys, values and states of prompts that no longer fit on the GPU. They are copied back when a later prompt begins the same way. Taken as
     /// needed; never changes the result [default: none]
     #[arg(long, value_name = "BYTES", value_parser = bytes_arg, hide_short_help = true)]
@@ -166,6 +170,13 @@ enum TablesArg {
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum LookaheadArg {
+    On,
+    Off,
+    Auto,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum UnifiedArg {
     On,
     Off,
     Auto,
@@ -314,6 +325,11 @@ impl EngineArgs {
             kv_reserve: self.kv.0,
             memory_budget: self.memory_budget,
             device_memory: self.gpu_memory,
+            unified: match self.unified {
+                UnifiedArg::On => Unified::On,
+                UnifiedArg::Off => Unified::Off,
+                UnifiedArg::Auto => Unified::Auto,
+            },
             kv_spill: self.kv_spill.unwrap_or(0),
             admitted: Some(machine::held),
             experts: match self.experts {

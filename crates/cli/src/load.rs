@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use sluice_backend::{Activations, Isa};
 use sluice_cpu::Cpu;
 use sluice_engine::text::{ChatTemplate, ModelText, Tokenizer};
-use sluice_engine::{Engine, Loading, ModelSource, ModelTensors, Options, Placement, source};
+use sluice_engine::{Engine, Loading, ModelSource, ModelTensors, Options, Placement, Unified, source};
 pub use sluice_front::naming;
 
 use crate::engine_args::EngineArgs;
@@ -72,6 +72,9 @@ fn engine_of(source: &Arc<dyn ModelSource>, args: &EngineArgs, options: Options)
     let (chosen_experts, wanted_context) = (options.experts_per_token, options.max_context);
     if args.device().is_host() && options.device_memory.is_some() {
         bail!("--gpu-memory is of a GPU's memory, and none was asked for: --device cuda, or auto");
+    }
+    if args.device().is_host() && options.unified == Unified::On {
+        bail!("--unified is of a GPU, and none was asked for: --device cuda, or auto");
     }
     let engine = sluice_front::open(source, options, args.device(), &terminal::note)?;
     if engine.device().is_some() && engine.placement().placement != Placement::Mapped && !args.verbose() {

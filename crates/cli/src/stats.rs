@@ -94,7 +94,7 @@ fn device_json(engine: &mut Engine) -> Option<Value> {
     let uses = engine.memory_uses();
     let own = uses.iter().filter(|m| m.device == device.device);
     let classes: serde_json::Map<String, Value> = own.map(|m| (m.class.name().to_owned(), m.bytes.into())).collect();
-    Some(json!({"budget": device.budget, "memory": classes}))
+    Some(json!({"budget": device.budget, "shared": device.shared, "memory": classes}))
 }
 
 /// The same as a line of text.
@@ -103,7 +103,12 @@ fn device_text(engine: &mut Engine) -> String {
     let uses = engine.memory_uses();
     let own = uses.iter().filter(|m| m.device == device.device && m.bytes > 0);
     let classes = own.map(|m| format!("{} {}", m.class.name().replace('_', " "), units::bytes(m.bytes as u64)));
-    format!("{} of {} in the GPU's memory", classes.collect::<Vec<_>>().join(", "), units::bytes(device.budget))
+    let (classes, budget) = (classes.collect::<Vec<_>>().join(", "), units::bytes(device.budget));
+    if !device.shared {
+        return format!("{classes} of {budget} in the GPU's memory");
+    }
+    let all: usize = uses.iter().map(|m| m.bytes).sum();
+    format!("{classes} of its own; {} with the host's, of {budget} for both", units::bytes(all as u64))
 }
 
 fn spilled_json(engine: &Engine) -> Option<Value> {

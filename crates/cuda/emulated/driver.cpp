@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -307,6 +308,19 @@ static void wait_until(std::atomic<uint64_t>* passed, uint64_t n) {
     while (passed->load() < n) std::this_thread::yield();
 }
 static std::unordered_map<D, size_t> memory;
+// Locked memory of the host, by its first page: where it ends.
+static std::map<uintptr_t, uintptr_t> locked;
+static bool is_writable(uintptr_t from, uintptr_t to) {
+    FILE* maps = fopen("/proc/self/maps", "r");
+    char line[4096], access[8];
+    bool writable = true;
+    while (maps && fgets(line, sizeof line, maps)) {
+        unsigned long start, end;
+        if (sscanf(line, "%lx-%lx %7s", &start, &end, access) == 3 && start < to && from < end) writable &= access[1] == 'w';
+    }
+    if (maps) fclose(maps);
+    return writable;
+}
 static size_t used;
 static size_t budget() { return 8ull << 30; }
 extern "C" {
@@ -322,6 +336,10 @@ int cuDeviceGetAttribute(int* v, int a, int) {
         case 75: *v = 9; break;
         case 16: *v = 6; break;
         // Others have less of it: 166,912, 101,376 or 65,536.
+        // A device without memory of its own, which takes the host's addresses (`pages`) or only what is locked for it (`locked`).
+        case 18: *v = getenv("EMULATED_UNIFIED") != nullptr; break;
+        case 88: case 100: *v = getenv("EMULATED_UNIFIED") && !strcmp(getenv("EMULATED_UNIFIED"), "pages"); break;
+        case 113: *v = 1; break;
         case 97: *v = getenv("EMULATED_SHARED") ? atoi(getenv("EMULATED_SHARED")) : 232448; break;
         default: *v = 0;
     }
@@ -352,8 +370,27 @@ int cuMemFree_v2(D p) {
 }
 int cuMemHostAlloc(P* p, size_t n, unsigned) { if (is_refused()) return 2; *p = aligned_alloc(4096, (n + 4095) & ~4095ul); return 0; }
 int cuMemFreeHost(P p) { wait_for_all(); free(p); return 0; }
-int cuMemHostRegister_v2(P, size_t, unsigned) { return 0; }
-int cuMemHostUnregister(P) { return 0; }
+// 712: a page is locked already. 1: it may not be written to, and was not asked for as such (8).
+int cuMemHostRegister_v2(P p, size_t n, unsigned flags) {
+    if (is_refused()) return 2;
+    std::lock_guard<std::mutex> lock(books);
+    uintptr_t from = (uintptr_t)p & ~4095ul, to = ((uintptr_t)p + n + 4095) & ~4095ul;
+    for (auto& [start, end] : locked) if (start < to && from < end) return 712;
+    if (!(flags & 8) && !is_writable(from, to)) return 1;
+    locked[from] = to;
+    return 0;
+}
+int cuMemHostUnregister(P p) {
+    std::lock_guard<std::mutex> lock(books);
+    return locked.erase((uintptr_t)p & ~4095ul) ? 0 : 713;
+}
+int cuMemHostGetDevicePointer_v2(D* d, P p, unsigned) {
+    std::lock_guard<std::mutex> lock(books);
+    auto next = locked.upper_bound((uintptr_t)p);
+    if (next == locked.begin() || std::prev(next)->second <= (uintptr_t)p) return 1;
+    *d = (D)p;
+    return 0;
+}
 int cuMemcpyHtoDAsync_v2(D d, P s, size_t n, P q) {
     ((Stream*)q)->add([=] {
         if (delay) std::this_thread::sleep_for(std::chrono::microseconds(delay));

@@ -18,7 +18,8 @@ use sluice_store::{Bytes, Loading};
 use crate::cuda::{Cuda, expect_device};
 use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::loading;
-use crate::moe::offload::{ExpertStreaming, RESERVE, min_bytes};
+use crate::moe::experts::is_of_experts;
+use crate::moe::offload::{ExpertStreaming, RESERVE, are_in_place, min_bytes};
 use crate::ops::compressed;
 use crate::ops::context::{Buffer, Context, contiguous_pieces};
 use crate::ops::elementwise::{elementwise, phase_of, soft_cap};
@@ -65,7 +66,7 @@ impl Resources for Cuda {
     }
 
     fn matrix(&mut self, source: MatrixSource) -> Result<MatrixId> {
-        self.context.weights.all.push(Weight::new(source)?);
+        self.context.weights.add(Weight::new(source)?);
         Ok(MatrixId::new(self.context.weights.all.len() - 1))
     }
 
@@ -121,15 +122,19 @@ impl Resources for Cuda {
     }
 
     fn device_memory(&self) -> Option<DeviceMemory> {
-        let all: u64 = self.context.weights.all.iter().map(|weight| Weights::padded(weight) as u64).sum();
+        let weights = &self.context.weights;
+        let all: u64 = weights.all.iter().map(|weight| Weights::padded(weight) as u64).sum();
+        let experts_in_place = are_in_place(weights, self.mixtures.registered());
         Some(DeviceMemory {
             device: Device::Accelerator(self.context.gpu.device.ordinal),
             free: self.free,
             reserve: RESERVE.min(self.free / 16),
+            shared: weights.in_place.is_some(),
             weights: all + self.context.bytes_of_class(MemoryClass::WeightsCopied) as u64,
             experts: self.bytes_of_experts(),
             block: None,
-            least_experts: min_bytes(&self.context.weights, self.mixtures.registered()),
+            least_experts: min_bytes(weights, self.mixtures.registered()),
+            experts_in_place,
             taken_by_experts: self.mixtures.bytes().1 as u64,
         })
     }
@@ -146,9 +151,17 @@ impl Resources for Cuda {
         self.mixtures.record_routing();
     }
 
+    fn read_in_place(&self, streamed: bool) -> Vec<Bytes> {
+        let weights = &self.context.weights;
+        let of_experts = is_of_experts(weights, self.mixtures.registered());
+        let all = weights.all.iter().zip(of_experts).filter(|(w, of_experts)| !(w.by_rows || streamed && *of_experts));
+        all.flat_map(|(weight, _)| weight.read_in_place().cloned()).collect()
+    }
+
     fn read_weights(&mut self, loading: &Loading, _: &[&Bytes]) -> Result<()> {
-        let new = self.context.weights.place(&self.context.gpu)?;
-        self.context.weights.expect(loading::begin(loading, new.into_iter().collect())?);
+        let Context { weights, gpu, .. } = &mut self.context;
+        let new = weights.place(gpu)?.into_iter().collect();
+        weights.expect(loading::begin(loading, new, &weights.stays())?);
         Ok(())
     }
 
@@ -409,6 +422,7 @@ impl Backend for Cuda {
     fn notes(&self) -> Vec<String> {
         let mut notes = self.mixtures.streaming().map_or(Vec::new(), ExpertStreaming::notes);
         notes.extend(self.tables.notes().cloned());
+        notes.extend(self.context.weights.note());
         if !self.context.gpu.device.reserves && !self.context.kv.is_empty() {
             notes.push(format!(
                 "{} cannot reserve addresses: keys and values take all their memory at once",
@@ -445,8 +459,10 @@ impl Backend for Cuda {
             MemoryClass::Scratch => of(class) + scratch + step + rotary,
         };
         let [rows, widened] = self.tables.bytes();
+        let [mapped, read] = self.context.weights.bytes_in_place();
         let on_host = |class| match class {
-            MemoryClass::WeightsCopied => self.context.weights.made_bytes() + rows,
+            MemoryClass::WeightsMapped => mapped,
+            MemoryClass::WeightsCopied => self.context.weights.made_bytes() + read + rows,
             MemoryClass::Experts => self.mixtures.streaming().map_or(0, ExpertStreaming::host_bytes),
             MemoryClass::Scratch => pinned + widened + self.logits.host_bytes() + self.sampling.host_bytes(),
             _ => 0,

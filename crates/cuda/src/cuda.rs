@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use sluice_backend::{Activations, Isa, Linear, MatrixId, Phase, Tensor};
+use sluice_backend::{Activations, Isa, Linear, MatrixId, Phase, Tensor, Unified};
 use sluice_cpu::Pool as Threads;
 
 use crate::device::stream::Gpu;
@@ -112,6 +112,14 @@ impl Cuda {
     pub fn with_host_experts(mut self, host: HostOffload) -> Cuda {
         self.host = Some(host);
         self.set_sampling_threads(host.threads);
+        self
+    }
+
+    /// Whether weights and experts are read where the host has them. To be called before there are any.
+    pub fn with_unified(mut self, unified: Unified) -> Cuda {
+        let host = self.context.gpu.device.host;
+        let is_on = unified == Unified::On || unified == Unified::Auto && host.is_integrated;
+        self.context.weights.in_place = is_on.then_some(host);
         self
     }
 

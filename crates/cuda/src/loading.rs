@@ -51,11 +51,12 @@ impl Target {
     }
 }
 
-/// Starts reading arrays to their devices and returns. Arrays that are not in this load's files are copied at once.
+/// Starts reading arrays to their devices, and those that `stays` names to their places in the host's memory, and returns. Arrays that are not in this load's files
+/// are copied at once.
 ///
 /// # Errors
 /// If there is no memory for the buffers, or a device fails.
-pub fn begin(loading: &Loading, all: Vec<Arrivals>) -> Result<LoadProgress> {
+pub fn begin(loading: &Loading, all: Vec<Arrivals>, stays: &[&Bytes]) -> Result<LoadProgress> {
     let mut targets = Vec::new();
     let (mut views, mut places) = (Vec::new(), Vec::new());
     for Arrivals { device, memory, arrays } in &all {
@@ -85,7 +86,7 @@ pub fn begin(loading: &Loading, all: Vec<Arrivals>) -> Result<LoadProgress> {
             None => sluice_store::host_memory(bytes),
         }
     };
-    let others = loading.deliver(&views, &mut lend, take)?;
+    let others = loading.deliver(&views, stays, &mut lend, take)?;
     for view in others {
         let ((number, at), bytes) = (places[view], views[view]);
         bytes.wait();

@@ -11,7 +11,9 @@ use sluice_store::Bytes;
 use sluice_store::load::LoadProgress;
 
 use crate::blocks::{BlockRows, rearrange};
+use crate::device::device::HostMemory;
 use crate::device::memory::{ALIGNMENT, DeviceBuffer};
+use crate::device::shared::SharedMemory;
 use crate::device::stream::Gpu;
 use crate::device::sys::Address;
 use crate::kernels::RowLayout;
@@ -19,6 +21,9 @@ use crate::loading::Arrivals;
 use crate::parameters::{self, number};
 
 pub use crate::kernels::{FEW, KernelFormat, LaunchShape, Needs, SQUARE, SQUARE_THREADS, TILE};
+
+/// Alignment in bytes that kernels need for arrays.
+pub const WORD: usize = 16;
 
 /// The most arrays that a form has: elements, scales, biases.
 pub const ARRAYS: usize = 3;
@@ -31,6 +36,8 @@ pub struct Weight {
     layout: Option<RowLayout>,
     /// Where its arrays are, once they are on the device.
     at: Option<[Address; ARRAYS]>,
+    /// Which of its arrays the device reads where the host has them.
+    pub in_place: [bool; ARRAYS],
     /// It does not come here: it stays on disk, or another device has it.
     pub elsewhere: bool,
     /// Its rows are read from disk when a step wants them, so that it takes no memory on any device.
@@ -72,7 +79,7 @@ impl Weight {
         }
         ensure!(u32::try_from(cols).is_ok() && cols <= u32::MAX as usize / 8, "{cols} columns are too many");
         let layout = RowLayout::of(source.format);
-        Ok(Weight { source, row_bytes, layout, at: None, elsewhere: false, by_rows: false })
+        Ok(Weight { source, row_bytes, layout, at: None, in_place: [false; ARRAYS], elsewhere: false, by_rows: false })
     }
 
     pub fn source(&self) -> &MatrixSource {
@@ -103,6 +110,24 @@ impl Weight {
     /// Bytes of a row on the device.
     pub fn bytes_per_row(&self) -> usize {
         self.layout.map_or_else(|| self.row_bytes.iter().sum(), |layout| layout.row_bytes(self.cols()))
+    }
+
+    /// The arrays that are copied to the device.
+    fn copied(&self) -> impl Iterator<Item = &Bytes> {
+        self.source.planes.iter().zip(self.in_place).filter(|(_, in_place)| !in_place).map(|(bytes, _)| bytes)
+    }
+
+    /// The arrays that the device reads where the host has them.
+    pub fn read_in_place(&self) -> impl Iterator<Item = &Bytes> {
+        self.source.planes.iter().zip(self.in_place).filter(|(_, in_place)| *in_place).map(|(bytes, _)| bytes)
+    }
+
+    /// Whether the device could read rows from `row` on in slots that they are read to from their file.
+    pub fn is_in_place_from(&self, row: usize) -> bool {
+        let is_there = |(i, bytes): (usize, &Bytes)| {
+            self.in_place[i] && bytes.is_of_file() && (row * self.row_bytes[i]).is_multiple_of(WORD)
+        };
+        self.source.planes.iter().enumerate().all(is_there)
     }
 
     /// Bytes of so many rows in each array, as the checkpoint has them.
@@ -202,18 +227,39 @@ impl Weight {
 /// All matrices, and the memory that they lie in.
 #[derive(Default)]
 pub struct Weights {
+    /// What the device reads where the host has it. Dropped before the bytes themselves.
+    shared: Vec<SharedMemory>,
     pub all: Vec<Weight>,
+    /// Matrices are read where the host has them, if kernels can take them as they are there: how the device reads the host's memory.
+    pub in_place: Option<HostMemory>,
     memory: Vec<Arc<DeviceBuffer>>,
+    /// Arrays that the driver has yet to be told of, by matrix and number.
+    to_share: Vec<(usize, usize)>,
     /// Matrices in blocks that are not rearranged yet, and where they are.
     as_in_file: Vec<(BlockRows, Address)>,
     /// Matrices before this one have a place on the device or are elsewhere.
     looked_at: usize,
+    /// Why nothing is read in place after all.
+    refused: Option<String>,
     /// The load that is bringing weights here.
     coming: Option<LoadProgress>,
 }
 
 impl Weights {
-    /// Allocates memory for all weights that have none and are not elsewhere. `None` if there are none.
+    /// Adds a matrix.
+    pub fn add(&mut self, mut weight: Weight) {
+        if let Some(host) = self.in_place.filter(|_| weight.layout.is_none()) {
+            // What is made at load lies among other things, which are not to be locked with it.
+            let can_be_read = |bytes: &Bytes| host.has_host_pages || bytes.is_of_file();
+            for (in_place, bytes) in weight.in_place.iter_mut().zip(&weight.source.planes) {
+                let is_aligned = (bytes.address() as usize).is_multiple_of(WORD);
+                *in_place = is_aligned && !bytes.is_empty() && can_be_read(bytes);
+            }
+        }
+        self.all.push(weight);
+    }
+
+    /// Allocates memory for all weights that have none, are not elsewhere and not read in place. `None` if there are none.
     ///
     /// # Errors
     /// Where there is no memory for it.
@@ -222,6 +268,12 @@ impl Weights {
         let new = &mut self.all[self.looked_at..];
         let total: usize = new.iter_mut().filter(absent).map(|w| Weights::padded(w)).sum();
         let mut placed = None;
+        for (number, weight) in (self.looked_at..).zip(&mut *new).filter(|(_, w)| absent(w)) {
+            self.to_share.extend((0..ARRAYS).filter(|array| weight.in_place[*array]).map(|array| (number, array)));
+            if weight.copied().next().is_none() {
+                weight.at = Some([0; ARRAYS]);
+            }
+        }
         if total > 0 {
             // Zeros until it comes: what cannot be read must not be anything that sends a kernel astray.
             let memory = Arc::new(DeviceBuffer::zeroed(gpu, total, "weights")?);
@@ -240,7 +292,8 @@ impl Weights {
                     at += Weights::padded(weight) as u64;
                     continue;
                 }
-                for (bytes, place) in weight.source.planes.iter().zip(&mut places) {
+                let arrays_with_places = weight.source.planes.iter().zip(&mut places).zip(weight.in_place);
+                for ((bytes, place), _) in arrays_with_places.filter(|(_, in_place)| !in_place) {
                     arrays.push((bytes.clone(), at));
                     *place = at;
                     at += bytes.len().next_multiple_of(ALIGNMENT) as u64;
@@ -252,6 +305,11 @@ impl Weights {
         }
         self.looked_at = self.all.len();
         Ok(placed)
+    }
+
+    /// What a load is to leave where the host has it: that which is read there.
+    pub fn stays(&self) -> Vec<&Bytes> {
+        self.to_share.iter().map(|(weight, array)| &self.all[*weight].source.planes[*array]).collect()
     }
 
     /// Notes the load that brings the weights that were given a place.
@@ -276,7 +334,55 @@ impl Weights {
         if let Some(coming) = self.coming.take() {
             coming.wait();
         }
+        self.share(gpu)?;
         rearrange(gpu, &std::mem::take(&mut self.as_in_file))
+    }
+
+    /// Lets the device read what is read in place. All of it is there.
+    fn share(&mut self, gpu: &Gpu) -> Result<()> {
+        let arrays = std::mem::take(&mut self.to_share);
+        if arrays.is_empty() {
+            return Ok(());
+        }
+        let range = |(weight, array): &(usize, usize)| {
+            let bytes: &[u8] = &self.all[*weight].source.planes[*array];
+            let start = bytes.as_ptr() as usize;
+            start..start + bytes.len()
+        };
+        let shared = match SharedMemory::new(&gpu.device, arrays.iter().map(range), true) {
+            Ok(shared) => shared,
+            Err(why) => {
+                self.refused = Some(format!("weights are copied to the device: {why:#}"));
+                return self.copy(gpu, &arrays);
+            }
+        };
+        for (weight, array) in arrays {
+            let weight = &mut self.all[weight];
+            let at = shared.address(weight.source.planes[array].address());
+            weight.at.as_mut().expect("it has a place")[array] = at;
+        }
+        self.shared.push(shared);
+        Ok(())
+    }
+
+    /// Copies arrays, by matrix and number, that were to be read in place.
+    fn copy(&mut self, gpu: &Gpu, arrays: &[(usize, usize)]) -> Result<()> {
+        let padded = |bytes: &Bytes| bytes.len().next_multiple_of(ALIGNMENT);
+        let total = arrays.iter().map(|(weight, array)| padded(&self.all[*weight].source.planes[*array])).sum();
+        let memory = DeviceBuffer::new(gpu, total, "weights")?;
+        let mut next = memory.at;
+        for (weight, array) in arrays {
+            let weight = &mut self.all[*weight];
+            let bytes = &weight.source.planes[*array];
+            // SAFETY: it has its place there; waited for below.
+            unsafe { gpu.write_async(next, bytes)? };
+            weight.at.as_mut().expect("it has a place")[*array] = next;
+            weight.in_place[*array] = false;
+            next += padded(bytes) as u64;
+        }
+        gpu.wait(gpu.wait_permit()?)?;
+        self.memory.push(Arc::new(memory));
+        Ok(())
     }
 
     /// Bytes that it takes on the device.
@@ -284,7 +390,7 @@ impl Weights {
         match weight.layout {
             _ if weight.by_rows => 0,
             Some(_) => weight.bytes().next_multiple_of(ALIGNMENT),
-            None => weight.source.planes.iter().map(|bytes| bytes.len().next_multiple_of(ALIGNMENT)).sum(),
+            None => weight.copied().map(|bytes| bytes.len().next_multiple_of(ALIGNMENT)).sum(),
         }
     }
 
@@ -296,6 +402,33 @@ impl Weights {
 
     /// Bytes on the device, or that will be there.
     pub fn bytes(&self) -> usize {
-        self.all.iter().filter(|w| !w.elsewhere && !w.by_rows).map(Weight::bytes).sum()
+        let read = |w: &Weight| w.read_in_place().map(Bytes::len).sum::<usize>();
+        self.here().map(|w| w.bytes() - read(w)).sum()
+    }
+
+    /// Bytes of files that the device reads where the host has them: mapped, and read.
+    pub fn bytes_in_place(&self) -> [usize; 2] {
+        let mut bytes = [0; 2];
+        let of_files = self.here().flat_map(Weight::read_in_place).filter(|b| b.is_of_file());
+        of_files.for_each(|b| bytes[usize::from(!b.is_mapped())] += b.len());
+        bytes
+    }
+
+    /// What a user should know.
+    pub fn note(&self) -> Option<String> {
+        let is_misplaced = |w: &&Weight| self.in_place.is_some() && w.layout.is_none();
+        let misplaced: usize = self.here().filter(is_misplaced).flat_map(Weight::copied).map(Bytes::len).sum();
+        let copied = || {
+            let mb = misplaced as f64 / 1e6;
+            format!(
+                "{mb:.1} MB of weights are copied to the device: they begin at no multiple of {WORD} bytes, or were made at load"
+            )
+        };
+        self.refused.clone().or_else(|| (misplaced > 0).then(copied))
+    }
+
+    /// Those that this device computes with as a whole.
+    fn here(&self) -> impl Iterator<Item = &Weight> {
+        self.all.iter().filter(|w| !w.elsewhere && !w.by_rows)
     }
 }

@@ -31,7 +31,7 @@ pub use setup::device_share::DeviceUse;
 pub use setup::placement::PlacementChoice;
 pub use sluice_backend::{
     Activations, AttentionMode, Backend, Device, ExpertOptions, ExpertStats, Isa, KvType, Lookahead, MemoryClass,
-    NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed, RowStats, Streamed,
+    NUMERICS_VERSION, Phase, PhaseRow, Profile, Routed, RowStats, Streamed, Unified,
 };
 pub use sluice_cpu::{Cpu, Numa, Processors};
 pub use sluice_experts::{Policy, ReadFaults};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead};
+use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead, Unified};
 use sluice_cpu::{Numa, Processors, default_threads};
 use sluice_model::LayerRange;
 use sluice_store::LoadOptions;
@@ -81,6 +81,8 @@ pub struct Options {
     pub memory_budget: Option<u64>,
     /// Bytes of its own memory that a device may take. `None`: what is free there, less a reserve.
     pub device_memory: Option<u64>,
+    /// Whether a device reads weights and experts where the host has them. Then `memory_budget` is for both.
+    pub unified: Unified,
     /// Called once the model is known: returns what the process holds by then, and what its control group allows. `None`: it holds nothing, and has no limit.
     pub admitted: Option<fn() -> AdmittedMemory>,
     /// Bytes that the caller needs itself, for connections and the like. They are part of the budget.
@@ -131,6 +133,7 @@ impl Options {
             kv_reserve: None,
             memory_budget: None,
             device_memory: None,
+            unified: Unified::Auto,
             admitted: None,
             caller_memory: 0,
             experts: Placement::Auto,

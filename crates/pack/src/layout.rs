@@ -96,7 +96,8 @@ fn plain(name: String, units: &[ConversionUnit], which: impl Iterator<Item = usi
         }
         placed.push(UnitExtents { unit, extents });
     }
-    OutFile { name, tensors, align: 8, units: placed, padding: None, experts: None }
+    // Devices that read mapped files take words of 16 bytes.
+    OutFile { name, tensors, align: 64, units: placed, padding: None, experts: None }
 }
 
 /// Divides `units` into files of at most `limit` bytes of tensors, as MLX does: greedily, in order.

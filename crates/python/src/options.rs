@@ -7,7 +7,7 @@ use pyo3::types::PyDict;
 use sluice_cpu::default_threads;
 use sluice_engine::{
     Activations, AttentionMode, DrafterChoice, KvType, LoadMode, LoadOptions, Lookahead, Numa, Options, Placement,
-    PromptCacheOptions,
+    PromptCacheOptions, Unified,
 };
 use sluice_front::{DeviceArg, machine};
 
@@ -75,7 +75,7 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
     text.chars().take(80).collect()
 }
 
-const NAMES: [&str; 32] = [
+const NAMES: [&str; 33] = [
     "device",
     "threads",
     "numa",
@@ -89,6 +89,7 @@ const NAMES: [&str; 32] = [
     "kv_reserve",
     "memory_budget",
     "gpu_memory",
+    "unified",
     "kv_spill",
     "experts",
     "expert_budget",
@@ -164,6 +165,7 @@ impl Setup {
             kv_reserve: fields.get("kv_reserve")?,
             memory_budget,
             device_memory: fields.get("gpu_memory")?,
+            unified: fields.choice("unified", &UNIFIED)?.unwrap_or(defaults.unified),
             admitted: Some(machine::held),
             experts: fields.choice("experts", &EXPERTS)?.unwrap_or_default(),
             expert_budget: fields.get("expert_budget")?,
@@ -225,4 +227,5 @@ const EXPERTS: [(&str, Placement); 4] = [
     ("pagecache", Placement::PageCache),
     ("slots", Placement::Slots),
 ];
+const UNIFIED: [(&str, Unified); 3] = [("on", Unified::On), ("off", Unified::Off), ("auto", Unified::Auto)];
 const LOOKAHEAD: [(&str, Lookahead); 3] = [("on", Lookahead::On), ("off", Lookahead::Off), ("auto", Lookahead::Auto)];

@@ -91,7 +91,7 @@ function Memory({ looks }) {
   const total = parts.reduce((sum, [, amount]) => sum + amount, 0);
   if (total === 0) return null;
   return html`<section>
-    <h3>Memory <span>set aside at the start</span></h3>
+    <h3>Memory <span>${value(looks, "sluice:memory_shared") ? "of processor and GPU" : "set aside at the start"}</span></h3>
     <div class="big"><b>${bytes(total)}</b></div>
     <${Bar} parts=${parts} words=${`Memory by class, ${bytes(total)} in all`} />
   </section>`;

@@ -65,6 +65,7 @@ pub struct Metrics {
     experts_device_hit: Counter,
     experts_uploaded_bytes: Counter,
     memory: Family<ClassLabel, Gauge<i64, AtomicI64>>,
+    shared: Gauge<i64, AtomicI64>,
     model: Family<ModelLabel, Gauge<i64, AtomicI64>>,
     loads: Counter,
 }
@@ -158,6 +159,7 @@ impl Metrics {
             experts_device_hit: Counter::default(),
             experts_uploaded_bytes: Counter::default(),
             memory: Family::default(),
+            shared: Gauge::default(),
             model: Family::default(),
             loads: Counter::default(),
         };
@@ -215,6 +217,7 @@ impl Metrics {
         let uploaded = "Bytes of experts copied to GPU memory";
         r.register("sluice:experts_uploaded_bytes", uploaded, m.experts_uploaded_bytes.clone());
         r.register("sluice:memory_bytes", "Memory by class", m.memory.clone());
+        r.register("sluice:memory_shared", "1 if a GPU computes in the host's memory", m.shared.clone());
         r.register("sluice:model_loaded", "1 for the model in memory", m.model.clone());
         r.register("sluice:model_loads", "Number of model loads", m.loads.clone());
         m
@@ -370,5 +373,6 @@ impl Metrics {
             let bytes = engine.memory(class) as i64;
             self.memory.get_or_create(&ClassLabel { class: class.name() }).set(bytes);
         }
+        self.shared.set(i64::from(engine.device().is_some_and(|device| device.shared)));
     }
 }

@@ -70,6 +70,17 @@ impl Bytes {
         self.range.is_empty()
     }
 
+    /// Where the bytes are, or will be once they are there. Does not wait for them. In the memory of a whole file, mapped or read, they are as far from the start of
+    /// a page as in the file.
+    pub fn address(&self) -> *const u8 {
+        let start = match &*self.owner {
+            Owner::Mapped(map, _) | Owner::Copied(map) => map.start().cast_const(),
+            Owner::Vec(bytes) => bytes.as_ptr(),
+            Owner::Loaded(source) => source.memory().start().cast_const(),
+        };
+        start.wrapping_add(self.range.start)
+    }
+
     /// Whether the view can be read without waiting.
     pub fn is_ready(&self) -> bool {
         self.source().is_none_or(|(source, range)| source.is_ready(&range))
@@ -227,6 +238,7 @@ mod tests {
         let part = bytes.slice(10..50).slice(5..=7);
         assert_eq!(&*part, &[15, 16, 17]);
         assert_eq!(part.slice(..).len(), 3);
+        assert_eq!(part.address(), part.as_ptr());
         assert!(part.slice(3..).is_empty());
     }
 

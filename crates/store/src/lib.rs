@@ -39,7 +39,7 @@ pub use index::check_index;
 pub use index::{shard_name, write_index};
 pub use load::{FileReport, LoadError, LoadMode, LoadOptions, LoadProgress, Loading};
 pub use map::Buffer;
-pub use memory::{Memory, ReusedMemory, Turn, host_memory, return_freed};
+pub use memory::{Memory, ReusedMemory, Turn, host_memory, page_size, return_freed};
 pub use page_cache::{drop_cached, resident_bytes};
 pub use small::{MAX_SETTINGS, open_folder, open_regular, open_small, read_named, read_small};
 pub use stamp::Stamp;

@@ -55,6 +55,11 @@ pub fn host_memory(bytes: usize) -> io::Result<Box<dyn Memory>> {
     Ok(Box::new(map))
 }
 
+/// Bytes of a page of this system.
+pub fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
 /// Asks the allocator to return freed memory to the system, if it can.
 pub fn return_freed() {
     #[cfg(target_env = "gnu")]

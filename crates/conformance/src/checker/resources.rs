@@ -107,6 +107,10 @@ impl Resources for Checker {
         self.inner.device_memory()
     }
 
+    fn read_in_place(&self, streamed: bool) -> Vec<Bytes> {
+        self.inner.read_in_place(streamed)
+    }
+
     fn read_weights(&mut self, loading: &Loading, order: &[&Bytes]) -> Result<()> {
         self.outside("read_weights");
         self.inner.read_weights(loading, order)

@@ -25,6 +25,17 @@ const VARIANTS: [Variant; 9] = [
     Variant::Joined,
 ];
 
+/// How a device reads memory of the host.
+#[derive(Clone, Copy, Debug)]
+pub struct HostMemory {
+    /// It has no memory of its own: all of the machine's is its own.
+    pub is_integrated: bool,
+    /// It takes the host's addresses as they are, through the host's page tables.
+    pub has_host_pages: bool,
+    /// The driver locks memory that may only be read, such as a mapped file.
+    pub locks_read_only: bool,
+}
+
 /// A device, its primary context and the kernels that were compiled for it. Stays open until the process ends.
 pub struct Device {
     pub ordinal: u32,
@@ -37,6 +48,8 @@ pub struct Device {
     pub multiprocessors: usize,
     /// The most bytes of shared memory that a block may have.
     pub shared: usize,
+    /// How it reads memory of the host, and whether it has no other.
+    pub host: HostMemory,
     /// The [`Variant`]s that are on, a bit each.
     variants: u32,
     /// Which kernels for integers of 11 bits have exact bits on this device; found out at first use.
@@ -64,7 +77,8 @@ pub fn describe(ordinal: u32) -> Result<String> {
     ensure!(devices > 0, "there is no CUDA device");
     ensure!(ordinal < devices, "there is no device cuda:{ordinal}: the last is cuda:{}", devices - 1);
     let found = Attributes::query(ordinal)?;
-    Ok(format!("{}, {:.1} GB", found.name, found.bytes as f64 / 1e9))
+    let unified = if found.host.is_integrated { ", shared with the host" } else { "" };
+    Ok(format!("{}, {:.1} GB{unified}", found.name, found.bytes as f64 / 1e9))
 }
 
 /// As [`describe`], but opens the device: the driver has compiled the kernels for it, or found what it compiled before.
@@ -85,6 +99,7 @@ struct Attributes {
     reserves: bool,
     multiprocessors: usize,
     shared: usize,
+    host: HostMemory,
 }
 
 impl Attributes {
@@ -119,7 +134,14 @@ impl Attributes {
         // For trying kernels as if a block could have less.
         let less = std::env::var("SLUICE_CUDA_SHARED").ok().filter(|_| cfg!(feature = "tuning"));
         let shared = less.and_then(|bytes| bytes.parse().ok()).map_or(shared, |less: usize| shared.min(less));
-        Ok(Attributes { handle, name, bytes, capability: 10 * major + minor, reserves, multiprocessors, shared })
+        let host = HostMemory {
+            is_integrated: attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0,
+            has_host_pages: attribute(Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)? != 0
+                && attribute(Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)? != 0,
+            locks_read_only: attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0,
+        };
+        let capability = 10 * major + minor;
+        Ok(Attributes { handle, name, bytes, capability, reserves, multiprocessors, shared, host })
     }
 }
 
@@ -143,7 +165,7 @@ impl Device {
     }
 
     fn new(ordinal: u32) -> Result<Device> {
-        let Attributes { handle, name, capability, reserves, multiprocessors, shared, .. } =
+        let Attributes { handle, name, capability, reserves, multiprocessors, shared, host, .. } =
             Attributes::query(ordinal)?;
         // Before a context takes memory of a device that cannot be used.
         ensure_built(capability)?;
@@ -168,6 +190,7 @@ impl Device {
             reserves,
             multiprocessors,
             shared,
+            host,
             variants,
             exact: OnceLock::new(),
         })

@@ -8,6 +8,7 @@ pub mod graph;
 pub mod memory;
 pub mod pinned;
 pub mod retired;
+pub mod shared;
 pub mod stream;
 pub mod sys;
 pub mod wait;

@@ -5,12 +5,10 @@ use std::ops::Range;
 use crate::blocks::BlockRows;
 use crate::device::memory::ALIGNMENT;
 use crate::parameters::PROJECTIONS;
-use crate::weights::ARRAYS;
+use crate::weights::{ARRAYS, WORD};
 
 /// Arrays of an expert: those of each projection.
 pub const EXPERT_ARRAYS: usize = PROJECTIONS * ARRAYS;
-/// Alignment in bytes that kernels need for arrays. The largest array begins at a multiple of [`ALIGNMENT`].
-const WORD: usize = 16;
 
 /// The places of an expert's arrays in a buffer, and how they get there from its slot in the host's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,6 +46,11 @@ impl ExpertLayout {
         let in_blocks = layout.blocks.iter().flat_map(|(_, _, arrays, _)| arrays).map(Range::len);
         layout.bytes = copied.chain(in_blocks).chain(kept.iter().copied()).sum();
         layout
+    }
+
+    /// The layout of an expert that the device reads in its slot.
+    pub fn in_place(parts: &[Range<usize>; EXPERT_ARRAYS]) -> ExpertLayout {
+        ExpertLayout { offsets: std::array::from_fn(|i| parts[i].start), ..ExpertLayout::default() }
     }
 
     /// The same of arrays in a slot, and where the last ends. If one shift aligns all of them, the whole expert is one copy; otherwise each array is one.

@@ -155,6 +155,8 @@ impl Resources for Pipeline {
             // If experts are streamed, the weights that remain are the most that a device has of others.
             experts: partition.map_or(0, |partition| partition.max_weights - rest),
             least_experts,
+            shared: false,
+            experts_in_place: false,
             taken_by_experts: own.iter().map(|m| m.taken_by_experts).max()?,
             ..own[0]
         })
@@ -176,7 +178,7 @@ impl Resources for Pipeline {
         for device in &mut self.devices {
             new.extend(device.context.weights.place(&device.context.gpu)?);
         }
-        let coming = loading::begin(loading, new)?;
+        let coming = loading::begin(loading, new, &[])?;
         self.devices.iter_mut().for_each(|device| device.context.weights.expect(coming.clone()));
         Ok(())
     }

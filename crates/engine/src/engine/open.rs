@@ -27,10 +27,10 @@ use crate::sampling::draft_sampler::DraftSampler;
 use crate::schedule::plan::Plan;
 use crate::schedule::scheduler::Scheduler;
 use crate::setup::budget::{self, Need, Refusal, refused_by_device};
-use crate::setup::device_share::DeviceShare;
+use crate::setup::device_share::{DeviceShare, shared_experts, shared_use};
 use crate::setup::kv_need::{KvNeed, most_blocks};
-use crate::setup::limits::{divide_with_retries, hard_limits, machine_limit};
-use crate::setup::needs::{held, held_on, snapshots, step_scratch, streamed_need, weights_in_memory};
+use crate::setup::limits::{divide_with_retries, hard_limits, machine_limit, shared_limits};
+use crate::setup::needs::{self, held, held_on, snapshots, step_scratch, streamed_need, weights_in_memory};
 use crate::setup::placement::{self, PlacementChoice};
 use crate::setup::tables;
 use crate::step::runner::Runner;
@@ -115,17 +115,17 @@ impl Engine {
         });
         let mut first = Some(make(&options)?);
         let own = first.as_ref().and_then(|backend| backend.device_memory());
-        let device = own.is_some();
+        let device = own.is_some_and(|own| !own.shared);
         if let Some(own) = own.filter(|_| role == Role::Follows) {
             options.device_memory = Some(options.device_memory.unwrap_or(own.free).min(own.free) / follower::PART);
         }
         let placed = placement::decide(&**source, &model, &options, device)?;
         let tables = tables::stay_on_disk(&model, &options, own.as_ref().map(|own| own.free));
         let mut load = options.load.clone();
-        if device {
+        if own.is_some() {
             // Nothing of it stays in the host's memory. Reads from the page cache copy, too, so more threads are faster.
-            load =
-                LoadOptions { copy_budget: None, threads: load.threads.max(options.threads.min(MAX_READERS)), ..load };
+            let copy_budget = load.copy_budget.filter(|_| !device);
+            load = LoadOptions { copy_budget, threads: load.threads.max(options.threads.min(MAX_READERS)), ..load };
         }
         let mut open = |placed: PlacementChoice| {
             let on_disk = OnDisk { model: &model, experts: placed.placement != Placement::Mapped, tables };
@@ -247,9 +247,11 @@ impl Engine {
             AttentionMode::LONGEST_INT16
         );
         let own = backend.device_memory();
+        // A device that computes in the host's memory is counted there.
+        let (shared, apart) = (own.filter(|own| own.shared), own.filter(|own| !own.shared));
         let states = match model.state_len() {
             0 => 0,
-            len => options.max_sequences + snapshots(&options, own.map(|own| own.free), len),
+            len => options.max_sequences + snapshots(&options, apart.map(|own| own.free), len),
         };
         // Behind the rows that the caches know.
         let draft_rows = match role {
@@ -272,11 +274,9 @@ impl Engine {
             let samplers = options.threads * (1 + usize::from(decoder.has_mtp()));
             let sampling = samplers * model.vocabulary * SAMPLING_BYTES;
             // A device keeps its tensors at full length, however short steps are.
-            if own.is_some() {
-                device_scratch.push((chunk, (tensors + need.fixed) as u64));
-            }
-            let own_part = if own.is_some() { 0 } else { tensors / longest * chunk + need.fixed };
-            scratch.push((chunk, (own_part + sampling) as u64));
+            let taken = need.fixed + if own.is_some() { tensors } else { tensors / longest * chunk };
+            device_scratch.push((chunk, taken as u64));
+            scratch.push((chunk, (sampling + if apart.is_some() { 0 } else { taken }) as u64));
             per_block = (need.per_128_positions * block_tokens).div_ceil(128);
         }
         let by_experts: usize =
@@ -292,9 +292,7 @@ impl Engine {
         let registered = || loaded.order.iter().filter(|used| !is_table(used)).map(|used| &used.bytes);
         let [mapped, copied] = match (&loading, own) {
             // On their way to a device weights pass through a few buffers; what was made of them stays.
-            (Some(loading), Some(_)) => {
-                [0, loading.bytes_to_deliver() + held(&mut *backend, MemoryClass::WeightsCopied) as u64]
-            }
+            (Some(loading), Some(own)) => needs::device_weights(&mut *backend, &own, wanted(), (loading, streamed)),
             _ => weights_in_memory(&mut *backend, registered(), wanted(), loading.as_ref()),
         };
         let most_of = |window| most_blocks(window, block_tokens, longest, options.max_sequences);
@@ -305,9 +303,9 @@ impl Engine {
         let mut need = Need {
             mapped,
             copied,
-            state: held(&mut *backend, MemoryClass::State) as u64,
+            state: needs::states_in_memory(&mut *backend, shared),
             scratch,
-            kv: match own {
+            kv: match apart {
                 Some(_) => KvNeed::full((block_tokens * per_token) as u64),
                 None => KvNeed::of(&layouts, &most, per_block + block_tokens * per_token),
             },
@@ -321,7 +319,8 @@ impl Engine {
         };
         // 2. How much each class of memory gets
         let (hard, division) = divide_with_retries(|| {
-            let hard = hard_limits(&options);
+            let mut hard = hard_limits(&options);
+            hard.extend(shared.iter().flat_map(|shared| shared_limits(&options, shared)));
             let mut limits = hard.clone();
             // Other processes may take it as well, so it is no reason to refuse what was asked for.
             if streamed && options.expert_budget.is_none() {
@@ -342,7 +341,7 @@ impl Engine {
                 Err(why) => numa.push(format!("numa: weights are spread, and not copied for each node: {why}")),
             }
         }
-        let mut own = match own {
+        let mut own = match own.filter(|own| !own.shared) {
             None => None,
             Some(own) => {
                 let kv = match own.block {
@@ -357,11 +356,15 @@ impl Engine {
         if streamed {
             let keep = if placed.placement == Placement::PageCache { Keep::PageCache } else { Keep::Slots };
             let budget = options.expert_budget.unwrap_or(u64::MAX).min(division.experts);
-            let device_budget = own.as_ref().map(|own| own.division.experts);
+            let (budget, device_budget) = match shared {
+                None => (budget, own.as_ref().map(|own| own.division.experts)),
+                Some(shared) => shared_experts(&shared, budget, on_disk.map_or(0, |need| need.least)),
+            };
             let expert_options = ExpertOptions { keep, budget, device_budget, ..options.expert_options.clone() };
             backend.stream_experts(&expert_options, options.lookahead)?;
         }
-        let experts = held(&mut *backend, MemoryClass::Experts) as u64;
+        let on_device = shared.and_then(|_| backend.device_memory()).map_or(0, |own| own.taken_by_experts);
+        let experts = held(&mut *backend, MemoryClass::Experts) as u64 + on_device;
         // All sequences share one pool of positions.
         let mut pool = max_context.saturating_mul(options.max_sequences);
         for limit in &hard {
@@ -448,7 +451,9 @@ impl Engine {
                 scratch: division.scratch,
                 squeezed,
                 numa,
-                device: own.map(|own| own.used()),
+                device: shared
+                    .map(|shared| shared_use(shared, &hard, division.scratch))
+                    .or_else(|| own.map(|own| own.used())),
                 skipped: loaded.skipped,
                 draft_states,
                 claimed: need.mapped

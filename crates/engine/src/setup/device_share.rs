@@ -59,8 +59,25 @@ impl DeviceShare {
     /// What the engine reports of it.
     pub fn used(&self) -> DeviceUse {
         let DeviceMemory { device, free, .. } = self.memory;
-        DeviceUse { device, free, budget: self.limit.bytes - self.limit.taken, scratch: self.division.scratch }
+        let budget = self.limit.bytes - self.limit.taken;
+        DeviceUse { device, free, budget, scratch: self.division.scratch, shared: false }
     }
+}
+
+/// How a budget for experts, of which the least is `least`, is divided between the host's slots and a device that computes in the host's memory.
+pub(crate) fn shared_experts(own: &DeviceMemory, budget: u64, least: u64) -> (u64, Option<u64>) {
+    if own.experts_in_place {
+        return (budget.saturating_sub(own.least_experts), None);
+    }
+    // Experts that kernels cannot take as files have them stay on the device. They only pass through slots.
+    let slots = least.saturating_sub(own.least_experts);
+    (slots, Some(budget.saturating_sub(slots)))
+}
+
+/// What the engine reports of a device that computes in the host's memory, within these limits.
+pub(crate) fn shared_use(own: DeviceMemory, limits: &[Limit], scratch: u64) -> DeviceUse {
+    let budget = limits.iter().map(|limit| limit.bytes.saturating_sub(limit.taken)).min().unwrap_or(own.free);
+    DeviceUse { device: own.device, free: own.free, budget, scratch, shared: true }
 }
 
 /// An engine's share of a device's own memory.
@@ -74,4 +91,6 @@ pub struct DeviceUse {
     pub budget: u64,
     /// Bytes reserved for the scratch memory of steps, without what grows with the context.
     pub scratch: u64,
+    /// It computes in the host's memory, and the budget is for both.
+    pub shared: bool,
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sluice_backend::DeviceMemory;
+
 use super::budget::{AdmittedMemory, Division, Limit, LimitOf, Refusal};
 use crate::options::Options;
 
@@ -48,6 +50,15 @@ pub(crate) fn hard_limits(options: &Options) -> Vec<Limit> {
         taken: taken + options.caller_memory,
     });
     budget.into_iter().chain(group).collect()
+}
+
+/// The limits where a device computes in the machine's memory: what is left of it, and how much the options let the device take.
+pub(crate) fn shared_limits(options: &Options, own: &DeviceMemory) -> impl Iterator<Item = Limit> {
+    // A driver may count pages of files as taken, which the kernel would drop.
+    let left = options.load.copy_budget.unwrap_or(own.free);
+    let machine = Limit { of: LimitOf::Machine, bytes: left, taken: own.reserve };
+    let asked = options.device_memory.map(|bytes| Limit { of: LimitOf::DeviceBudget, bytes, taken: 0 });
+    [machine].into_iter().chain(asked)
 }
 
 /// What the machine has left, if that is less than the hard limits leave.

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use sluice_backend::{
-    Backend, Capacity, Device, ExpertOptions, KvLayout, Lookahead, MemoryClass, SequenceInput, StepInputs, StepScratch,
-    Wanted,
+    Backend, Capacity, Device, DeviceMemory, ExpertOptions, KvLayout, Lookahead, MemoryClass, SequenceInput,
+    StepInputs, StepScratch, Wanted,
 };
 use sluice_experts::Error;
 use sluice_model::Decoder;
@@ -24,6 +24,12 @@ pub(crate) fn snapshots(options: &Options, device: Option<u64>, len: usize) -> u
         None => hard_limits(options).iter().map(|l| l.bytes).chain(options.load.copy_budget).min().unwrap_or(u64::MAX),
     };
     options.snapshots.min((memory / SNAPSHOT_PART / (4 * len as u64)) as usize)
+}
+
+/// Recurrent states of the host, and those of a device that shares its memory.
+pub(crate) fn states_in_memory(backend: &mut dyn Backend, shared: Option<DeviceMemory>) -> u64 {
+    let on_device = shared.map_or(0, |shared| held_on(backend, MemoryClass::State, shared.device));
+    (held(backend, MemoryClass::State) + on_device) as u64
 }
 
 /// Memory of a class that a backend holds on the host.
@@ -51,6 +57,27 @@ pub(crate) fn weights_in_memory<'a>(
     }
     let [mapped, copied] = loading.bytes_in_memory(wanted);
     [bytes[0] + mapped, bytes[1] + copied]
+}
+
+/// The same of a load for a device: what the host holds of it, and where the device shares the host's memory what is copied there. `streamed`: experts are read
+/// from disk.
+pub(crate) fn device_weights<'a>(
+    backend: &mut dyn Backend,
+    own: &DeviceMemory,
+    wanted: impl Iterator<Item = &'a Bytes>,
+    (loading, streamed): (&Loading, bool),
+) -> [u64; 2] {
+    // 1. What stays where the host has it, in whole chunks
+    let [mapped, read] = loading.bytes_in_memory(&backend.read_in_place(streamed));
+    // 2. What was made at load
+    let all = backend.read_in_place(false);
+    let read_alone: usize = all.iter().filter(|bytes| bytes.is_of_file() && !bytes.is_mapped()).map(Bytes::len).sum();
+    let made = held(backend, MemoryClass::WeightsCopied) as u64 - read_alone as u64;
+    // 3. What is copied passes through a few buffers
+    let others = loading.bytes_in_memory(wanted).iter().sum::<u64>() > mapped + read;
+    let passing = if others { loading.bytes_to_deliver() } else { 0 };
+    let there = if own.shared { own.weights - if streamed { own.experts } else { 0 } } else { 0 };
+    [mapped, read + made + passing + there]
 }
 
 /// Scratch memory of a step of `chunk` tokens beside its tensors, for any sequences.
@@ -101,7 +128,7 @@ fn scratch_of(
     need
 }
 
-/// Memory of experts that stay on disk.
+/// Memory of experts that stay on disk, also on a device that shares the host's.
 ///
 /// # Errors
 /// When the options ask for less than the least.
@@ -122,5 +149,6 @@ pub(crate) fn streamed_need(backend: &mut dyn Backend, by_experts: usize, option
         },
     };
     let asked = options.expert_budget.map_or(0, |asked| asked.min(by_experts as u64));
-    Ok(StreamedNeed { least, asked })
+    let on_device = backend.device_memory().filter(|own| own.shared).map_or(0, |own| own.least_experts);
+    Ok(StreamedNeed { least: least + on_device, asked })
 }

@@ -127,8 +127,8 @@ impl ExpertPool {
             let n = if options.keep == Keep::PageCache { n.min(TRANSIENT_SLOTS.max(2 * most)) } else { n };
             let pinned: Vec<(usize, usize)> =
                 options.pinned.iter().copied().filter(|&(l, e)| experts.get(l).is_some_and(|n| e < *n)).collect();
-            // Half of the slots must stay free for others.
-            let pinned = &pinned[..pinned.len().min(n / 2)];
+            // Half of the slots must stay free for others, and as many as are needed at once.
+            let pinned = &pinned[..pinned.len().min(n / 2).min(n - least(number))];
             if options.keep == Keep::Slots {
                 prediction.queue.extend(pinned.iter().map(|&(layer, expert)| (layer as u32, expert as u32)));
             }

@@ -11,6 +11,7 @@ use sluice_store::Bytes;
 use super::fetch::FetchId;
 use super::slots::{SlotClass, SlotState};
 use super::{ClassPool, ExpertPool};
+use crate::options::Keep;
 use crate::residency::Promotion;
 
 /// A promotion to the faster tier, until its copies are done.
@@ -76,6 +77,26 @@ impl ExpertPool {
         let class = &self.classes[self.layers[layer].class];
         let there = |e: usize| class.residency.slot(layer, e).is_some_and(|slot| slot < class.fast);
         class.fast == class.experts && (0..self.layers[layer].len()).all(there)
+    }
+
+    /// Whether all experts of a layer are in slots here and stay in them: their class has a slot for every expert, and no faster tier.
+    pub fn is_layer_here_for_good(&self, layer: usize) -> bool {
+        let class = &self.classes[self.layers[layer].class];
+        let has_all = self.keep == Keep::Slots && class.fast == 0 && class.residency.len() >= class.experts as usize;
+        has_all && (0..self.layers[layer].len()).all(|expert| self.expert_bytes(layer, expert).is_some())
+    }
+
+    /// The slot of an expert, if it is here and nobody writes to it.
+    pub fn expert_bytes(&self, layer: usize, expert: usize) -> Option<&[u8]> {
+        match &self.slots[self.slot(layer, expert)? as usize].state {
+            SlotState::Ready(guard) => Some(guard.bytes(0..guard.len())),
+            _ => None,
+        }
+    }
+
+    /// The first byte of the memory of a class's slots here.
+    pub fn memory_of_class(&self, class: usize) -> *const u8 {
+        self.classes[class].memory.start()
     }
 
     /// The slot of the faster tier, counted within the class, of the expert at this position, which was handed over; `None` if its slot is here.

@@ -1,9 +1,9 @@
 //! NVIDIA GPUs. Several share a model layer by layer.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use sluice_backend::Backend;
 use sluice_cuda::{Cuda, HostOffload, Pipeline};
-use sluice_engine::Options;
+use sluice_engine::{Options, Unified};
 
 use super::kind::{Device, Kind, Probes};
 
@@ -23,11 +23,13 @@ fn open(device: &Device, options: &Options) -> Result<Box<dyn Backend>> {
     let host = HostOffload { isa: options.isa, threads: options.threads, always: false };
     match device.numbers() {
         numbers if numbers.len() > 1 => {
+            ensure!(options.unified != Unified::On, "--unified on is for one GPU alone");
             Ok(Box::new(Pipeline::new(numbers, options.activations, options.threads)?.with_host_experts(host)))
         }
         numbers => {
             let number = numbers.first().copied().unwrap_or(0);
-            Ok(Box::new(Cuda::new(number, options.activations)?.with_host_experts(host)))
+            let cuda = Cuda::new(number, options.activations)?.with_unified(options.unified);
+            Ok(Box::new(cuda.with_host_experts(host)))
         }
     }
 }

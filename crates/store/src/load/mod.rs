@@ -185,18 +185,20 @@ impl Loading {
     }
 
     /// Instead of [`Loading::start`]: reads these views, in about this order, into a few buffers of memory that `lend` gives, and hands each chunk to `take`.
-    /// Several threads call `take` at once. Nothing stays here: if a view is used anyway, it is read once more. Errors of `take` fail the load. Returns the
-    /// views that are not of this load's files. Call it once.
+    /// Several threads call `take` at once. Nothing of them stays here: if a view is used anyway, it is read once more. Errors of `take` fail the load. Views that
+    /// are to stay, `stays`, are read to their own places meanwhile, as by [`Loading::start`]. Returns the views, of those that are handed over, that are not of
+    /// this load's files. Call it once.
     ///
     /// # Errors
     /// Where there is no memory.
     pub fn deliver(
         &self,
         views: &[&Bytes],
+        stays: &[&Bytes],
         lend: &mut dyn FnMut(usize) -> io::Result<Box<dyn Memory>>,
         take: impl Fn(&[Piece]) -> io::Result<()> + Send + Sync + 'static,
     ) -> io::Result<Vec<usize>> {
-        self.queue.deliver(views, lend, take)
+        self.queue.deliver((views, stays), lend, take)
     }
 
     /// Waits until everything that was asked for is there.

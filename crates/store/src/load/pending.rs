@@ -87,6 +87,23 @@ impl Pending {
         ready
     }
 
+    /// Has what was asked for delivered, except chunks that are there already, and those of which a part stays: these are read to their places, and what is wanted
+    /// of them is handed over from there. Returns how many others there are.
+    pub fn deliver_all_but(&mut self, sources: &[Arc<Source>], ready: &[ChunkId], stays: &[&Bytes]) -> usize {
+        self.to_deliver = self.wanted.clone();
+        let chunks = |bytes: &&Bytes| {
+            let (source, range) = bytes.source()?;
+            let number = sources.iter().position(|s| Arc::ptr_eq(s, source))?;
+            Some(source.chunks(&range).map(move |chunk| (number, chunk)))
+        };
+        let here: Vec<ChunkId> = stays.iter().filter_map(chunks).flatten().chain(ready.iter().copied()).collect();
+        here.iter().for_each(|(number, chunk)| self.to_deliver[*number][*chunk] = false);
+        let is_used_here = |number: usize| here.iter().any(|(of, _)| *of == number);
+        let elsewhere = sources.iter().enumerate().filter(|(number, _)| !is_used_here(*number));
+        elsewhere.for_each(|(_, source)| source.set_delivered(true));
+        self.to_deliver.iter().flatten().filter(|chunk| **chunk).count()
+    }
+
     /// The next chunk for a kind of reader whose bytes are in its file. It stays in its lane. `any`: chunks may be read in another order than that which was asked
     /// for, where those before them are still arriving.
     ///

@@ -109,26 +109,17 @@ impl ChunkQueue {
     /// See [`super::Loading::deliver`].
     pub fn deliver(
         self: &Arc<ChunkQueue>,
-        views: &[&Bytes],
+        (views, stays): (&[&Bytes], &[&Bytes]),
         lend: &mut dyn FnMut(usize) -> std::io::Result<Box<dyn Memory>>,
         take: impl Fn(&[Piece]) -> std::io::Result<()> + Send + Sync + 'static,
     ) -> std::io::Result<Vec<usize>> {
         let (delivery, others) = Delivery::new(&self.sources, views, Box::new(take));
         let _ = self.begun.set(Instant::now());
         let mut queue = self.lock();
-        let ready = queue.ask_for(&self.sources, views.iter().copied());
-        let asked: usize = queue.lanes.iter().map(|lane| lane.order.len()).sum();
+        let ready = queue.ask_for(&self.sources, views.iter().chain(stays).copied());
+        let asked = queue.deliver_all_but(&self.sources, &ready, stays);
         let (count, size) = self.buffers();
         queue.buffers = Buffers::new(count.min(asked), size, lend)?;
-        queue.to_deliver = queue.wanted.clone();
-        for &(number, chunk) in &ready {
-            queue.to_deliver[number][chunk] = false;
-        }
-        for (number, source) in self.sources.iter().enumerate() {
-            if ready.iter().all(|(of, _)| *of != number) {
-                source.set_delivered(true);
-            }
-        }
         let delivery = self.delivery.get_or_init(|| delivery);
         drop(queue);
         // Small maps are there already: they are delivered the same way.
@@ -359,7 +350,7 @@ impl ChunkQueue {
     /// Everything that was asked for is there.
     fn finish_load(&self) {
         let begun = self.begun.get().expect("begun before anything was asked for");
-        if let Some(error) = self.sources.iter().find_map(|s| s.file.check_unchanged().err()) {
+        if let Some(error) = self.sources.iter().find_map(|s| s.file.check_unchanged().err().map(|e| s.naming(e))) {
             self.set_failure(error);
         }
         let _ = self.took.set(begun.elapsed());
@@ -467,13 +458,15 @@ unsafe impl ChunkSink for ChunkQueue {
     }
 
     fn filled(&self, lent: Lent) {
-        if lent.buffer != IN_PLACE {
-            let (number, offset) = (lent.chunk.file, lent.chunk.offset as usize);
-            let source = &self.sources[number];
-            let chunk = source.chunks(&(offset..offset + 1)).start;
-            // SAFETY: a buffer of which so much was filled, and nobody else's until it is given back.
+        let (number, offset) = (lent.chunk.file, lent.chunk.offset as usize);
+        let source = &self.sources[number];
+        let chunk = source.chunks(&(offset..offset + 1)).start;
+        // What is read once more was handed over before.
+        let is_first = || self.lock().wanted.get(number).is_some_and(|chunks| chunks[chunk]);
+        let delivery = self.delivery.get().filter(|_| lent.buffer != IN_PLACE || is_first());
+        if let Some(delivery) = delivery {
+            // SAFETY: a buffer of which so much was filled, and nobody else's until it is given back; or the chunk's own place, which nobody writes to any more.
             let bytes = unsafe { std::slice::from_raw_parts(lent.memory, lent.chunk.len) };
-            let delivery = self.delivery.get().expect("buffers are lent to be delivered");
             if let Err(cause) = delivery.hand_over(number, chunk, offset, bytes) {
                 return self.failed(lent, source.file.error(offset as u64, Some(cause)));
             }

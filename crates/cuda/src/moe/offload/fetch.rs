@@ -69,6 +69,8 @@ impl ExpertStreaming {
                     }
                     continue;
                 }
+                // The device reads them where they are, so all stay. There are slots for all experts of a layer.
+                Next::Later if self.slots.is_some() => self.store.next(fetch, true),
                 Next::Later => {
                     // Perhaps slots are missing: give up those that are copied.
                     self.up.wait()?;
@@ -81,6 +83,12 @@ impl ExpertStreaming {
             match next {
                 Next::Expert(i) => {
                     held.push(i);
+                    if let Some(slots) = &self.slots {
+                        let at = slots.address(self.store.slot_bytes_at(fetch, i, 0..0).as_ptr());
+                        let layout = self.layout(layer, needed[i] as usize);
+                        self.write_table(weights, layer, needed[i] as usize, at, &layout);
+                        continue;
+                    }
                     let is_transient = self.pool.find_in(layer, needed[i], BufferState::Transient).is_some();
                     if self.store.fast_slot(fetch, i).is_none() && !is_transient {
                         match copies_all {
@@ -223,7 +231,7 @@ impl ExpertStreaming {
             if !self.store.is_resident(next, expert) {
                 absent.push(expert as u32);
             }
-            if self.prefetched.len() >= most {
+            if self.slots.is_some() || self.prefetched.len() >= most {
                 continue;
             }
             let Some(of) = self.store.pin(next, expert) else { continue };

@@ -11,7 +11,7 @@ mod fetch;
 mod requests;
 mod settle;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -25,6 +25,7 @@ use crate::device::copies::CopyStream;
 use crate::device::event::SyncEvent;
 use crate::device::memory::DeviceBuffer;
 use crate::device::pinned::RegisteredMemory;
+use crate::device::shared::SharedMemory;
 use crate::device::stream::Gpu;
 use crate::device::sys::{Address, DriverError};
 use crate::moe::expert_pool::{self, BufferPool, BufferState, Division};
@@ -52,6 +53,8 @@ struct StreamedLayer {
     history: Option<LayerHistory>,
     /// All of its experts stay on the device, and its published table says so.
     is_complete: bool,
+    /// The table has the slots of all of its experts, which stay in them.
+    is_written: bool,
 }
 
 /// The experts that a step of many tokens needed of a layer.
@@ -127,6 +130,8 @@ pub struct ExpertStreaming {
     down: CopyStream,
     /// Where some experts have blocks.
     blocks: Option<BlockCopies>,
+    /// The host's slots, where the device computes with the experts in them. Then it has no buffers, and nothing is copied. Dropped before their memory.
+    slots: Option<SharedMemory>,
     store: ExpertPool,
     mode: Activations,
     /// The buffers of each class of layers: their memory, and what is in them.
@@ -158,9 +163,12 @@ fn bytes_of_tables<'a>(mixtures: impl Iterator<Item = &'a Moe>) -> u64 {
     mixtures.map(|moe| bytes_of_layer(moe.experts.count) as u64).sum()
 }
 
-/// The least bytes with which these mixtures can be streamed: buffers for all experts of the widest layer, and all tables.
+/// The least bytes with which these mixtures can be streamed: buffers for all experts of the widest layer, unless they are read in the host's slots, and all tables.
 pub fn min_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe> + Clone) -> u64 {
     let tables = bytes_of_tables(mixtures.clone());
+    if are_in_place(weights, mixtures.clone()) {
+        return tables;
+    }
     let arrays = |o: Operand| weights.all[o.weight].bytes_per_array(o.rows);
     let expert = |experts: &Experts, e: usize| -> usize {
         operands(experts, e).into_iter().flat_map(arrays).filter(|n| *n > 0).map(|n| n + 2 * PAGE).sum()
@@ -179,6 +187,15 @@ pub fn min_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe> 
     layers.sort_unstable_by(|a, b| b.cmp(a));
     layers.dedup_by(|a, b| *b - *a <= *b / 16);
     tables + layers.iter().sum::<u64>()
+}
+
+/// Whether the device can compute with these mixtures' experts in the host's slots, so that none is copied.
+pub fn are_in_place<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe> + Clone) -> bool {
+    let is_in_place = |experts: &Experts, e: usize| {
+        operands(experts, e).into_iter().all(|o| weights.all[o.weight].is_in_place_from(o.row))
+    };
+    let mut all = mixtures.flat_map(|moe| (0..moe.experts.count).map(move |e| (&moe.experts, e)));
+    weights.in_place.is_some() && all.all(|(experts, e)| is_in_place(experts, e))
 }
 
 /// The rows of an expert's projections that have blocks.
@@ -222,7 +239,10 @@ impl ExpertStreaming {
         (lookahead, mode, host): (Lookahead, Activations, Option<HostOffload>),
         computes: &mut Option<SharedHostExperts>,
     ) -> Result<ExpertStreaming> {
-        let k = mixtures.clone().map(|m| m.scoring.k()).max().unwrap_or(0);
+        let in_place = are_in_place(weights, mixtures.clone());
+        // All experts of a layer are computed at once. In the host's slots all have to be there.
+        let at_once = |m: &Moe| if in_place { m.experts.count } else { m.scoring.k() };
+        let at_once = mixtures.clone().map(at_once).max().unwrap_or(0);
         let growth = growth(weights, mixtures.clone());
         let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
             let of = |o: Operand| weights.all[o.weight].rows_bytes(o.row..o.row + o.rows);
@@ -231,25 +251,36 @@ impl ExpertStreaming {
         // 1. The host's tiers
         let left = || gpu.device.memory().map_or(0, |(free, _)| (free as u64).saturating_sub(RESERVE));
         let budget = options.device_budget.unwrap_or_else(left).saturating_sub(bytes_of_tables(mixtures.clone()));
-        let faster = |classes: &[SlotClass]| {
-            expert_pool::divide(&grown(classes, growth), budget).iter().map(|d| d.slots).collect()
+        let divide = |classes: &[SlotClass]| match in_place {
+            true => vec![Division { stride: 0, slots: 0, transient: 0 }; classes.len()],
+            false => expert_pool::divide(&grown(classes, growth), budget),
         };
+        let faster = |classes: &[SlotClass]| divide(classes).iter().map(|d| d.slots).collect();
+        let slots = RefCell::new(Vec::new());
         let is_locked = Cell::new(true);
         let mut lend = |bytes: usize| -> std::io::Result<Box<dyn sluice_store::Memory>> {
+            if in_place {
+                let memory = sluice_store::host_memory(bytes)?;
+                slots.borrow_mut().push(memory.start() as usize..memory.start() as usize + memory.len());
+                return Ok(memory);
+            }
             let memory = RegisteredMemory::new(&gpu.device, bytes)?;
             is_locked.set(is_locked.get() && (memory.is_locked || memory.is_empty()));
             Ok(Box::new(memory))
         };
         let sources = mixtures.clone().map(|m| (0..m.experts.count).map(|e| arrays(&m.experts, e)));
-        let store = ExpertPool::open(sources, k, options, &mut lend, &faster)?;
+        let store = ExpertPool::open(sources, at_once, options, &mut lend, &faster)?;
+        let slots = in_place.then(|| SharedMemory::new(&gpu.device, slots.take(), false)).transpose()?;
         for moe in mixtures.clone() {
             for expert in 0..moe.experts.count {
                 operands(&moe.experts, expert).iter().for_each(|o| weights.all[o.weight].elsewhere = true);
             }
         }
+        // It would wait for the same memory.
+        let host = host.filter(|_| !in_place);
         let split = host.map(|host| HostSplit::new(gpu, host, mode, weights, computes)).transpose()?;
         // 2. The device's buffers. They are zeroed, because a kernel may multiply with one before an expert is there if the host computes that expert.
-        let divisions = expert_pool::divide(&grown(&store.slot_classes(), growth), budget);
+        let divisions = divide(&store.slot_classes());
         let memory = divisions.iter().map(|division| DeviceBuffer::zeroed(gpu, division.bytes() as usize, "experts"));
         let memory = memory.collect::<Result<_>>()?;
         let classes = mixtures.clone().enumerate().map(|(layer, moe)| (store.class_of_layer(layer), moe.experts.count));
@@ -259,6 +290,7 @@ impl ExpertStreaming {
             experts: moe.experts.clone(),
             history: None,
             is_complete: false,
+            is_written: false,
         };
         let layers: Vec<StreamedLayer> = mixtures.clone().map(layer).collect();
         let in_blocks = layers.iter().flat_map(|layer| &layer.blocks).flatten().flatten();
@@ -274,6 +306,7 @@ impl ExpertStreaming {
             uploaded: SyncEvent::new(&gpu.device)?,
             store,
             mode,
+            slots,
             divisions,
             memory,
             pool,
@@ -294,8 +327,8 @@ impl ExpertStreaming {
         // Every entry of a table points to memory: the device may multiply with the entry of an expert that the host computes, whatever is there.
         for layer in 0..streaming.layers.len() {
             for expert in 0..streaming.layers[layer].experts.count {
-                let layout = streaming.layout(layer, expert);
-                streaming.write_table(weights, layer, expert, 0, &layout);
+                let at = streaming.address(layer, 0);
+                streaming.write_table(weights, layer, expert, at, &streaming.layout(layer, expert));
             }
         }
         // Copies do not wait for the zeros.
@@ -314,15 +347,21 @@ impl ExpertStreaming {
         self.layers[layer].is_complete.then(|| self.tables.at(layer))
     }
 
-    /// The address of a buffer.
+    /// The address of a buffer. Where there are none: that of the first of the host's slots.
     fn address(&self, layer: usize, buffer: u32) -> Address {
         let class = self.store.class_of_layer(layer);
+        if let Some(slots) = &self.slots {
+            return slots.address(self.store.memory_of_class(class));
+        }
         self.memory[class].at + u64::from(buffer) * self.divisions[class].stride as u64
     }
 
     /// The places of an expert's arrays in a buffer.
     fn layout(&self, layer: usize, expert: usize) -> ExpertLayout {
         let parts: [_; EXPERT_ARRAYS] = std::array::from_fn(|array| self.store.array_range(layer, expert, array));
+        if self.slots.is_some() {
+            return ExpertLayout::in_place(&parts);
+        }
         let kept = std::array::from_fn(|array| self.store.kept(layer, expert, array).map_or(0, |bytes| bytes.len()));
         ExpertLayout::new(&parts, &kept, &self.layers[layer].blocks[expert])
     }
@@ -357,9 +396,8 @@ impl ExpertStreaming {
         Ok(())
     }
 
-    /// Points an expert's entries of the table to a buffer.
-    fn write_table(&mut self, weights: &Weights, layer: usize, expert: usize, buffer: u32, layout: &ExpertLayout) {
-        let at = self.address(layer, buffer);
+    /// Points an expert's entries of the table to the buffer, or the slot, at this address.
+    fn write_table(&mut self, weights: &Weights, layer: usize, expert: usize, at: Address, layout: &ExpertLayout) {
         for (projection, operand) in operands(&self.layers[layer].experts, expert).into_iter().enumerate() {
             let arrays: [Address; ARRAYS] =
                 std::array::from_fn(|i| at + layout.offsets[projection * ARRAYS + i] as u64);
@@ -372,7 +410,7 @@ impl ExpertStreaming {
     fn publish(&mut self, weights: &Weights, layer: usize, expert: usize, buffer: u32, layout: &ExpertLayout) {
         self.stats.uploads += 1;
         self.stats.uploaded_bytes += layout.bytes as u64;
-        self.write_table(weights, layer, expert, buffer, layout);
+        self.write_table(weights, layer, expert, self.address(layer, buffer), layout);
     }
 
     /// Marks an expert's entries of the table so that no kernel multiplies with them until it is published again.
@@ -419,7 +457,7 @@ impl ExpertStreaming {
             reader: self.store.reader(),
             notes: self.notes(),
             slots: self.store.slots(),
-            device_slots: Some(self.store.fast_slots()),
+            device_slots: self.slots.is_none().then(|| self.store.fast_slots()),
             file_bytes: self.store.file_bytes(),
             looks_ahead: false,
         }

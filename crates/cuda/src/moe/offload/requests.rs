@@ -74,7 +74,10 @@ impl ExpertStreaming {
             self.up.wait()?;
         }
         self.mailbox.answer(by_host);
-        self.settle_layer(gpu, weights, true)?;
+        // In the host's slots experts stay until the device waits again.
+        if self.slots.is_none() {
+            self.settle_layer(gpu, weights, true)?;
+        }
         Ok(true)
     }
 

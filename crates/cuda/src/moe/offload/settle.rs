@@ -7,6 +7,7 @@ use sluice_experts::simulate::MAX_PROMOTIONS;
 use super::{ActiveLayer, Demotion, ExpertStreaming};
 use crate::device::event::SyncEvent;
 use crate::device::stream::Gpu;
+use crate::device::sys::Address;
 use crate::moe::expert_pool::BufferState;
 use crate::moe::host_split::HostShare;
 use crate::weights::Weights;
@@ -40,6 +41,10 @@ impl ExpertStreaming {
         };
         held.into_iter().for_each(|i| self.store.release(fetch, i));
         pinned.into_iter().for_each(|of| self.store.unpin(of));
+        if self.slots.is_some() {
+            self.complete_in_place(weights, layer);
+            return Ok(());
+        }
         let has_room = !goes_on || self.pool.available(layer) > 0;
         // Experts that the host computed are in no buffer. The best of them may be promoted too, which is copied while the device goes on. Otherwise an expert that is needed
         // most often might never come to the device.
@@ -97,6 +102,22 @@ impl ExpertStreaming {
         Ok(())
     }
 
+    /// Once all experts of a layer have slots for good, has the table say so, and notes it when that is published.
+    fn complete_in_place(&mut self, weights: &Weights, layer: usize) {
+        if self.layers[layer].is_written {
+            self.layers[layer].is_complete |= self.tables.is_published(layer);
+        } else if let Some(slots) = self.slots.as_ref().filter(|_| self.store.is_layer_here_for_good(layer)) {
+            let count = self.layers[layer].experts.count;
+            let at = |e| slots.address(self.store.expert_bytes(layer, e).expect("it is there").as_ptr());
+            let places: Vec<Address> = (0..count).map(at).collect();
+            for (expert, at) in places.into_iter().enumerate() {
+                let layout = self.layout(layer, expert);
+                self.write_table(weights, layer, expert, at, &layout);
+            }
+            self.layers[layer].is_written = true;
+        }
+    }
+
     /// Copies an expert to a buffer that is promoted and in none, and waits for it.
     fn copy_up(&mut self, weights: &Weights, moved: &TierMove) -> Result<u32> {
         let buffer = self.take_buffer(moved.layer, moved.expert, BufferState::Transient)?;
@@ -140,6 +161,9 @@ impl ExpertStreaming {
     pub fn fill(&mut self, weights: &Weights) -> Result<bool> {
         if self.store.warm_up() {
             return Ok(true);
+        }
+        if self.slots.is_some() {
+            return Ok(false);
         }
         for n in 0..MAX_FILL {
             let Some(moved) = self.store.promote_into_free_slot() else { return Ok(n > 0) };

@@ -154,7 +154,7 @@ proptest! {
             if reversed {
                 views.reverse();
             }
-            let delivered = delivers.then(|| deliver(&views, &loading, || Ok(())));
+            let delivered = delivers.then(|| deliver((&views, &[]), &loading, || Ok(())));
             if !delivers {
                 loading.start(views.iter().copied());
             }
@@ -230,7 +230,7 @@ fn bytes_that_will_not_come_are_an_error_and_never_waited_for() {
             let (checkpoint, loading) = load::open(coming.path(), &options(mode)).unwrap();
             let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
             if delivers {
-                deliver(&views, &loading, || Ok(()));
+                deliver((&views, &[]), &loading, || Ok(()));
             } else {
                 loading.start(views.iter().copied());
             }

@@ -32,7 +32,7 @@ fn what_cannot_be_delivered_is_an_error_that_names_it() {
         let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
         let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
         OpenOptions::new().write(true).open(&path).unwrap().set_len(6 << 20).unwrap();
-        deliver(&views, &loading, || Ok(()));
+        deliver((&views, &[]), &loading, || Ok(()));
         let error = loading.finish().unwrap_err().to_string();
         for part in [path.to_str().unwrap(), "truncated", "\"0.1\"", "offset 6291456"] {
             assert!(error.contains(part), "{mode:?}: {part:?} is not in: {error}");
@@ -42,13 +42,13 @@ fn what_cannot_be_delivered_is_an_error_that_names_it() {
         let folder = folder_of(&[vec![5 << 20, 3 << 20]]);
         let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
         let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
-        deliver(&views, &loading, || Err(io::Error::other("the device is gone")));
+        deliver((&views, &[]), &loading, || Err(io::Error::other("the device is gone")));
         let error = loading.finish().unwrap_err().to_string();
         assert!(error.contains("the device is gone") && error.contains(".safetensors"), "{mode:?}: {error}");
         // 3. It is given up
         let (checkpoint, loading) = load::open(folder.path(), &options(mode)).unwrap();
         let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
-        deliver(&views, &loading, || Ok(()));
+        deliver((&views, &[]), &loading, || Ok(()));
         drop(loading);
     }
 }
@@ -66,7 +66,7 @@ fn what_was_delivered_is_not_here_and_may_change_on_disk() {
             *count.lock().unwrap() += pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
             Ok(())
         };
-        loading.deliver(&views, &mut host_memory, take).unwrap();
+        loading.deliver(&views, &[], &mut host_memory, take).unwrap();
         loading.finish().unwrap();
         assert_eq!(*taken.lock().unwrap(), 80 << 20);
         assert!(views.iter().all(|view| !view.is_ready()), "{mode:?}: a copy of it stayed here");

@@ -79,15 +79,15 @@ fn start(checkpoint: &Checkpoint, loading: &Loading) {
 /// What has come of each view of a load whose bytes go elsewhere.
 type Arrived = Arc<Mutex<Vec<Vec<Option<u8>>>>>;
 
-/// Has all tensors delivered, in this order, and every byte once: `take` says what comes of it.
+/// Has these views delivered, in this order, and every byte once: `take` says what comes of it. Others stay.
 fn deliver(
-    views: &[&Bytes],
+    (views, stays): (&[&Bytes], &[&Bytes]),
     loading: &Loading,
     take: impl Fn() -> io::Result<()> + Send + Sync + 'static,
 ) -> (Arrived, Vec<usize>) {
     let arrived: Arrived = Arc::new(Mutex::new(views.iter().map(|view| vec![None; view.len()]).collect()));
     let all = Arc::clone(&arrived);
-    let others = loading.deliver(views, &mut host_memory, move |pieces: &[Piece]| {
+    let others = loading.deliver(views, stays, &mut host_memory, move |pieces: &[Piece]| {
         let mut all = all.lock().unwrap();
         for piece in pieces {
             for (to, byte) in all[piece.view][piece.offset..].iter_mut().zip(piece.bytes) {
@@ -170,7 +170,7 @@ proptest! {
                 views.reverse();
             }
             views.push(&foreign);
-            let (arrived, others) = deliver(&views, &loading, || Ok(()));
+            let (arrived, others) = deliver((&views, &[]), &loading, || Ok(()));
             if looked_at {
                 // Somebody wants them here too, while they are on their way.
                 for (tensor, expected) in checkpoint.tensors().iter().zip(&expected).step_by(2) {
@@ -279,11 +279,42 @@ fn what_a_map_delivers_is_in_the_page_cache_afterwards() {
     make_cold(folder.path());
     let (checkpoint, loading) = load::open(folder.path(), &options(LoadMode::Mmap)).unwrap();
     let views: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
-    deliver(&views, &loading, || Ok(()));
+    deliver((&views, &[]), &loading, || Ok(()));
     loading.finish().unwrap();
     let file = File::open(&files(folder.path())[0]).unwrap();
     let len = file.metadata().unwrap().len();
     assert!(resident_bytes(&file, 0, len).unwrap() >= len);
+}
+
+#[test]
+fn some_views_are_delivered_and_others_stay() {
+    // Many share a chunk.
+    let folder = folder_of(&[vec![5000, 300_000, 17, 40_000, 2_000_000, 9000], vec![70_000, 1, 600_000]]);
+    for mode in MODES {
+        for cold in [false, true] {
+            if cold {
+                make_cold(folder.path());
+            }
+            let options = LoadOptions { request: Some(1 << 18), ..options(mode) };
+            let (checkpoint, loading) = load::open(folder.path(), &options).unwrap();
+            let expected = expected(folder.path(), &checkpoint);
+            let all: Vec<&Bytes> = checkpoint.tensors().iter().map(|t| &t.bytes).collect();
+            let part = |odd| all.iter().copied().skip(odd).step_by(2).collect::<Vec<&Bytes>>();
+            let (arrived, others) = deliver((&part(0), &part(1)), &loading, || Ok(()));
+            loading.finish().unwrap();
+            for (view, wanted) in expected.iter().step_by(2).enumerate().filter(|(view, _)| !others.contains(view)) {
+                let came: Option<Vec<u8>> = arrived.lock().unwrap()[view].iter().copied().collect();
+                assert!(came.as_ref() == Some(wanted), "{mode:?} view {view}");
+            }
+            for (view, wanted) in part(1).into_iter().zip(expected.iter().skip(1).step_by(2)) {
+                assert!(view.is_ready() && **view == wanted[..], "{mode:?}: what stays");
+            }
+            loading.check().unwrap();
+            // What was delivered is read once more where it is used, and handed over no more.
+            assert!(all.iter().zip(&expected).all(|(view, wanted)| ***view == wanted[..]), "{mode:?}: afterwards");
+            loading.check().unwrap();
+        }
+    }
 }
 
 #[test]
