@@ -320,7 +320,7 @@ impl Engine {
         // 2. How much each class of memory gets
         let (hard, division) = divide_with_retries(|| {
             let mut hard = hard_limits(&options);
-            hard.extend(shared.iter().flat_map(|shared| shared_limits(&options, shared)));
+            shared.iter().for_each(|own| hard.extend(shared_limits(&options, own, &hard.clone())));
             let mut limits = hard.clone();
             // Other processes may take it as well, so it is no reason to refuse what was asked for.
             if streamed && options.expert_budget.is_none() {

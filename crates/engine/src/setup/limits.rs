@@ -52,13 +52,15 @@ pub(crate) fn hard_limits(options: &Options) -> Vec<Limit> {
     budget.into_iter().chain(group).collect()
 }
 
-/// The limits where a device computes in the machine's memory: what is left of it, and how much the options let the device take.
-pub(crate) fn shared_limits(options: &Options, own: &DeviceMemory) -> impl Iterator<Item = Limit> {
-    // A driver may count pages of files as taken, which the kernel would drop.
-    let left = options.load.copy_budget.unwrap_or(own.free);
-    let machine = Limit { of: LimitOf::Machine, bytes: left, taken: own.reserve };
+/// The limits beside `hard` where a device computes in the machine's memory: what that has left, and how much the options let the device take.
+pub(crate) fn shared_limits(options: &Options, own: &DeviceMemory, hard: &[Limit]) -> impl Iterator<Item = Limit> {
+    let machine = match options.load.copy_budget {
+        Some(_) => machine_limit(options, hard),
+        // A driver may count pages of files as taken, which the kernel would drop: it is asked where nobody else knows.
+        None => hard.is_empty().then_some(Limit { of: LimitOf::Machine, bytes: own.free, taken: own.reserve }),
+    };
     let asked = options.device_memory.map(|bytes| Limit { of: LimitOf::DeviceBudget, bytes, taken: 0 });
-    [machine].into_iter().chain(asked)
+    machine.into_iter().chain(asked)
 }
 
 /// What the machine has left, if that is less than the hard limits leave.
