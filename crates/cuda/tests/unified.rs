@@ -86,7 +86,7 @@ fn on(folder: &Path, unified: Unified, options: Options) -> anyhow::Result<Engin
     Engine::open_on(folder, Options { unified, ..options }, &make)
 }
 
-/// Without a device to choose for, as the emulated ones are: what takes copies is not taken by itself.
+/// What reads in place here: an integrated device does by itself, as some emulated ones do; others are told to.
 fn unified() -> Unified {
     if std::env::var_os("EMULATED_UNIFIED").is_some() { Unified::Auto } else { Unified::On }
 }

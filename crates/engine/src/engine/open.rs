@@ -123,7 +123,7 @@ impl Engine {
         let tables = tables::stay_on_disk(&model, &options, own.as_ref().map(|own| own.free));
         let mut load = options.load.clone();
         if own.is_some() {
-            // Nothing of it stays in the host's memory. Reads from the page cache copy, too, so more threads are faster.
+            // With memory of its own, nothing stays in the host's. Reads from the page cache copy, too, so more threads are faster.
             let copy_budget = load.copy_budget.filter(|_| !device);
             load = LoadOptions { copy_budget, threads: load.threads.max(options.threads.min(MAX_READERS)), ..load };
         }

@@ -127,8 +127,8 @@ class Model:
     """A model in memory, with the server's scheduler and caches. Any number of threads may use it at once: what they ask for is computed together.
 
     ``options`` are the command line's flags: ``device``, ``threads``, ``activations``, ``kv_type``, ``attention``, ``max_context``, ``load``, ``memory_budget``
-    (bytes, or ``"8G"``), ``gpu_memory``, ``unified`` (``"on"``, ``"off"``), ``experts``, ``expert_budget``, ``prompt_cache`` (a folder, or ``True``), ``parallel`` (sequences that are computed at
-    once), ``draft`` and so on. A with-statement, ``close()`` or ``del`` frees the memory.
+    (bytes, or ``"8G"``), ``gpu_memory``, ``unified`` (``"on"``, ``"off"``), ``experts``, ``expert_budget``, ``prompt_cache`` (a folder, or ``True``), ``parallel``
+    (sequences that are computed at once), ``draft`` and so on. A with-statement, ``close()`` or ``del`` frees the memory.
     """
 
     def __init__(
