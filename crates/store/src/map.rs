@@ -38,8 +38,11 @@ impl Map {
         Map::of(NonNull::dangling(), 0)
     }
 
-    /// Maps the first `len` bytes of `file` read-only and private, in large pages where kernel and file system have them: pages that are first read
+    /// Maps the first `len` bytes of `file` read-only, in large pages where kernel and file system have them: pages that are first read
     /// into the page cache through such a map are large, those that it holds already stay as they are. The descriptor may be closed afterwards.
+    ///
+    /// The map is shared, since a driver that locks a private map of large pages for a device may never come back (Linux 6.18, NVIDIA 580). It is private where
+    /// the file system has no shared maps, as FUSE past the page cache.
     ///
     /// Two things lie outside what a map can promise: a file that another process rewrites in place changes under the
     /// reader, and a file that is truncated raises SIGBUS on access to what is gone.
@@ -49,9 +52,10 @@ impl Map {
         }
         let mut map = Map::reserve(len, len >= LARGE_PAGE)?;
         map.len = len;
-        let (at, flags) = (map.base.as_ptr().cast(), MapFlags::PRIVATE | MapFlags::FIXED);
+        let at = map.base.as_ptr().cast();
         // SAFETY: the pages lie inside the reservation, which nothing else knows of; they are replaced.
-        unsafe { mm::mmap(at, len, ProtFlags::READ, flags, file, 0) }?;
+        let map_as = |flags| unsafe { mm::mmap(at, len, ProtFlags::READ, flags | MapFlags::FIXED, file, 0) };
+        map_as(MapFlags::SHARED).or_else(|_| map_as(MapFlags::PRIVATE))?;
         if len >= LARGE_PAGE {
             map.ask_for_large_pages();
         }
