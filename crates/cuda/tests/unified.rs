@@ -269,6 +269,25 @@ fn experts_that_are_copied_count_once() {
     }
 }
 
+/// Its layers have experts of many sizes.
+#[test]
+fn the_demo_opens_within_the_smallest_budget() {
+    if device().is_none() {
+        return;
+    }
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    let open = |budget| {
+        let experts = Placement::Slots;
+        on(&demo, unified(), Options { experts, memory_budget: Some(budget), ..options(Activations::Int8, 16) })
+    };
+    let least = least(open(1 << 20), "--memory-budget ");
+    for budget in [least, least + 2_000_000] {
+        let mut shared = open(budget).unwrap_or_else(|e| panic!("{budget} bytes of {least}: {e:#}"));
+        let all: usize = shared.memory_uses().iter().map(|m| m.bytes).sum();
+        assert!(all as u64 <= budget, "{all} bytes of {budget}");
+    }
+}
+
 #[test]
 fn one_budget_is_for_both() {
     if device().is_none() {

@@ -144,6 +144,11 @@ impl Bytes {
         matches!(&*self.owner, Owner::Mapped(..) | Owner::Loaded(_))
     }
 
+    /// Whether these are bytes of a file that is being loaded, or was.
+    pub fn is_of_load(&self) -> bool {
+        self.source().is_some()
+    }
+
     /// Starts reading a mapped view from disk in the background and returns at once; nothing to do for a copy.
     pub fn will_need(&self) -> io::Result<()> {
         match &*self.owner {

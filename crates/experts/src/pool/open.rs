@@ -63,6 +63,16 @@ impl ExpertPool {
         ExpertPool::with_queue(layers, Box::new(queue), most, options, (lend, faster), &path)
     }
 
+    /// The classes of slots that [`ExpertPool::open`] would make for these experts.
+    ///
+    /// # Panics
+    /// As that.
+    pub fn classes_of<E: Iterator<Item = Vec<Bytes>>>(layers: impl Iterator<Item = E>) -> Vec<SlotClass> {
+        let mut files = StreamedFiles::default();
+        let mut layers: Vec<LayerLayout> = layers.map(|experts| LayerLayout::new(experts, &mut files)).collect();
+        slot_classes(&mut layers)
+    }
+
     /// As [`ExpertPool::open`], of layers that `queue` reads; `path` is for messages.
     ///
     /// # Errors
@@ -78,21 +88,15 @@ impl ExpertPool {
         (lend, faster): (&mut Lend, &Faster),
         path: &Path,
     ) -> Result<ExpertPool, Error> {
-        let sizes = layout::classes(&mut layers);
+        let slot_classes = slot_classes(&mut layers);
+        let sizes: Vec<usize> = slot_classes.iter().map(|class| class.bytes).collect();
         // 1. The budget: each class gets what a token needs, and a part of the rest by the bytes of its experts
         let of_class = |number: usize| -> Vec<usize> {
             layers.iter().map(|l| if l.class == number { l.len() } else { 0 }).collect()
         };
-        let least = |number: usize| most.min(of_class(number).into_iter().max().unwrap_or(0));
+        let least = |number: usize| most.min(slot_classes[number].widest);
         let needed = sizes.iter().enumerate().map(|(c, size)| (least(c) as u64).saturating_mul(*size as u64));
         let counts: Vec<usize> = layers.iter().map(LayerLayout::len).collect();
-        let class = |number: usize| SlotClass {
-            bytes: sizes[number],
-            kept: layers.iter().filter(|l| l.class == number).map(|l| l.kept_bytes).max().unwrap_or(0),
-            experts: of_class(number).iter().sum(),
-            widest: of_class(number).into_iter().max().unwrap_or(0),
-        };
-        let slot_classes: Vec<SlotClass> = (0..sizes.len()).map(class).collect();
         let faster = faster(&slot_classes);
         // Experts on their way to the faster tier have slots here first.
         let through: usize = (0..sizes.len()).filter(|c| faster[*c] > 0).map(least).sum();
@@ -192,6 +196,21 @@ fn usual_depth(layers: &[LayerLayout], request: usize) -> usize {
 }
 
 /// Bytes of slots for all experts of a class.
+/// Divides layers among classes of slots.
+fn slot_classes(layers: &mut [LayerLayout]) -> Vec<SlotClass> {
+    let sizes = layout::classes(layers);
+    let class = |(number, &bytes): (usize, &usize)| {
+        let of_class = || layers.iter().filter(|l| l.class == number);
+        SlotClass {
+            bytes,
+            kept: of_class().map(|l| l.kept_bytes).max().unwrap_or(0),
+            experts: of_class().map(LayerLayout::len).sum(),
+            widest: of_class().map(LayerLayout::len).max().unwrap_or(0),
+        }
+    };
+    sizes.iter().enumerate().map(class).collect()
+}
+
 fn class_bytes(layers: &[LayerLayout], class: usize, slot_bytes: usize) -> u64 {
     let of_layer = |l: &LayerLayout| (l.len() as u64).saturating_mul(slot_bytes as u64);
     layers.iter().filter(|l| l.class == class).map(of_layer).fold(0, u64::saturating_add)

@@ -39,8 +39,6 @@ use crate::weights::{ARRAYS, Weights};
 
 /// Device memory that is left to the driver and its graphs if no budget is given.
 pub const RESERVE: u64 = 512 << 20;
-/// Bytes of a page, which reads are rounded to.
-const PAGE: usize = 4096;
 /// The kind of a matrix that no kernel multiplies with.
 const KIND_NONE: u32 = u32::MAX;
 
@@ -169,24 +167,19 @@ pub fn min_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe> 
     if are_in_place(weights, mixtures.clone()) {
         return tables;
     }
-    let arrays = |o: Operand| weights.all[o.weight].bytes_per_array(o.rows);
-    let expert = |experts: &Experts, e: usize| -> usize {
-        operands(experts, e).into_iter().flat_map(arrays).filter(|n| *n > 0).map(|n| n + 2 * PAGE).sum()
-    };
-    let class = |experts: &Experts| SlotClass {
-        bytes: (0..experts.count).map(|e| expert(experts, e)).max().unwrap_or(0),
-        kept: 0,
-        experts: experts.count,
-        widest: experts.count,
-    };
-    let growth = growth(weights, mixtures.clone());
-    let layer =
-        |moe: &Moe| expert_pool::divide(&grown(&[class(&moe.experts)], growth), 0).iter().map(Division::bytes).sum();
-    // Layers of different sizes have buffers of their own.
-    let mut layers: Vec<u64> = mixtures.map(layer).collect();
-    layers.sort_unstable_by(|a, b| b.cmp(a));
-    layers.dedup_by(|a, b| *b - *a <= *b / 16);
-    tables + layers.iter().sum::<u64>()
+    let all = || mixtures.clone().map(|moe| (0..moe.experts.count).map(|e| arrays_of(weights, &moe.experts, e)));
+    // Others cannot be streamed.
+    if all().flatten().flatten().any(|bytes| bytes.is_of_file() && !bytes.is_of_load()) {
+        return tables;
+    }
+    let classes = grown(&ExpertPool::classes_of(all()), growth(weights, mixtures.clone()));
+    tables + expert_pool::divide(&classes, 0).iter().map(Division::bytes).sum::<u64>()
+}
+
+/// The arrays of an expert, those of one projection after the other's.
+fn arrays_of(weights: &Weights, experts: &Experts, expert: usize) -> Vec<Bytes> {
+    let of = |o: Operand| weights.all[o.weight].rows_bytes(o.row..o.row + o.rows);
+    operands(experts, expert).into_iter().flat_map(of).collect()
 }
 
 /// Whether the device can compute with these mixtures' experts in the host's slots, so that none is copied.
@@ -244,10 +237,6 @@ impl ExpertStreaming {
         let at_once = |m: &Moe| if in_place { m.experts.count } else { m.scoring.k() };
         let at_once = mixtures.clone().map(at_once).max().unwrap_or(0);
         let growth = growth(weights, mixtures.clone());
-        let arrays = |experts: &Experts, e: usize| -> Vec<Bytes> {
-            let of = |o: Operand| weights.all[o.weight].rows_bytes(o.row..o.row + o.rows);
-            operands(experts, e).into_iter().flat_map(of).collect()
-        };
         // 1. The host's tiers
         let left = || gpu.device.memory().map_or(0, |(free, _)| (free as u64).saturating_sub(RESERVE));
         let budget = options.device_budget.unwrap_or_else(left).saturating_sub(bytes_of_tables(mixtures.clone()));
@@ -268,7 +257,7 @@ impl ExpertStreaming {
             is_locked.set(is_locked.get() && (memory.is_locked || memory.is_empty()));
             Ok(Box::new(memory))
         };
-        let sources = mixtures.clone().map(|m| (0..m.experts.count).map(|e| arrays(&m.experts, e)));
+        let sources = mixtures.clone().map(|m| (0..m.experts.count).map(|e| arrays_of(weights, &m.experts, e)));
         let store = ExpertPool::open(sources, at_once, options, &mut lend, &faster)?;
         let slots = in_place.then(|| SharedMemory::new(&gpu.device, slots.take(), false)).transpose()?;
         for moe in mixtures.clone() {
