@@ -9,13 +9,15 @@ use std::arch::x86_64::*;
 
 use super::block_rows::{Large, PIECE, Planes, Rows, Small, Unpacked, halves};
 use super::four_rows::{FourRows, NATURAL, gather, store};
-use super::int8_decode::FEW;
 use super::spread::first_bytes;
 use crate::format::blocks::unpack::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::format::{BlockFormat, E2m1, WeightFormat};
 use crate::instructions::int8_dot::Groups;
 use crate::matrix::Matrix;
 use crate::scratch::{Scratch, cut_bytes};
+
+/// The most tokens. Rows are unpacked anew for each four of them; with more, a tile that is unpacked once is quicker.
+pub(super) const FEW: usize = 16;
 
 /// Bytes of a token's piece: its activations, then for each register of groups sixteen `sx` and sixteen `mx`.
 #[inline(always)]

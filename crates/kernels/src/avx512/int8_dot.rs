@@ -1,6 +1,7 @@
 //! Chooses a kernel by the number of tokens. `int8_decode` (few) streams the packed rows. `int8_batch` (some) and `int8_prefill` (many) rearrange a
 //! tile of rows in cache, packed or unpacked. With AMX, `matmul` gives many tokens to `int8_amx` instead.
 
+use super::block_decode::FEW as FEW_OF_BLOCKS;
 use super::int8_batch::SOME;
 use super::int8_decode::FEW;
 use super::int8_prefill::Vectors;
@@ -9,9 +10,6 @@ use crate::format::Grouped;
 use crate::instructions::int8_dot::{Groups, Int8Dot};
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
-
-/// Blocks are unpacked anew for each four tokens that stream through them. One token more, and a tile that is unpacked once is quicker.
-const FEW_OF_BLOCKS: usize = 4;
 
 impl Int8Dot for Avx512x16 {
     fn scratch_bytes(cols: usize, tokens: usize, format: Grouped) -> usize {
