@@ -337,6 +337,9 @@ unsafe fn rows<S: Source, M: Products, const PARTS: usize>(
         };
         for r in 0..w.rows {
             if w.format.is_unpacked() {
+                for line in w.row(r).chunks(64) {
+                    _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD).cast());
+                }
                 unpack_columns::<Avx2x16>(w, r, (0, w.cols), q, s, b);
             } else {
                 let (row_s, row_b) = w.row_scales(r);

@@ -1,6 +1,7 @@
 //! AVX2, FMA, F16C and BMI2; AVX-VNNI for products of many tokens in int8, where it is there.
 
 mod bf16_dot;
+mod blocks;
 mod bytes;
 pub mod encode;
 pub mod f32_dot;

@@ -1,9 +1,9 @@
 use std::arch::x86_64::*;
 
-use super::Avx2x16;
+use super::{Avx2x16, blocks as registers};
 use crate::format::BlockFormat;
 use crate::format::packing::Packing;
-use crate::instructions::unpack::{Unpack, unpack_each};
+use crate::instructions::unpack::Unpack;
 
 impl Unpack for Avx2x16 {
     #[inline(always)]
@@ -36,7 +36,7 @@ impl Unpack for Avx2x16 {
         b: *mut f32,
     ) {
         // SAFETY: the caller's.
-        unsafe { unpack_each(format, blocks, count, q, s, b) }
+        unsafe { registers::unpack(format, blocks, count, q, s, b) }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::format::blocks::unpack::{
     Q5_1, Q5K, Q6K, Q8_0,
 };
 use crate::format::packing::Packing;
-use crate::instructions::unpack::{Unpack, biases, each_block};
+use crate::instructions::unpack::{Unpack, biases, each_block, scales};
 
 impl Unpack for Avx512x16 {
     #[inline(always)]
@@ -66,14 +66,6 @@ impl Unpack for Avx512x16 {
             }
         }
     }
-}
-
-/// The integers of a block are in registers; the plain code has the scales, and what it does with the integers is left out by the compiler, since nobody reads it.
-#[inline(always)]
-unsafe fn scales<B: Block>(block: *const u8, s: *mut f32, b: *mut f32) {
-    let mut unread = [0u8; 256];
-    // SAFETY: the caller's.
-    unsafe { B::unpack(block, unread.as_mut_ptr(), s, b) };
 }
 
 /// Two registers as [`Rows::weights`](super::block_rows::Rows::weights) has them, in natural order.

@@ -112,6 +112,17 @@ pub(crate) unsafe fn each_block<B: Block>(blocks: *const u8, count: usize, q: *m
     unsafe { biases::<B>(count * groups, s, b) };
 }
 
+/// A block's scales, and its biases where they are its own, by the plain definition. What that does with the integers is left out by the compiler, since nobody reads them.
+///
+/// # Safety
+/// As for [`Block::unpack`].
+#[inline(always)]
+pub(crate) unsafe fn scales<B: Block>(block: *const u8, s: *mut f32, b: *mut f32) {
+    let mut unread = [0u8; 256];
+    // SAFETY: the caller's.
+    unsafe { B::unpack(block, unread.as_mut_ptr(), s, b) };
+}
+
 /// The biases of `groups` groups from their scales, where blocks have none of their own.
 ///
 /// # Safety
