@@ -195,7 +195,6 @@ fn usual_depth(layers: &[LayerLayout], request: usize) -> usize {
     (IN_FLIGHT / (bytes / reads.max(1)).max(1)).clamp(*DEPTHS.start(), *DEPTHS.end())
 }
 
-/// Bytes of slots for all experts of a class.
 /// Divides layers among classes of slots.
 fn slot_classes(layers: &mut [LayerLayout]) -> Vec<SlotClass> {
     let sizes = layout::classes(layers);
@@ -211,6 +210,7 @@ fn slot_classes(layers: &mut [LayerLayout]) -> Vec<SlotClass> {
     sizes.iter().enumerate().map(class).collect()
 }
 
+/// Bytes of slots for all experts of a class.
 fn class_bytes(layers: &[LayerLayout], class: usize, slot_bytes: usize) -> u64 {
     let of_layer = |l: &LayerLayout| (l.len() as u64).saturating_mul(slot_bytes as u64);
     layers.iter().filter(|l| l.class == class).map(of_layer).fold(0, u64::saturating_add)
