@@ -2,9 +2,11 @@
 //! emulated. `SLUICE_GPU=N` requires one.
 
 mod emulated;
+mod logits;
 
 use std::path::{Path, PathBuf};
 
+use logits::logits;
 use sluice_backend::{Activations, KvType};
 use sluice_cuda::{Cuda, HostOffload, Pipeline};
 use sluice_engine::{Engine, Options, Placement};
@@ -53,18 +55,6 @@ fn options(activations: Activations, chunk: usize) -> Options {
         threads: 2,
         ..Options::for_this_machine().unwrap()
     }
-}
-
-fn logits(engine: &mut Engine) -> Vec<u32> {
-    let vocabulary = engine.model().vocabulary as u32;
-    let tokens: Vec<u32> = (0..24).map(|i| (i * i * 7 + 3 * i + 1) % vocabulary).collect();
-    let mut bits = Vec::new();
-    let each = |_: usize, row: &[f32]| {
-        bits.extend(row.iter().map(|x| x.to_bits()));
-        Ok(())
-    };
-    engine.score(&tokens, true, each).unwrap();
-    bits
 }
 
 fn on_cpu(folder: &Path, activations: Activations) -> Engine {

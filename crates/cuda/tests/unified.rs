@@ -2,11 +2,13 @@
 //! takes the host's addresses, as one that takes what is locked for it, and as one with memory of its own. `SLUICE_GPU=N` takes a real one, whatever it is.
 
 mod emulated;
+mod logits;
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::path::{Path, PathBuf};
 
+use logits::logits;
 use sluice_backend::{Activations, MemoryClass, MemoryUse, Unified};
 use sluice_cuda::{Cuda, HostOffload};
 use sluice_engine::{Device, Engine, LoadMode, Options, Placement};
@@ -89,18 +91,6 @@ fn on(folder: &Path, unified: Unified, options: Options) -> anyhow::Result<Engin
 /// What reads in place here: an integrated device does by itself, as some emulated ones do; others are told to.
 fn unified() -> Unified {
     if std::env::var_os("EMULATED_UNIFIED").is_some() { Unified::Auto } else { Unified::On }
-}
-
-fn logits(engine: &mut Engine) -> Vec<u32> {
-    let vocabulary = engine.model().vocabulary as u32;
-    let tokens: Vec<u32> = (0..24).map(|i| (i * i * 7 + 3 * i + 1) % vocabulary).collect();
-    let mut bits = Vec::new();
-    let each = |_: usize, row: &[f32]| {
-        bits.extend(row.iter().map(|x| x.to_bits()));
-        Ok(())
-    };
-    engine.score(&tokens, true, each).unwrap();
-    bits
 }
 
 /// Bytes of a class on the host and on the device.

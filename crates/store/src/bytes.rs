@@ -144,8 +144,8 @@ impl Bytes {
         matches!(&*self.owner, Owner::Mapped(..) | Owner::Loaded(_))
     }
 
-    /// Whether these are bytes of a file that is being loaded, or was.
-    pub fn is_of_load(&self) -> bool {
+    /// Whether a load brings these bytes, or has brought them.
+    pub fn belongs_to_load(&self) -> bool {
         self.source().is_some()
     }
 

@@ -2,14 +2,13 @@
 
 use std::arch::x86_64::*;
 
-use crate::format::BlockFormat;
 use crate::format::blocks::unpack::{
     Block, E2M1, IQ4, Iq4Nl, Iq4Xs, Mxfp4, Nvfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
 };
-use crate::instructions::unpack::{biases, scales, unpack_each};
+use crate::instructions::unpack::{biases, scales};
 
 /// A type's integers.
-trait Integers: Block {
+pub(super) trait Integers: Block {
     /// Writes a block's integers, [`Block::COLUMNS`] of them.
     ///
     /// # Safety
@@ -17,50 +16,12 @@ trait Integers: Block {
     unsafe fn integers(block: *const u8, q: *mut u8);
 }
 
-/// Unpacks blocks: see [`Unpack::unpack_blocks`](crate::instructions::unpack::Unpack::unpack_blocks).
+/// Unpacks `count` blocks: see [`Unpack::unpack_blocks`](crate::instructions::unpack::Unpack::unpack_blocks).
 ///
 /// # Safety
 /// As for that, and AVX2 is there.
 #[inline(always)]
-pub(super) unsafe fn unpack(
-    format: BlockFormat,
-    blocks: *const u8,
-    count: usize,
-    q: *mut u8,
-    s: *mut f32,
-    b: *mut f32,
-) {
-    // SAFETY: the caller's.
-    unsafe {
-        match format {
-            BlockFormat::Q4_0 => each::<Q4_0>(blocks, count, q, s, b),
-            BlockFormat::Q4_1 => each::<Q4_1>(blocks, count, q, s, b),
-            BlockFormat::Q5_0 => each::<Q5_0>(blocks, count, q, s, b),
-            BlockFormat::Q5_1 => each::<Q5_1>(blocks, count, q, s, b),
-            BlockFormat::Q8_0 => each::<Q8_0>(blocks, count, q, s, b),
-            BlockFormat::Q2K => each::<Q2K>(blocks, count, q, s, b),
-            BlockFormat::Q3K => each::<Q3K>(blocks, count, q, s, b),
-            BlockFormat::Q4K => each::<Q4K>(blocks, count, q, s, b),
-            BlockFormat::Q5K => each::<Q5K>(blocks, count, q, s, b),
-            BlockFormat::Q6K => each::<Q6K>(blocks, count, q, s, b),
-            BlockFormat::Iq4Nl => each::<Iq4Nl>(blocks, count, q, s, b),
-            BlockFormat::Iq4Xs => each::<Iq4Xs>(blocks, count, q, s, b),
-            BlockFormat::Mxfp4 => each::<Mxfp4>(blocks, count, q, s, b),
-            BlockFormat::Nvfp4 => each::<Nvfp4>(blocks, count, q, s, b),
-            // Their values come from codebooks.
-            BlockFormat::Iq3Xxs
-            | BlockFormat::Iq3S
-            | BlockFormat::Iq2Xxs
-            | BlockFormat::Iq2Xs
-            | BlockFormat::Iq2S
-            | BlockFormat::Iq1S
-            | BlockFormat::Iq1M => unpack_each(format, blocks, count, q, s, b),
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn each<B: Integers>(blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
+pub(super) unsafe fn each<B: Integers>(blocks: *const u8, count: usize, q: *mut u8, s: *mut f32, b: *mut f32) {
     let groups = B::COLUMNS / B::GROUP;
     // SAFETY: the caller's.
     unsafe {

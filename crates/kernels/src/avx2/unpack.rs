@@ -1,9 +1,13 @@
 use std::arch::x86_64::*;
 
-use super::{Avx2x16, blocks as registers};
+use super::Avx2x16;
+use super::blocks::each;
 use crate::format::BlockFormat;
+use crate::format::blocks::unpack::{
+    Iq4Nl, Iq4Xs, Mxfp4, Nvfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
+};
 use crate::format::packing::Packing;
-use crate::instructions::unpack::Unpack;
+use crate::instructions::unpack::{Unpack, unpack_each};
 
 impl Unpack for Avx2x16 {
     #[inline(always)]
@@ -36,7 +40,32 @@ impl Unpack for Avx2x16 {
         b: *mut f32,
     ) {
         // SAFETY: the caller's.
-        unsafe { registers::unpack(format, blocks, count, q, s, b) }
+        unsafe {
+            match format {
+                BlockFormat::Q4_0 => each::<Q4_0>(blocks, count, q, s, b),
+                BlockFormat::Q4_1 => each::<Q4_1>(blocks, count, q, s, b),
+                BlockFormat::Q5_0 => each::<Q5_0>(blocks, count, q, s, b),
+                BlockFormat::Q5_1 => each::<Q5_1>(blocks, count, q, s, b),
+                BlockFormat::Q8_0 => each::<Q8_0>(blocks, count, q, s, b),
+                BlockFormat::Q2K => each::<Q2K>(blocks, count, q, s, b),
+                BlockFormat::Q3K => each::<Q3K>(blocks, count, q, s, b),
+                BlockFormat::Q4K => each::<Q4K>(blocks, count, q, s, b),
+                BlockFormat::Q5K => each::<Q5K>(blocks, count, q, s, b),
+                BlockFormat::Q6K => each::<Q6K>(blocks, count, q, s, b),
+                BlockFormat::Iq4Nl => each::<Iq4Nl>(blocks, count, q, s, b),
+                BlockFormat::Iq4Xs => each::<Iq4Xs>(blocks, count, q, s, b),
+                BlockFormat::Mxfp4 => each::<Mxfp4>(blocks, count, q, s, b),
+                BlockFormat::Nvfp4 => each::<Nvfp4>(blocks, count, q, s, b),
+                // Their values come from codebooks.
+                BlockFormat::Iq3Xxs
+                | BlockFormat::Iq3S
+                | BlockFormat::Iq2Xxs
+                | BlockFormat::Iq2Xs
+                | BlockFormat::Iq2S
+                | BlockFormat::Iq1S
+                | BlockFormat::Iq1M => unpack_each(format, blocks, count, q, s, b),
+            }
+        }
     }
 }
 

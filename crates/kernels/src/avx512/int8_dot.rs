@@ -1,4 +1,4 @@
-//! Chooses a kernel by the number of tokens. `int8_decode` (few) streams the packed rows. `int8_batch` (some) and `int8_prefill` (many) rearrange a
+//! Chooses a kernel by the number of tokens. `int8_decode` (few) streams the packed rows, and `block_decode` rows of blocks. `int8_batch` (some) and `int8_prefill` (many) rearrange a
 //! tile of rows in cache, packed or unpacked. With AMX, `matmul` gives many tokens to `int8_amx` instead.
 
 use super::block_decode::FEW as FEW_OF_BLOCKS;

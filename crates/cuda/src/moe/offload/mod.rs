@@ -168,8 +168,8 @@ pub fn min_bytes<'a>(weights: &Weights, mixtures: impl Iterator<Item = &'a Moe> 
         return tables;
     }
     let all = || mixtures.clone().map(|moe| (0..moe.experts.count).map(|e| arrays_of(weights, &moe.experts, e)));
-    // Others cannot be streamed.
-    if all().flatten().flatten().any(|bytes| bytes.is_of_file() && !bytes.is_of_load()) {
+    // Files that nothing loads cannot be streamed.
+    if all().flatten().flatten().any(|bytes| bytes.is_of_file() && !bytes.belongs_to_load()) {
         return tables;
     }
     let classes = grown(&ExpertPool::classes_of(all()), growth(weights, mixtures.clone()));
