@@ -71,7 +71,8 @@ impl Sampler {
             Candidate { logit, token: top.token, weight: 0 }
         }));
         candidates.retain(|c| c.logit >= best.bar);
-        let likeliest = *candidates.iter().min_by(|a, b| by_rank(a, b))?;
+        // Where the mask leaves none but tokens of -inf, all logits say so with their error
+        let likeliest = *candidates.iter().min_by(|a, b| by_rank(a, b)).filter(|c| c.logit > f32::NEG_INFINITY)?;
         if params.temperature == 0.0 {
             return Some(likeliest.token);
         }
@@ -192,6 +193,15 @@ mod tests {
         assert!(!decided(SamplingParams { repetition_penalty: 0.9, top_k: 5, ..with() }, None));
         assert!(!decided(SamplingParams { top_k: 5, ..with() }, Some(&[7])));
         assert!(!decided(SamplingParams { temperature: 0.0, ..with() }, Some(&[0; 94])));
+    }
+
+    #[test]
+    fn a_mask_that_leaves_only_what_is_ruled_out_is_an_error() {
+        for temperature in [0.0, 1.0] {
+            let params = SamplingParams { temperature, top_k: 1, ..Default::default() };
+            let logits = [0.5, f32::NEG_INFINITY];
+            assert!(!decided(&params, &logits, &History::default(), Some(&[0b10]), 1));
+        }
     }
 
     proptest! {
