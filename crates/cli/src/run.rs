@@ -65,7 +65,7 @@ pub fn run(args: RunArgs, start: Instant) -> Result<()> {
     // 1. Find the prompt and load the model
     let (model, question) = prompt::from_command_line(args.model, args.prompt_text, args.words)?;
     let folder = hub::started(model.as_deref(), &args.download, &args.engine, &args.prompt_cache)?;
-    let mut options = args.engine.options()?;
+    let mut options = args.engine.answering_options()?;
     options.profile = args.profile;
     options.prompt_cache = args.prompt_cache.options()?;
     options.snapshots = if options.prompt_cache.is_some() { SNAPSHOTS } else { 0 };

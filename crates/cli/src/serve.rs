@@ -187,7 +187,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         folders.len()
     );
     let limits = args.connections.limits(args.parallel.into());
-    let engine = args.engine.options()?;
+    let engine = args.engine.answering_options()?;
     let sources = folders.iter().map(|folder| source::open(folder)).collect::<Result<Vec<_>>>()?;
     let contexts = sources.iter().map(|source| args.context(&**source, engine.max_context));
     let context = contexts.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);

@@ -32,7 +32,8 @@ fn a_step_allocates_nothing() {
         let mapped = [Activations::F32, Activations::Bf16].map(|a| (a, Placement::Mapped));
         let mut engines = Vec::new();
         // Drafts that are computed whatever comes of them.
-        let drafting = DraftOptions { drafter: DrafterChoice::Ngram, tokens: 3, governed: false };
+        let drafting =
+            DraftOptions { drafter: DrafterChoice::Ngram, tokens: 3, governed: false, ..DraftOptions::default() };
         let without = mapped.into_iter().chain(streamed).map(|(activations, experts)| (activations, experts, None));
         // A model that drafts for itself.
         let by_model = DraftOptions { drafter: DrafterChoice::Model, ..drafting };

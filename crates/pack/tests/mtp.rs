@@ -71,7 +71,8 @@ fn a_head_is_packed_at_eight_bits_and_drafts() {
         assert_eq!(last, wanted, "{name}: {} {:?} are not rows of bytes", t.dtype, t.shape);
         quantised += usize::from(t.dtype == Dtype::U32);
         // 2. It drafts
-        let drafts = DraftOptions { drafter: DrafterChoice::Mtp, tokens: 2, governed: false };
+        let drafts =
+            DraftOptions { drafter: DrafterChoice::Mtp, tokens: 2, governed: false, ..DraftOptions::default() };
         let options = Options { drafts, threads: 2, max_context: Some(128), ..Options::for_this_machine().unwrap() };
         let mut engine = Engine::open(&to, options).unwrap();
         let id = engine.add_sequence();

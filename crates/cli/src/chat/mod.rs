@@ -68,8 +68,11 @@ const KEEPING: Duration = Duration::from_millis(200);
 pub fn run(args: ChatArgs) -> Result<()> {
     let folder = hub::started(args.folder.or(args.model).as_deref(), &args.download, &args.engine, &args.prompt_cache)?;
     let before = args.session.as_deref().map_or(Ok(None), session)?;
-    let options =
-        Options { snapshots: SNAPSHOTS, prompt_cache: args.prompt_cache.options()?, ..args.engine.options()? };
+    let options = Options {
+        snapshots: SNAPSHOTS,
+        prompt_cache: args.prompt_cache.options()?,
+        ..args.engine.answering_options()?
+    };
     let loaded = load::model(&folder, &args.engine, options)?;
     let (mut engine, text) = (loaded.engine, loaded.text);
     let generation = args.sampling.generation(&text.defaults, &text.stop_ids)?;

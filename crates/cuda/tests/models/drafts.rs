@@ -68,7 +68,7 @@ fn compare(folder: &Path, devices: &[u32], options: &Options, drafter: &str, som
 
 /// Drafts of so many tokens in each step, whether they pay or not.
 fn always(drafter: DrafterChoice, tokens: usize) -> DraftOptions {
-    DraftOptions { drafter, tokens, governed: false }
+    DraftOptions { drafter, tokens, governed: false, ..DraftOptions::default() }
 }
 
 #[test]

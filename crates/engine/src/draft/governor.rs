@@ -23,9 +23,9 @@ const ENOUGH: f64 = 6.0;
 const GUESSED_ROW: f64 = 0.15;
 /// Drafts must promise so many times the speed without them.
 const WORTH: f64 = 1.03;
-/// The account, in tokens' times: what an answer begins with at most, and what each token adds. In 200 tokens no more than four can be lost: 2 %.
-const ACCOUNT: f64 = 3.0;
-const REFILL: f64 = 0.0045;
+/// The account, in tokens' times: what an answer begins with at most, and what each token adds. In 200 tokens no more than 2.8 can be lost: 1.4 %.
+const ACCOUNT: f64 = 2.0;
+const REFILL: f64 = 0.004;
 /// What it may grow to by what drafts save. It is spent in the same answer or not at all.
 const FULL_ACCOUNT: f64 = 8.0;
 

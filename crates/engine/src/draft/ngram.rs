@@ -37,29 +37,43 @@ impl Index {
         Index { length, newest: vec![NOWHERE; tokens.next_power_of_two()], before }
     }
 
-    /// Adds the run that ends behind the last of `text`, which is one token longer than at the last call.
-    fn add(&mut self, text: &[u32]) {
-        let end = text.len();
-        let Some(from) = end.checked_sub(self.length) else { return self.before.push(NOWHERE) };
+    /// Where the newest end of the run at the end of `text` is kept. `None`: `text` is shorter than a run.
+    fn slot(&self, text: &[u32]) -> Option<usize> {
+        let from = text.len().checked_sub(self.length)?;
         let mut hash = 0_u64;
         for token in &text[from..] {
             hash = (hash ^ u64::from(*token)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
         }
-        let slot = (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & (self.newest.len() - 1);
-        self.before.push(std::mem::replace(&mut self.newest[slot], end as u32));
+        Some((hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & (self.newest.len() - 1))
+    }
+
+    /// Adds the run that ends behind the last of `text`, which is one token longer than at the last call.
+    fn add(&mut self, text: &[u32]) {
+        let slot = self.slot(text);
+        let before = slot.map_or(NOWHERE, |slot| std::mem::replace(&mut self.newest[slot], text.len() as u32));
+        self.before.push(before);
     }
 
     /// The earlier place whose tokens before it equal the newest of `text` as far as possible: (end, equal tokens). Of equally good ones it is the one
     /// that is nearest to `near`.
     fn find(&self, text: &[u32], near: usize) -> Option<(usize, usize)> {
+        self.compare(self.before[text.len()], text, text, near)
+    }
+
+    /// The same in `text` for the newest tokens of another one.
+    fn find_for(&self, other: &[u32], text: &[u32]) -> Option<(usize, usize)> {
+        self.compare(self.newest[self.slot(other)?], other, text, text.len())
+    }
+
+    /// Compares the newest of `wanted` with what ends at `place` of `text`, and at the places linked from there.
+    fn compare(&self, mut place: u32, wanted: &[u32], text: &[u32], near: usize) -> Option<(usize, usize)> {
         let mut best: Option<(usize, usize)> = None;
-        let mut place = self.before[text.len()];
         for _ in 0..MOST_PLACES {
             if place == NOWHERE {
                 break;
             }
             let end = place as usize;
-            let (new, old) = (text.iter().rev(), text[..end].iter().rev());
+            let (new, old) = (wanted.iter().rev(), text[..end].iter().rev());
             let equal = new.zip(old).take(MOST_COMPARED).take_while(|(a, b)| a == b).count();
             let better = best
                 .is_none_or(|(at, known)| equal > known || (equal == known && end.abs_diff(near) < at.abs_diff(near)));
@@ -118,8 +132,9 @@ impl Ngram {
         }
     }
 
-    /// Writes at most `most` tokens behind `tokens` to `draft`, which is empty. `tokens` are the sequence's: those of the last call, and more.
-    pub fn propose(&mut self, tokens: &[u32], most: usize, draft: &mut Draft) {
+    /// Writes at most `most` tokens behind `tokens` to `draft`, which is empty. `tokens` are the sequence's: those of the last call, and more. Returns how many of the newest
+    /// tokens the draft's place has before it.
+    pub fn propose(&mut self, tokens: &[u32], most: usize, draft: &mut Draft) -> usize {
         for token in &tokens[(self.text.len() - self.predicted).min(tokens.len())..] {
             self.add(*token);
         }
@@ -128,10 +143,25 @@ impl Ngram {
         if let Some((end, equal)) = found {
             self.last = (end, self.text.len());
             self.copy(end, most, |i| class_of(equal + i), draft);
-        } else if self.text.starts_with(tokens.get(self.prompt..).unwrap_or(&[])) && self.predicted > 0 {
+            return equal;
+        }
+        if self.text.starts_with(tokens.get(self.prompt..).unwrap_or(&[])) && self.predicted > 0 {
             // The beginning of an answer is too short to be looked up.
             self.copy(tokens.len() - self.prompt, most, |i| PREDICTED.max(class_of(i)), draft);
         }
+        0
+    }
+
+    /// Looks up the newest of another sequence's `tokens` in what this one has seen. If more than `known` of them are here, and followed by others, these become the draft.
+    /// Returns how many are, or `known`.
+    pub fn propose_for(&self, tokens: &[u32], most: usize, known: usize, draft: &mut Draft) -> usize {
+        let found =
+            self.long.find_for(tokens, &self.text).filter(|(end, equal)| *equal > known && *end < self.text.len());
+        let Some((end, equal)) = found else { return known };
+        draft.clear();
+        // Its own tokens end here, and no period goes on.
+        self.copy(end, most.min(self.text.len() - end), |i| class_of(equal + i), draft);
+        equal
     }
 }
 
@@ -181,6 +211,20 @@ mod tests {
         let tokens = [5, 1, 2, 3, 1, 2, 3, 1, 2];
         let mut ngram = Ngram::new(&tokens, &[], 9);
         assert_eq!(proposed(&mut ngram, &tokens, 7), [3, 1, 2, 3, 1, 2, 3]);
+    }
+
+    #[test]
+    fn what_a_sibling_has_seen_is_looked_up_where_it_matches_further() {
+        let sibling = Ngram::new(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &[], 9);
+        let found = |tokens: &[u32], known: usize| {
+            let mut draft = Draft::default();
+            draft.push(99, 0);
+            (sibling.propose_for(tokens, 8, known, &mut draft), draft.tokens)
+        };
+        assert_eq!(found(&[1, 2, 3, 4, 5, 6, 7], 6), (7, vec![8, 9]));
+        assert_eq!(found(&[1, 2, 3, 4, 5, 6, 7], 7), (7, vec![99]), "the own match is as long");
+        assert_eq!(found(&[4, 5, 6, 7, 8, 9], 0), (0, vec![99]), "nothing follows there yet");
+        assert_eq!(found(&[5, 6, 7], 0), (0, vec![99]), "short runs say too little of another's text");
     }
 
     #[test]

@@ -25,9 +25,16 @@ pub struct DraftOptions {
     pub tokens: usize,
     /// Whether measured times decide how many of them are computed. Otherwise all are.
     pub governed: bool,
+    /// Whether nothing is drafted where experts are read from disk, or where the model fits in memory only without drafts: their memory is worth more to others there.
+    pub memory_to_spare: bool,
 }
 
 impl DraftOptions {
+    /// The same, without drafts.
+    pub(crate) fn off(self) -> DraftOptions {
+        DraftOptions { drafter: DrafterChoice::Off, ..self }
+    }
+
     /// The most tokens that a step with so many sequences drafts.
     pub(crate) fn rows(&self, sequences: usize) -> usize {
         match self.drafter {
@@ -39,6 +46,6 @@ impl DraftOptions {
 
 impl Default for DraftOptions {
     fn default() -> DraftOptions {
-        DraftOptions { drafter: DrafterChoice::Off, tokens: 16, governed: true }
+        DraftOptions { drafter: DrafterChoice::Off, tokens: 16, governed: true, memory_to_spare: false }
     }
 }

@@ -9,7 +9,7 @@ use sluice_model::ModelSource;
 use super::Engine;
 use super::drafting::{Drafter, Follower};
 use super::role::{MakeBackend, Role};
-use crate::draft::{DraftOptions, DrafterChoice};
+use crate::draft::DrafterChoice;
 use crate::options::{Options, Placement};
 use crate::setup::limits::hard_limits;
 
@@ -62,7 +62,7 @@ fn of_follower(options: &Options, context: usize) -> Options {
         prompt_cache: None,
         kv_spill: 0,
         experts_per_token: None,
-        drafts: DraftOptions { drafter: DrafterChoice::Off, ..options.drafts },
+        drafts: options.drafts.off(),
         draft_model: None,
         profile: false,
         kv_reserve: None,

@@ -127,22 +127,29 @@ impl Engine {
             let copy_budget = load.copy_budget.filter(|_| !device);
             load = LoadOptions { copy_budget, threads: load.threads.max(options.threads.min(MAX_READERS)), ..load };
         }
-        let mut open = |placed: PlacementChoice| {
+        let mut open = |placed: PlacementChoice, options: &Options| {
             let on_disk = OnDisk { model: &model, experts: placed.placement != Placement::Mapped, tables };
             let (tensors, loading) = source.load(&load, Some(on_disk))?;
-            let backend = first.take().map_or_else(|| make(&options), Ok)?;
+            let backend = first.take().map_or_else(|| make(options), Ok)?;
             Engine::build(role, &tensors, Some((loading, &**source)), options.clone(), (placed, tables), backend)
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
         ahead = ahead.filter(|_| mapped);
-        let opened = match open(placed) {
+        let sparing =
+            options.drafts.memory_to_spare.then(|| Options { drafts: options.drafts.off(), ..options.clone() });
+        let without = sparing.as_ref().unwrap_or(&options);
+        let mut opened = open(placed.clone(), if mapped { &options } else { without });
+        if sparing.is_some() && mapped && opened.as_ref().is_err_and(|e| e.is::<Refusal>()) {
+            opened = open(placed, without);
+        }
+        let opened = match opened {
             // The weights alone would fit, but not with everything that a step needs.
             Err(refused) if may_stream && mapped && refused.is::<Refusal>() => {
                 let by_device = refused_by_device(&refused);
                 // Experts that stay on disk are not read through the page cache.
                 drop(ahead.take());
-                let streamed = open(placement::instead_of_mapped(&**source, &options, by_device));
+                let streamed = open(placement::instead_of_mapped(&**source, &options, by_device), without);
                 streamed.map_err(|e| if smallest_limit(&e) < smallest_limit(&refused) { e } else { refused })
             }
             opened => opened,

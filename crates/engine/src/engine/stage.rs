@@ -12,7 +12,6 @@ use sluice_model::{LayerRange, ModelSource};
 
 use super::Engine;
 use super::role::{MakeBackend, Role};
-use crate::draft::{DraftOptions, DrafterChoice};
 use crate::options::Options;
 use crate::sampling::{History, SampleError, Sampler, SamplingParams};
 
@@ -91,7 +90,7 @@ impl Stage {
         if let Some((what, _)) = needs_all.iter().find(|(_, asked)| *asked) {
             bail!("a stage of a pipeline has no {}", what.trim_start_matches("a "));
         }
-        let drafts = DraftOptions { drafter: DrafterChoice::Off, ..options.drafts };
+        let drafts = options.drafts.off();
         let options = Options { layers: Some(layers), prefix_cache: false, snapshots: 0, drafts, ..options };
         let engine = Engine::open_as(Role::Answers, source, options, make)?;
         let sampler = engine.model.ends().then(|| Sampler::new(engine.options.isa, engine.model.vocabulary));

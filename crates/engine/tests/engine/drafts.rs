@@ -16,7 +16,7 @@ use super::support::folder;
 
 /// Drafts of so many tokens in each step, whether they pay or not.
 pub fn always(tokens: usize) -> DraftOptions {
-    DraftOptions { drafter: DrafterChoice::Ngram, tokens, governed: false }
+    DraftOptions { drafter: DrafterChoice::Ngram, tokens, governed: false, ..DraftOptions::default() }
 }
 
 pub fn options() -> Options {

@@ -15,8 +15,10 @@ use crate::schedule::plan::Plan;
 use crate::schedule::sequence::{Sequence, SequenceId};
 use crate::step::runner::MtpInput;
 
-/// Entries of an answer are made once there are states for so many: many at once take little longer than one.
-const KEPT: usize = 32;
+/// Entries of an answer are made when a draft needs them, or once there are states for so many: many at once take little longer than one. Fewer where these states would
+/// take more than [`KEPT_BYTES`] for a sequence.
+const KEPT: usize = 256;
+const KEPT_BYTES: usize = 2 << 20;
 
 /// A sequence's entries.
 struct Tracked {
@@ -61,6 +63,8 @@ pub(crate) struct MtpHead {
     /// The most tokens and sequences of a step.
     max_tokens: usize,
     max_sequences: usize,
+    /// How many states are kept before entries are made of them.
+    kept: usize,
     tracked: Vec<Tracked>,
     /// The input of the head's next step: sequences, tokens, and the state that goes with each token.
     inputs: Vec<MtpInput>,
@@ -79,6 +83,7 @@ impl MtpHead {
             hidden,
             max_tokens,
             max_sequences,
+            kept: (KEPT_BYTES / (hidden * size_of::<f32>())).clamp(1, KEPT),
             tracked: Vec::new(),
             inputs: Vec::with_capacity(max_sequences),
             tokens: Vec::with_capacity(max_tokens),
@@ -181,7 +186,7 @@ impl Drafter for MtpHead {
 
     fn begin(&mut self, s: &Sequence, _prediction: &[u32], _most: usize) {
         let at = self.find(s.id).unwrap_or_else(|| {
-            let states = Vec::with_capacity((self.max_tokens + KEPT) * self.hidden);
+            let states = Vec::with_capacity((self.max_tokens + self.kept) * self.hidden);
             self.tracked.push(Tracked { id: s.id, made: 0, first: 0, states });
             self.tracked.len() - 1
         });
@@ -272,6 +277,6 @@ impl Drafter for MtpHead {
         }
         // 2. Entries of prompts are made at once, others when drafts need them or there are many
         let is_prompt = plan.generating < plan.scheduled.len();
-        self.make_entries(if is_prompt { 2 } else { KEPT }, parts);
+        self.make_entries(if is_prompt { 2 } else { self.kept }, parts);
     }
 }
