@@ -20,6 +20,8 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 # On a machine without network or cargo both may be named: what is named is not made.
 PYTHON = Path(os.environ.get("BENCH_PYTHON") or DIR / "env" / "bin" / "python")
 SLUICE = Path(os.environ.get("BENCH_SLUICE") or Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release" / "sluice").absolute()
+# Where drafts are not what is measured: peers make none, and random weights repeat themselves more than models do.
+PLAIN = ["--draft", "off"]
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 

@@ -10,7 +10,7 @@ import sluice  # noqa: E402
 
 imported = time.perf_counter()
 path, prompt, count = sys.argv[1:]
-model, tokenizer = sluice.load(path, max_context=1024)
+model, tokenizer = sluice.load(path, max_context=1024, draft="off")
 loaded = time.perf_counter()
 pieces, first = [], 0.0
 for piece in sluice.stream_generate(model, tokenizer, prompt, max_tokens=int(count), ignore_eos=True):

@@ -41,7 +41,7 @@ FORMS = {
 class Server:
     def __init__(self, sluice, model, threads):
         self.log = tempfile.NamedTemporaryFile("w+")
-        command = [sluice, "serve", model, "--port", "0", "--threads", str(threads), "--parallel", str(AT_ONCE), "--no-request-log"]
+        command = [sluice, "serve", model, "--port", "0", "--threads", str(threads), "--parallel", str(AT_ONCE), "--no-request-log", "--draft", "off"]
         self.child = subprocess.Popen(command, stderr=self.log, stdout=subprocess.DEVNULL)
         while ": ready" not in (said := Path(self.log.name).read_text()):
             if self.child.poll() is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from models import served
-from peers import SLUICE, Died
+from peers import PLAIN, SLUICE, Died
 from scratch import DIR, Failed, need_free, output
 from servers import metric, server
 from shapes import config, is_hybrid
@@ -86,7 +86,7 @@ def kept(shape, path, tokens, *more, busy=None):
     def command(port):
         if busy:
             busy.begin(port)
-        return [SLUICE, "serve", model, "--port", port, "--parallel", 2, "--threads", THREADS, *options]
+        return [SLUICE, "serve", model, "--port", port, "--parallel", 2, "--threads", THREADS, *PLAIN, *options]
 
     return server(command, f"prompt-cache-{shape}", patience=600)
 

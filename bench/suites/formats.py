@@ -17,7 +17,7 @@ import streamed_experts
 from chart import Chart
 from findings import Pick, bars, goals, having, said
 from models import evict, model, model_path, pack, quickly, size
-from peers import LLAMA, SLUICE, Peer
+from peers import LLAMA, PLAIN, SLUICE, Peer
 from results import compare
 from scratch import ROOT, Failed, output, say
 from suites import kernels
@@ -184,7 +184,7 @@ def logits(name):
 
 
 def answer(name, prompt):
-    command = [SLUICE, "run", "-m", real_models.path(name), prompt, "--raw", "--json", "--temp", 0, "--max-tokens", 64, "--ignore-eos", *EXACT]
+    command = [SLUICE, "run", "-m", real_models.path(name), prompt, "--raw", "--json", "--temp", 0, "--max-tokens", 64, "--ignore-eos", *PLAIN, *EXACT]
     return json.loads(output(command))["tokens"]
 
 

@@ -14,7 +14,7 @@ from chart import Chart
 from findings import Pick, bars, goals, having, joined, said
 from llama_cuda import LLAMA, THREADS, by_parallel, first_line, llama
 from models import evict, quickly
-from peers import SLUICE, Died, Peer, answer
+from peers import PLAIN, SLUICE, Died, Peer, answer
 from results import compare
 from scratch import Failed, output, say
 from servers import metric, server
@@ -413,7 +413,7 @@ def returning(rounds):
     c = config(shape)
     of_token = 4 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"]
     folder = quickly(shape, "q4", "text")
-    serve = lambda *more: lambda port: [SLUICE, "serve", folder, "--port", port, "--parallel", TAKING_TURNS, "--max-context", OF_EACH + 512, "--device", "cuda", *more]  # noqa: E731
+    serve = lambda *more: lambda port: [SLUICE, "serve", folder, "--port", port, "--parallel", TAKING_TURNS, "--max-context", OF_EACH + 512, "--device", "cuda", *PLAIN, *more]  # noqa: E731
     refused = subprocess.run([str(word) for word in serve("--gpu-memory", "100M")(0)], capture_output=True, text=True)
     memory = smallest(refused.stderr) + ROOM * of_token
     found = {}

@@ -10,7 +10,7 @@ import peers
 import real_models
 from chart import Chart
 from findings import Pick, bars, goals, having, said
-from peers import PYTHON, SLUICE, Peer, answer
+from peers import PLAIN, PYTHON, SLUICE, Peer, answer
 from results import compare
 from scratch import DIR, ROOT, need_free, say
 from suites.loading import prepare as in_cache
@@ -142,7 +142,7 @@ def loads(rounds):
 
 def program(path):
     """What the program measures, and the seconds from its start to its first token."""
-    command = [SLUICE, "run", "-m", path, "-p", PROMPT, "--raw", "--temperature", "0", "-n", GENERATED, "-c", 1024, "--ignore-eos", "--json"]
+    command = [SLUICE, "run", "-m", path, "-p", PROMPT, "--raw", "--temperature", "0", "-n", GENERATED, "-c", 1024, "--ignore-eos", *PLAIN, "--json"]
     return answer(command, json.loads)
 
 

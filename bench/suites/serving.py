@@ -13,7 +13,7 @@ import cgroup
 from chart import Chart
 from findings import Pick, bars, goals, having, said
 from models import evict, served, size
-from peers import IK_LLAMA, LLAMA, SLUICE, Died, Peer
+from peers import IK_LLAMA, LLAMA, PLAIN, SLUICE, Died, Peer
 from results import compare
 from scratch import Failed, output, say
 from servers import die_with_us, metric, server
@@ -150,7 +150,7 @@ QUICK_WORKLOAD = Workload(256, 32, 8)
 def ours(shape, *more, form="q4", group=None, parallel=SLOTS):
     folder = served(shape, form)
     evict(folder)
-    command = lambda port: [SLUICE, "serve", folder, "--port", port, "--parallel", parallel, "--threads", THREADS, *more]  # noqa: E731
+    command = lambda port: [SLUICE, "serve", folder, "--port", port, "--parallel", parallel, "--threads", THREADS, *PLAIN, *more]  # noqa: E731
     return server(command, f"serve-{shape}", group)
 
 

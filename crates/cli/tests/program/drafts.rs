@@ -29,7 +29,7 @@ fn a_model_that_drafts_for_itself_changes_no_token() {
         let fixed = ["run", &demo, "Tell me about a fox.", "-n", "80", "--temperature", "0.8", "--seed", "4", "--json"];
         json(output(&[&fixed, args].concat()))
     };
-    let plain = run(&[]);
+    let plain = run(&["--draft", "off"]);
     assert!(plain["stats"]["drafts"].is_null(), "{plain}");
     for args in [&["--draft-model", &demo][..], &["--draft", &demo], &["--draft", "auto", "--draft-model", &demo]] {
         let found = run(args);
@@ -39,6 +39,23 @@ fn a_model_that_drafts_for_itself_changes_no_token() {
     }
     // `--draft off` wins.
     assert!(run(&["--draft", "off", "--draft-model", &demo])["stats"]["drafts"].is_null());
+}
+
+#[test]
+fn guesses_are_made_by_default_where_there_is_memory_to_spare() {
+    let Some(demo) = demo() else { return };
+    let run = |args: &[&str]| {
+        let fixed = ["run", &demo, "Tell me about a fox.", "-n", "20", "--temperature", "0", "--json"];
+        output(&[&fixed, args].concat())
+    };
+    let by_default = json(run(&[]));
+    assert!(by_default["stats"]["drafts"]["ngram"].is_object(), "{by_default}");
+    let (least, _) = figure(&run(&["--memory-budget", "10M"]), "--memory-budget ");
+    for tight in [&["--memory-budget", &least][..], &["--experts", "slots"]] {
+        let found = json(run(tight));
+        assert!(found["stats"]["drafts"].is_null(), "{found}");
+        assert_eq!(found["tokens"], by_default["tokens"]);
+    }
 }
 
 #[test]

@@ -192,7 +192,7 @@ fn drafts_change_nothing_that_a_caller_sees() {
     ] {
         let options = with(DrafterChoice::Ngram, None, &options());
         let accepted = compare(&folder(model), &options, "ngram", 0..cases(12));
-        assert!(accepted > 50, "{model}: only {accepted} tokens were drafted rightly");
+        assert!(accepted > 3 * cases(12), "{model}: only {accepted} tokens were drafted rightly");
     }
 }
 
@@ -212,7 +212,7 @@ fn a_small_model_changes_nothing_that_a_caller_sees() {
         for drafter in [DrafterChoice::Model, DrafterChoice::Auto] {
             let options = with(drafter, Some(small), &options());
             let accepted = compare(&folder(model), &options, "model", 0..cases(5));
-            let least = if model == small && drafter == DrafterChoice::Model { 50 } else { 0 };
+            let least = if model == small && drafter == DrafterChoice::Model { 8 * cases(5) } else { 0 };
             assert!(accepted >= least, "{small} for {model}: only {accepted} tokens were drafted rightly");
         }
     }
@@ -223,7 +223,7 @@ fn drafts_change_nothing_where_experts_are_streamed() {
     let options = Options { experts: Placement::Slots, expert_budget: Some(400_000), ..options() };
     let options = with(DrafterChoice::Ngram, None, &options);
     let accepted = compare(&folder("qwen3_moe"), &options, "ngram", 0..cases(16));
-    assert!(accepted > 100, "only {accepted} tokens were drafted rightly");
+    assert!(accepted > 5 * cases(16), "only {accepted} tokens were drafted rightly");
 }
 
 /// Asks several things of an engine at once that has too little memory for them, and compares the text with that of each alone.
