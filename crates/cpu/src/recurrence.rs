@@ -63,7 +63,7 @@ impl HeadStates {
                         &mut state.as_rows_mut(),
                         &mut out.as_rows_mut(),
                     );
-                    kept.into_iter().for_each(|row| state_of(row).copy_from(state));
+                    kept.into_iter().for_each(|row| state_of(row).stream_from(state));
                 }
             }
         });
