@@ -159,11 +159,14 @@ impl Caches for Cpu {
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
+        if from == to {
+            return;
+        }
         let (from, to) = (self.state(from), self.state(to));
         self.pool.run(to.cols.div_ceil(PIECE), &|piece, _| {
             let cols = piece * PIECE..((piece + 1) * PIECE).min(to.cols);
-            // SAFETY: `&mut self`: no operation is running; two rows, or the same, which is only read then, and of each this piece.
-            unsafe { to.part(0..1, cols.clone()).copy_from(from.part(0..1, cols)) };
+            // SAFETY: `&mut self`: no operation is running; two rows, and of each this piece.
+            unsafe { to.part(0..1, cols.clone()).stream_from(from.part(0..1, cols)) };
         });
     }
 
