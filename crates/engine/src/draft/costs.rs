@@ -44,11 +44,16 @@ impl Default for DraftCosts {
 }
 
 impl DraftCosts {
-    /// Seconds of a round for so many sequences, or for the nearest number that was measured; `None` before any was.
-    pub fn round(&self, sequences: usize) -> Option<f64> {
+    /// Seconds of a round for so many sequences, or for the nearest number that was measured. `guess`: before any was. It is an upper limit of the first measurement,
+    /// which may have waited for weights: whoever believes that never measures again.
+    pub fn round(&self, sequences: usize, guess: f64) -> f64 {
         let at = sequences.min(MAX_SEQUENCES);
-        let measured = |i: usize| self.round.get(i).filter(|mean| mean.times > 0).map(|mean| mean.seconds);
-        (0..=MAX_SEQUENCES).find_map(|d| at.checked_sub(d).and_then(measured).or_else(|| measured(at + d)))
+        let measured = |i: usize| {
+            let mean = self.round.get(i).filter(|mean| mean.times > 0)?;
+            Some(if mean.times == 1 { mean.seconds.min(guess) } else { mean.seconds })
+        };
+        let nearest = |d: usize| at.checked_sub(d).and_then(measured).or_else(|| measured(at + d));
+        (0..=MAX_SEQUENCES).find_map(nearest).unwrap_or(guess)
     }
 
     /// Seconds to catch up with so many tokens; `None` before it was measured.
@@ -78,13 +83,19 @@ mod tests {
     #[test]
     fn a_number_that_was_not_measured_costs_what_the_nearest_does() {
         let (mut costs, ms) = (DraftCosts::default(), Duration::from_millis);
-        assert_eq!((costs.round(1), costs.catching_up(9), costs.catching_up(0)), (None, None, Some(0.0)));
+        assert_eq!((costs.round(1, 0.2), costs.catching_up(9), costs.catching_up(0)), (0.2, None, Some(0.0)));
         // The first waited for weights.
         costs.learn_rounds(1, 2, ms(900));
+        assert_eq!(costs.round(1, 0.2), 0.2);
         costs.learn_rounds(1, 3, ms(30));
         costs.learn_rounds(8, 1, ms(20));
         costs.learn_catching_up(100, ms(50));
-        assert_eq!((costs.round(2), costs.round(7), costs.round(400)), (Some(0.01), Some(0.02), Some(0.02)));
+        assert_eq!(costs.round(2, 0.2), 0.01);
+        assert_eq!(
+            (costs.round(7, 0.01), costs.round(400, 0.2)),
+            (0.01, 0.02),
+            "one measurement is no more than the guess"
+        );
         assert_eq!(costs.catching_up(10), Some(0.005));
     }
 }

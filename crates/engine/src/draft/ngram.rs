@@ -133,7 +133,7 @@ impl Ngram {
     }
 
     /// Writes at most `most` tokens behind `tokens` to `draft`, which is empty. `tokens` are the sequence's: those of the last call, and more. Returns how many of the newest
-    /// tokens the draft's place has before it.
+    /// tokens the draft's place has before it; behind a predicted answer, which is the client's own, as many as are ever compared.
     pub fn propose(&mut self, tokens: &[u32], most: usize, draft: &mut Draft) -> usize {
         for token in &tokens[(self.text.len() - self.predicted).min(tokens.len())..] {
             self.add(*token);
@@ -148,6 +148,7 @@ impl Ngram {
         if self.text.starts_with(tokens.get(self.prompt..).unwrap_or(&[])) && self.predicted > 0 {
             // The beginning of an answer is too short to be looked up.
             self.copy(tokens.len() - self.prompt, most, |i| PREDICTED.max(class_of(i)), draft);
+            return MOST_COMPARED;
         }
         0
     }

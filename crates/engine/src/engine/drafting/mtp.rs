@@ -15,8 +15,8 @@ use crate::schedule::plan::Plan;
 use crate::schedule::sequence::{Sequence, SequenceId};
 use crate::step::runner::MtpInput;
 
-/// Entries of an answer are made when a draft needs them, or once there are states for so many: many at once take little longer than one. Fewer where these states would
-/// take more than [`KEPT_BYTES`] for a sequence.
+/// Entries of an answer are made when a draft needs them, or once there are states for so many: many at once take little longer than one. Fewer where a step takes fewer,
+/// or their states take more than [`KEPT_BYTES`] for a sequence.
 const KEPT: usize = 256;
 const KEPT_BYTES: usize = 2 << 20;
 
@@ -83,7 +83,7 @@ impl MtpHead {
             hidden,
             max_tokens,
             max_sequences,
-            kept: (KEPT_BYTES / (hidden * size_of::<f32>())).clamp(1, KEPT),
+            kept: (KEPT_BYTES / (hidden * size_of::<f32>())).clamp(1, KEPT).min(max_tokens),
             tracked: Vec::new(),
             inputs: Vec::with_capacity(max_sequences),
             tokens: Vec::with_capacity(max_tokens),

@@ -47,8 +47,9 @@ pub(crate) struct Drafting {
     most: usize,
     /// For a model with recurrent layers: the first of `most` rows of the pool of states that are there for drafts.
     states: Option<u32>,
-    /// How long proposing took before this step, and which drafter did it.
+    /// How long proposing took before this step, what of it was expected, and which drafter did it.
     spent: Duration,
+    expected: Duration,
     by: Option<DrafterKind>,
     /// Kept between steps, so that a step allocates nothing.
     candidates: Vec<Candidate>,
@@ -78,6 +79,7 @@ impl Drafting {
             most,
             states: states.map(|rows| rows.start),
             spent: Duration::ZERO,
+            expected: Duration::ZERO,
             by: None,
             candidates: Vec::with_capacity(options.tokens.min(MAX_STEP_DRAFTS) * sequences),
             asked: Vec::with_capacity(sequences),
@@ -122,7 +124,7 @@ impl Drafting {
 
     /// Adds drafted tokens to a planned step, if no request waits for a place in it. They take only empty blocks, so nothing is evicted for them.
     pub fn plan(&mut self, plan: &mut Plan, parts: &mut EngineParts, max_context: usize) {
-        (self.spent, self.by) = (Duration::ZERO, None);
+        (self.spent, self.expected, self.by) = (Duration::ZERO, Duration::ZERO, None);
         // 1. Proposals by look-up, which take no time. They are made for every step, since the governor also learns from those that are not computed
         self.asked.clear();
         for scheduled in &plan.scheduled[..plan.generating] {
@@ -222,7 +224,7 @@ impl Drafting {
                     looked_up += promised(s);
                 }
             }
-            let round = one.costs.round(chances.len()).unwrap_or(GUESSED_ROUND * step);
+            let round = one.costs.round(chances.len(), GUESSED_ROUND * step);
             let seconds = |tokens| round * tokens as f64;
             let offer = governor.invest(generating, width, chances, seconds);
             // Catching up must be paid by what the drafter has earned.
@@ -259,11 +261,16 @@ impl Drafting {
         if asked.is_empty() {
             return;
         }
+        let usual = governor.usual(generating);
+        let round = one.costs.round(asked.len(), usual.map_or(0.0, |step| GUESSED_ROUND * step));
         let work = one.drafter.propose(asked, parts);
+        // What others have held up, or weights that came from disk for the first time, are not the drafts' fault.
+        let expected = Duration::from_secs_f64(round * work.rounds as f64);
+        self.expected = work.drafting.min(expected);
         one.costs.learn_rounds(asked.len(), work.rounds, work.drafting);
         one.costs.learn_catching_up(work.behind, work.catching_up);
         (self.spent, self.by) = (work.drafting, Some(kind));
-        if let Some(step) = governor.usual(generating) {
+        if let Some(step) = usual {
             one.earned -= work.catching_up.as_secs_f64() * generating as f64 / step;
         }
     }
@@ -279,7 +286,7 @@ impl Drafting {
             let took = (self.spent + step).as_secs_f64() * plan.generating as f64 / usual;
             record.into_iter().for_each(|record| record.earned += tokens as f64 - took);
         }
-        self.governor.learn(plan.generating, plan.generating + drafts, tokens, [self.spent, step, sampling]);
+        self.governor.learn(plan.generating, plan.generating + drafts, tokens, [self.expected, step, sampling]);
     }
 
     /// A step was computed and sampled.
