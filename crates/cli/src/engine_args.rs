@@ -108,7 +108,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), hide_short_help = true)]
     expert_depth: Option<u32>,
     /// Guess the next tokens and compute several in one step, where measured times say that it pays. ngram: by looking up in the prompt and the answer what came before; mtp: by
-    /// the checkpoint's own head that predicts one token more; auto: the best that there is; MODEL: auto, with a smaller model of the same vocabulary. Never changes the result [default: auto, where there is memory to spare; to measure: off]
+    /// the checkpoint's own head that predicts one token more; auto: the best that there is; MODEL: auto, with a smaller model of the same vocabulary. Never changes the result [default: ngram, where there is memory to spare; to measure: off]
     #[arg(long, value_name = "off|auto|ngram|mtp|MODEL", value_parser = draft_arg)]
     draft: Option<DraftArg>,
     /// A smaller model of the same vocabulary that guesses: a name or a path. It gets a quarter of the memory at most
@@ -367,11 +367,11 @@ impl EngineArgs {
         })
     }
 
-    /// [`EngineArgs::options`] of a command that answers: it drafts where there is memory to spare, unless it is told otherwise. Measurements do not.
+    /// [`EngineArgs::options`] of a command that answers: it drafts by look-up where there is memory to spare, unless it is told otherwise. Measurements do not.
     pub fn answering_options(&self) -> Result<Options> {
         let mut options = self.options()?;
         if self.draft.is_none() && self.draft_model.is_none() {
-            options.drafts.drafter = DrafterChoice::Auto;
+            options.drafts.drafter = DrafterChoice::Ngram;
             options.drafts.memory_to_spare = true;
         }
         Ok(options)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use sluice_backend::{Activations, AttentionMode, ExpertOptions, Isa, KvType, Lookahead, Unified};
+use sluice_backend::{Activations, AttentionMode, ExpertOptions, Float, Isa, KvType, Lookahead, Unified};
 use sluice_cpu::{Numa, Processors, default_threads};
 use sluice_model::LayerRange;
 use sluice_store::LoadOptions;
@@ -151,6 +151,17 @@ impl Options {
             (AttentionMode::F32, Some(KvType::Int16)) => AttentionMode::Int16,
             (asked, _) => asked,
         }
+    }
+
+    /// The type of keys and values: as asked, or what suits attention, activations and the type that weights are computed with.
+    pub(crate) fn kv_type_beside(&self, working: Float) -> KvType {
+        self.kv_type.unwrap_or(match (self.attention_mode(), self.activations, working) {
+            (AttentionMode::Int8, ..) => KvType::Int8,
+            (AttentionMode::Int16, ..) => KvType::Int16,
+            (_, Activations::F32, _) | (_, _, Float::F32) => KvType::F32,
+            (_, _, Float::F16) => KvType::F16,
+            (_, _, Float::Bf16) => KvType::Bf16,
+        })
     }
 
     /// The model's options, for steps of at most `max_tokens` tokens.

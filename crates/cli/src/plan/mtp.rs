@@ -53,7 +53,7 @@ impl Mtp {
 
     pub fn text(&self) -> String {
         format!(
-            "{} parameters, {} at {} bits, and {} for each token of conversation: in memory unless --draft is off or ngram",
+            "{} parameters, {} at {} bits, and {} for each token of conversation: in memory with --draft mtp or auto",
             units::count(self.parameters),
             units::bytes(self.bytes),
             self.bits,

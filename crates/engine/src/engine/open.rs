@@ -5,9 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use sluice_backend::{
-    Activations, AttentionMode, Backend, Capacity, Device, ExpertOptions, Float, KvLayout, KvPool, KvType, MemoryClass,
-};
+use sluice_backend::{AttentionMode, Backend, Capacity, Device, ExpertOptions, KvLayout, KvPool, MemoryClass};
 use sluice_cache::{Group, KvCache, PrefixOptions};
 use sluice_cpu::Cpu;
 use sluice_experts::Keep;
@@ -20,7 +18,7 @@ use super::role::{MakeBackend, Role};
 use super::sequence_table::SequenceTable;
 use super::{Engine, EventQueue, Setup, StepSampling, follower};
 use crate::constraint::Masks;
-use crate::draft::{BYTES_PER_TOKEN, DrafterChoice, MAX_STEP_DRAFTS};
+use crate::draft::{BYTES_PER_TOKEN, DraftOptions, DrafterChoice, MAX_STEP_DRAFTS};
 use crate::options::{Options, Placement};
 use crate::sampling::batch::BatchSampler;
 use crate::sampling::draft_sampler::DraftSampler;
@@ -127,29 +125,29 @@ impl Engine {
             let copy_budget = load.copy_budget.filter(|_| !device);
             load = LoadOptions { copy_budget, threads: load.threads.max(options.threads.min(MAX_READERS)), ..load };
         }
-        let mut open = |placed: PlacementChoice, options: &Options| {
+        let mut open = |placed: PlacementChoice, drafts: DraftOptions| {
+            let options = Options { drafts, ..options.clone() };
             let on_disk = OnDisk { model: &model, experts: placed.placement != Placement::Mapped, tables };
             let (tensors, loading) = source.load(&load, Some(on_disk))?;
-            let backend = first.take().map_or_else(|| make(options), Ok)?;
-            Engine::build(role, &tensors, Some((loading, &**source)), options.clone(), (placed, tables), backend)
+            let backend = first.take().map_or_else(|| make(&options), Ok)?;
+            Engine::build(role, &tensors, Some((loading, &**source)), options, (placed, tables), backend)
         };
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
         ahead = ahead.filter(|_| mapped);
-        let sparing =
-            options.drafts.memory_to_spare.then(|| Options { drafts: options.drafts.off(), ..options.clone() });
-        let without = sparing.as_ref().unwrap_or(&options);
-        let mut opened = open(placed.clone(), if mapped { &options } else { without });
-        if sparing.is_some() && mapped && opened.as_ref().is_err_and(|e| e.is::<Refusal>()) {
-            opened = open(placed, without);
-        }
+        let spare = options.drafts.memory_to_spare;
+        let drafts = if spare { options.drafts.off() } else { options.drafts };
+        let opened = match open(placed.clone(), if mapped { options.drafts } else { drafts }) {
+            Err(refused) if spare && mapped && refused.is::<Refusal>() => open(placed, drafts),
+            opened => opened,
+        };
         let opened = match opened {
             // The weights alone would fit, but not with everything that a step needs.
             Err(refused) if may_stream && mapped && refused.is::<Refusal>() => {
                 let by_device = refused_by_device(&refused);
                 // Experts that stay on disk are not read through the page cache.
                 drop(ahead.take());
-                let streamed = open(placement::instead_of_mapped(&**source, &options, by_device), without);
+                let streamed = open(placement::instead_of_mapped(&**source, &options, by_device), drafts);
                 streamed.map_err(|e| if smallest_limit(&e) < smallest_limit(&refused) { e } else { refused })
             }
             opened => opened,
@@ -233,13 +231,7 @@ impl Engine {
         let max_context_asked = max_context;
         ensure!(max_context > 0, "the context must hold at least one token");
         let attention = options.attention_mode();
-        let kv_type = options.kv_type.unwrap_or(match (attention, options.activations, loaded.working_type) {
-            (AttentionMode::Int8, ..) => KvType::Int8,
-            (AttentionMode::Int16, ..) => KvType::Int16,
-            (_, Activations::F32, _) | (_, _, Float::F32) => KvType::F32,
-            (_, _, Float::F16) => KvType::F16,
-            (_, _, Float::Bf16) => KvType::Bf16,
-        });
+        let kv_type = options.kv_type_beside(loaded.working_type);
         ensure!(
             attention.takes(kv_type),
             "attention on integers needs keys and values of as many bits: ask for --attention and --kv-type of one size, or for no --kv-type"

@@ -15,9 +15,7 @@ use crate::schedule::plan::Plan;
 use crate::schedule::sequence::{Sequence, SequenceId};
 use crate::step::runner::MtpInput;
 
-/// Entries of an answer are made when a draft needs them, or once there are states for so many: many at once take little longer than one. Fewer where a step takes fewer,
-/// or their states take more than [`KEPT_BYTES`] for a sequence.
-const KEPT: usize = 256;
+/// Entries of an answer are made when a draft needs them, or once their states take so much memory: many at once take little longer than one.
 const KEPT_BYTES: usize = 2 << 20;
 
 /// A sequence's entries.
@@ -83,7 +81,7 @@ impl MtpHead {
             hidden,
             max_tokens,
             max_sequences,
-            kept: (KEPT_BYTES / (hidden * size_of::<f32>())).clamp(1, KEPT).min(max_tokens),
+            kept: (KEPT_BYTES / (hidden * size_of::<f32>())).clamp(1, max_tokens),
             tracked: Vec::new(),
             inputs: Vec::with_capacity(max_sequences),
             tokens: Vec::with_capacity(max_tokens),
