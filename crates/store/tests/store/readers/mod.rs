@@ -351,8 +351,8 @@ fn files_are_read_ahead_where_they_will_be_mapped_and_there_is_room() {
         let shards =
             files(folder.path()).into_iter().filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
         let cached: u64 = shards.map(|path| cached(&path)).sum();
-        // Headers are read in any case, and what the kernel reads ahead of them.
-        let (least, most) = if expected { (total, u64::MAX) } else { (0, total / 2) };
+        // Headers are read in any case, and what the kernel reads ahead of them. Of what was read it may have dropped a page again.
+        let (least, most) = if expected { (total - total / 64, u64::MAX) } else { (0, total / 2) };
         assert!((least..=most).contains(&cached), "{case}: {cached} of {total} bytes");
     }
     // Who does not wait ends it.
