@@ -372,7 +372,7 @@ impl EngineArgs {
         let mut options = self.options()?;
         if self.draft.is_none() && self.draft_model.is_none() {
             options.drafts.drafter = DrafterChoice::Ngram;
-            options.drafts.memory_to_spare = true;
+            options.drafts.only_spare_memory = true;
         }
         Ok(options)
     }

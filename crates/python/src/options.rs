@@ -138,7 +138,7 @@ impl Setup {
         let mut drafts = defaults.drafts;
         let drafters = [("off", DrafterChoice::Off), ("auto", DrafterChoice::Auto), ("ngram", DrafterChoice::Ngram)];
         let drafter = fields.choice("draft", &drafters)?;
-        (drafts.drafter, drafts.memory_to_spare) = (drafter.unwrap_or(DrafterChoice::Ngram), drafter.is_none());
+        (drafts.drafter, drafts.only_spare_memory) = (drafter.unwrap_or(DrafterChoice::Ngram), drafter.is_none());
         drafts.tokens = fields.get("draft_tokens")?.unwrap_or(drafts.tokens);
         let memory_budget = fields.get("memory_budget")?;
         let load = LoadOptions {

@@ -87,7 +87,7 @@ impl Place {
             stream(to, from);
         }
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: SSE belongs to every x86-64. Such stores are not ordered with others: whoever is told that this is done must find them.
+        // SAFETY: SSE belongs to every x86-64. Such stores are not ordered with others: the fence lets no thread learn that the copy is done before it sees it.
         unsafe {
             std::arch::x86_64::_mm_sfence();
         }

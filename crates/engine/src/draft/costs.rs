@@ -44,8 +44,8 @@ impl Default for DraftCosts {
 }
 
 impl DraftCosts {
-    /// Seconds of a round for so many sequences, or for the nearest number that was measured. `guess`: before any was. It is an upper limit of the first measurement,
-    /// which may have waited for weights: whoever believes that never measures again.
+    /// Seconds of a round for so many sequences, or for the nearest number that was measured. `guess`: before any was. The first measurement counts as no more,
+    /// since it may have waited for weights: a drafter that is judged by it alone might never be asked again.
     pub fn round(&self, sequences: usize, guess: f64) -> f64 {
         let at = sequences.min(MAX_SEQUENCES);
         let measured = |i: usize| {

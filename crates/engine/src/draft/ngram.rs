@@ -160,7 +160,7 @@ impl Ngram {
             self.long.find_for(tokens, &self.text).filter(|(end, equal)| *equal > known && *end < self.text.len());
         let Some((end, equal)) = found else { return known };
         draft.clear();
-        // Its own tokens end here, and no period goes on.
+        // A copy ends with this text: only a sequence's own text may repeat itself beyond its end.
         self.copy(end, most.min(self.text.len() - end), |i| class_of(equal + i), draft);
         equal
     }

@@ -25,8 +25,8 @@ pub struct DraftOptions {
     pub tokens: usize,
     /// Whether measured times decide how many of them are computed. Otherwise all are.
     pub governed: bool,
-    /// Whether nothing is drafted where experts are read from disk, or where the model fits in memory only without drafts: their memory is worth more to others there.
-    pub memory_to_spare: bool,
+    /// Whether drafts take only memory that is to spare: none are made where experts are read from disk, or where the model fits in memory only without them.
+    pub only_spare_memory: bool,
 }
 
 impl DraftOptions {
@@ -46,6 +46,6 @@ impl DraftOptions {
 
 impl Default for DraftOptions {
     fn default() -> DraftOptions {
-        DraftOptions { drafter: DrafterChoice::Off, tokens: 16, governed: true, memory_to_spare: false }
+        DraftOptions { drafter: DrafterChoice::Off, tokens: 16, governed: true, only_spare_memory: false }
     }
 }

@@ -135,7 +135,7 @@ impl Engine {
         let may_stream = options.experts == Placement::Auto && model.experts().is_some();
         let mapped = placed.placement == Placement::Mapped;
         ahead = ahead.filter(|_| mapped);
-        let spare = options.drafts.memory_to_spare;
+        let spare = options.drafts.only_spare_memory;
         let drafts = if spare { options.drafts.off() } else { options.drafts };
         let opened = match open(placed.clone(), if mapped { options.drafts } else { drafts }) {
             Err(refused) if spare && mapped && refused.is::<Refusal>() => open(placed, drafts),

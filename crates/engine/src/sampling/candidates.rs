@@ -71,7 +71,7 @@ impl Sampler {
             Candidate { logit, token: top.token, weight: 0 }
         }));
         candidates.retain(|c| c.logit >= best.bar);
-        // Where the mask leaves none but tokens of -inf, all logits say so with their error
+        // A mask that leaves only tokens of -inf is an error, which sampling from all logits reports
         let likeliest = *candidates.iter().min_by(|a, b| by_rank(a, b)).filter(|c| c.logit > f32::NEG_INFINITY)?;
         if params.temperature == 0.0 {
             return Some(likeliest.token);

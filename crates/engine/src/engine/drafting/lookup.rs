@@ -58,9 +58,12 @@ impl Drafter for Lookup {
             };
             let mut known = self.seen[at].index.propose(&s.tokens, ask.most, &mut drafts.draft);
             drafts.by = DrafterKind::Ngram;
-            let Seen { id, family, .. } = &self.seen[at];
-            let siblings = self.seen.iter().rev().filter(|seen| seen.id != *id && seen.family == *family);
-            for sibling in siblings.take(if family.is_some() { MOST_SIBLINGS } else { 0 }) {
+            let own = &self.seen[at];
+            if own.family.is_none() {
+                continue;
+            }
+            let siblings = self.seen.iter().rev().filter(|seen| seen.id != own.id && seen.family == own.family);
+            for sibling in siblings.take(MOST_SIBLINGS) {
                 if known >= CERTAIN {
                     break;
                 }

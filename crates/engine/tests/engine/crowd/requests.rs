@@ -51,7 +51,7 @@ pub fn options(kind: Kind, random: &mut Rng) -> Options {
             drafter: [DrafterChoice::Off, DrafterChoice::Ngram][random.usize(..2)],
             tokens: [1, 3, 8][random.usize(..3)],
             governed: random.bool(),
-            memory_to_spare: random.bool(),
+            only_spare_memory: random.bool(),
         },
         ..Options::for_this_machine().unwrap()
     }
