@@ -226,6 +226,27 @@ fn drafts_change_nothing_where_experts_are_streamed() {
     assert!(accepted > 5 * cases(16), "only {accepted} tokens were drafted rightly");
 }
 
+#[test]
+fn siblings_look_into_each_others_texts_and_those_of_another_salt_do_not() {
+    let mut engine = Engine::open(&folder("qwen3"), Options { drafts: always(4), ..options() }).unwrap();
+    let prompt: Vec<u32> = (0..40).collect();
+    let sampling = SamplingParams { temperature: 1.0, seed: 7, ..SamplingParams::default() };
+    let generation = Generation { max_tokens: 30, sampling, ..Generation::default() };
+    // How many tokens were drafted rightly. The same seed gives the same answer each time.
+    let mut accepted = |salt: &[u8]| {
+        let before = engine.draft_stats()[0].counts.accepted;
+        let id = engine.add_sequence_salted(salt);
+        engine.start(id, &prompt, generation.clone()).unwrap();
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        engine.draft_stats()[0].counts.accepted - before
+    };
+    let [alone, sibling, stranger] = [b"one", b"one", b"two"].map(|salt| accepted(salt));
+    assert!(sibling > alone + 10, "{alone} alone, {sibling} beside a sibling");
+    assert_eq!(stranger, alone);
+}
+
 /// Asks several things of an engine at once that has too little memory for them, and compares the text with that of each alone.
 pub fn crowd(model: &Path, small: Option<&str>, drafter: DrafterChoice, seeds: std::ops::Range<u64>) {
     for seed in seeds {
