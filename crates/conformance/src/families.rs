@@ -20,7 +20,7 @@ macro_rules! tests {
             long_rows_agree_with_the_generic_cpu LONG_ROWS;
             large_tiles_agree_with_the_generic_cpu LARGE_TILES;
             floats_of_sixteen_bits_agree_with_the_generic_cpu SIXTEEN_BITS;
-            tens_of_tokens_agree_with_the_generic_cpu TENS_OF_TOKENS;
+            some_tokens_agree_with_the_generic_cpu SOME_TOKENS;
             blocks_agree_with_the_generic_cpu BLOCKS;
             mixtures_of_blocks_agree_with_the_generic_cpu MIXTURES_OF_BLOCKS;
             dense_layers_agree_with_the_generic_cpu DENSE_LAYERS;

@@ -41,10 +41,8 @@ pub enum Variant {
     Prompts,
     /// Experts that have a few tokens each by blocks of few rows, their choice in two kernels, and vocabularies for a few tokens.
     Few,
-    /// Few tokens on integer tensor cores, by blocks of few rows.
-    Thin,
-    /// Some tens of them, by blocks that are an even share.
-    Slabs,
+    /// Few tokens on integer tensor cores, by sets of sixteen rows.
+    Sets,
     /// What joins partitions leaves its output encoded.
     Joined,
 }

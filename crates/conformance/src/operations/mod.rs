@@ -26,7 +26,7 @@ pub const INTERLEAVED_HEADS: Family = Family { name: "interleaved heads", cases:
 pub const LONG_ROWS: Family = Family { name: "long rows", cases: 16, run: dense::long_rows };
 pub const LARGE_TILES: Family = Family { name: "large tiles", cases: 16, run: dense::large_tiles };
 pub const SIXTEEN_BITS: Family = Family { name: "sixteen bits", cases: 24, run: dense::sixteen_bits };
-pub const TENS_OF_TOKENS: Family = Family { name: "tens of tokens", cases: 40, run: dense::tens_of_tokens };
+pub const SOME_TOKENS: Family = Family { name: "some tokens", cases: 40, run: dense::some_tokens };
 pub const BLOCKS: Family = Family { name: "blocks", cases: 105, run: dense::blocks };
 pub const MIXTURES_OF_BLOCKS: Family =
     Family { name: "mixtures of blocks", cases: 16, run: mixture::mixtures_of_blocks };

@@ -13,15 +13,14 @@ use crate::kernels::{Exact, Kernel, Kernels, Variant, chosen, ensure_built};
 const MIN_CAPABILITY: (i32, i32) = (7, 5);
 
 /// The variants that operations choose. (The kernels know by themselves whether they overlap.)
-const VARIANTS: [Variant; 9] = [
+const VARIANTS: [Variant; 8] = [
     Variant::Rows,
     Variant::One,
     Variant::Last,
     Variant::Tiles,
     Variant::Prompts,
     Variant::Few,
-    Variant::Thin,
-    Variant::Slabs,
+    Variant::Sets,
     Variant::Joined,
 ];
 

@@ -5,7 +5,9 @@
 //! equal; nothing has to know which steps are alike. The first launches form a graph of their own, which runs as soon as they have been recorded again: the device works
 //! while the host records the rest. Launches that wait for the host ([`crate::moe::mailbox`]) are held until the whole step is recorded, and have no early graph.
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -19,6 +21,8 @@ const MIN_LAUNCHES: usize = 4;
 /// The most launches of a step that may be enqueued one by one while one of them waits for the host, not counting those of one more operation: the driver queues about
 /// a thousand.
 pub const MAX_HELD_LAUNCHES: usize = 640;
+/// How many steps without a graph are remembered: with drafts, steps of several widths take turns.
+const SEEN: usize = 4;
 /// Launches of the early graph, which runs while the rest is recorded.
 const EARLY_LAUNCHES: usize = 16;
 
@@ -33,7 +37,7 @@ pub struct Launch {
 }
 
 /// A sequence of launches: for each the words of a [`Launch`], then those of its parameters.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, Hash, PartialEq, Eq)]
 struct LaunchList {
     words: Vec<u64>,
     count: usize,
@@ -182,8 +186,8 @@ pub struct Graphs {
     launched: usize,
     /// The command enqueued last was a kernel.
     follows: bool,
-    /// The launches of the step before.
-    previous: LaunchList,
+    /// Hashes of the launches of the last few steps that had no graph, the newest last.
+    seen: VecDeque<u64>,
     /// The graph used last comes last.
     kept: Vec<Graph>,
     /// Graphs to be dropped when the host may wait: the driver may wait for the device then.
@@ -257,6 +261,21 @@ impl Graphs {
         self.launches
     }
 
+    /// Whether none of the last few steps had the launches that were recorded. Notes them.
+    fn is_new(&mut self) -> bool {
+        let mut hasher = DefaultHasher::new();
+        self.recorded.hash(&mut hasher);
+        let own = hasher.finish();
+        let is_new = !self.seen.contains(&own);
+        if is_new {
+            if self.seen.len() == SEEN {
+                self.seen.pop_front();
+            }
+            self.seen.push_back(own);
+        }
+        is_new
+    }
+
     /// Drops the graphs that were evicted.
     pub fn drop_evicted(&mut self) {
         self.evicted.clear();
@@ -327,10 +346,9 @@ impl Graphs {
         let graph = match found {
             Some(at) => self.kept.remove(at),
             // The first time its launches are only remembered: the same chunk of a prompt hardly ever comes again.
-            None if self.previous != self.recorded => {
-                std::mem::swap(&mut self.previous, &mut self.recorded);
-                let words = self.launched..self.previous.words.len();
-                let launched = self.previous.launch(words, kernels, (stream, false));
+            None if self.is_new() => {
+                let words = self.launched..self.recorded.words.len();
+                let launched = self.recorded.launch(words, kernels, (stream, false));
                 self.clear();
                 return launched;
             }
@@ -375,6 +393,17 @@ mod tests {
         assert!(!graphs.is_held() && graphs.recorded == LaunchList::default());
         graphs.begin();
         assert!(graphs.can_hold());
+    }
+
+    #[test]
+    fn steps_that_take_turns_are_known_again() {
+        let mut graphs = Graphs::default();
+        let mut step = |n: usize| {
+            graphs.recorded = recorded(n).recorded;
+            graphs.is_new()
+        };
+        assert_eq!([1, 2, 3, 1, 2, 4, 5].map(&mut step), [true, true, true, false, false, true, true]);
+        assert_eq!([3, 1].map(step), [false, true]);
     }
 
     #[test]

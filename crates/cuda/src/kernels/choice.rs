@@ -36,15 +36,9 @@ impl KernelFormat {
         Some([Kernel::of(Family::GroupedGemm, self, 1)?, Kernel::of(Family::GroupedGemm, self, 0)?])
     }
 
-    /// The kernel for 8 or 16 tokens at a time, 16 rows a block.
-    pub fn gemm_m16(self, tokens: usize) -> Option<Kernel> {
-        let tile = [8, 16].iter().position(|of| *of == tokens)?;
-        Kernel::of(Family::GemmM16, self, tile)
-    }
-
-    /// The kernel for some tens of tokens in groups of 64, by blocks that are an even share.
-    pub fn gemm_balanced(self) -> Option<Kernel> {
-        Kernel::of(Family::GemmBalanced, self, 0)
+    /// The kernel by sets of sixteen rows for so many eights of tokens.
+    pub fn gemm_sets(self, eights: usize) -> Option<Kernel> {
+        Kernel::of(Family::GemmSets, self, eights - 1)
     }
 
     /// The kernel for several tokens on integer tensor cores, where a weight group spans `of` groups of activations, with tiles of so many tokens ([`TILE`] or

@@ -251,13 +251,9 @@ kernels! {
         GemmBlocks "gemm_blocks" {
             in "gemm/blocks_mma" of BLOCK_FORMATS by ["", "_few"] takes Products;
         }
-        /// Few tokens on tensor cores, 16 rows a block.
-        GemmM16 "gemm_m16" {
-            in "gemm/m16" of BYTE_FORMATS by ["_8", "_16"] takes Products;
-        }
-        /// Some tens of tokens on tensor cores, by blocks that are an even share.
-        GemmBalanced "gemm_balanced" {
-            in "gemm/balanced" of BYTE_FORMATS by [""] takes Products;
+        /// Few tokens on tensor cores by sets of sixteen rows, for up to so many tokens of a block.
+        GemmSets "gemm_sets" {
+            in "gemm/sets" of BYTE_FORMATS by ["_8", "_16", "_24", "_32"] takes Products;
         }
         /// Integers of 11 bits for up to eight tokens on tensor cores.
         GemmFew "gemm_few" {
@@ -463,7 +459,7 @@ mod tests {
         }
         let found = Kernel::of(Family::GemvFused, KernelFormat::Q4Int8, 2).unwrap();
         assert_eq!((&*found.name(), found.unit()), ("gemv_fused_q4_int8_deep", "gemv/fused"));
-        assert_eq!(Kernel::of(Family::GemmM16, KernelFormat::Q3Int8, 0), None);
-        assert_eq!(Kernel::of(Family::GemmM16, KernelFormat::Q4Int8, 2), None);
+        assert_eq!(Kernel::of(Family::GemmSets, KernelFormat::Q3Int8, 0), None);
+        assert_eq!(Kernel::of(Family::GemmSets, KernelFormat::Q4Int8, 4), None);
     }
 }

@@ -128,7 +128,8 @@ impl Pipeline {
                 partition.home(key).expect("steps have the operations that they were planned with")
             }
             (None, OperationKey::Attention(group, layer)) => self.groups[group].layers[layer].0,
-            (None, OperationKey::Recurrent(layer)) => layer % self.count(),
+            // Where its states are.
+            (None, OperationKey::Recurrent(layer) | OperationKey::Ngrams(layer)) => layer % self.count(),
             (None, OperationKey::Mixture(_)) => self.count() - 1,
             // It has the tables that are on disk.
             (None, OperationKey::Embed(_)) => 0,

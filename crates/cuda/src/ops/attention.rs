@@ -13,7 +13,6 @@ use crate::device::sys::Address;
 use crate::kernels::{Kernel, STATIC_SHARED, Variant};
 use crate::ops::activations::{EncodedActivations, GROUP};
 use crate::ops::context::Context;
-use crate::ops::gemv_fused::MAX_GEMV_TOKENS;
 use crate::ops::selected::Selected;
 use crate::parameters::{self as p, number};
 use crate::weights::Needs;
@@ -284,7 +283,7 @@ impl AttentionScratch {
             let encodes = gpu.device.has(Variant::Joined)
                 && joined
                 && layout.v_dim.is_multiple_of(GROUP)
-                && tokens > MAX_GEMV_TOKENS
+                && tokens > 1
                 && context.mode == Activations::Int8;
             let view = match encodes {
                 true => encoded.reserve(gpu, tokens, heads * layout.v_dim, Needs::INT8)?,

@@ -1,32 +1,25 @@
-//! Products of several tokens on tensor cores with int8 activations: by tiles, by blocks of sixteen rows, and by balanced blocks.
+//! Products of several tokens on tensor cores with int8 activations: by tiles, and by sets of sixteen rows.
 
 use anyhow::Result;
 
 use crate::device::stream::Gpu;
-use crate::kernels::{STATIC_SHARED, Variant};
+use crate::kernels::{Kernel, STATIC_SHARED, Variant};
 use crate::ops::activations::GROUP;
 use crate::ops::product::{MAX_GRID_Y, Product};
 use crate::parameters::{self as p, number};
-use crate::weights::{self, KernelFormat, LaunchShape};
+use crate::weights::{self, LaunchShape};
 
 /// Up to this many tokens a tile has [`weights::FEW`] tokens; beyond that it does only if larger tiles would leave multiprocessors idle.
 const MAX_SMALL_TILE: usize = 16;
-/// [`gemm_m16`]: columns of a weight group; rows, threads and the most bytes of shared memory of a block; the most blocks for each multiprocessor; the most tokens.
-const M16_GROUP: usize = 64;
-const M16_ROWS: usize = 16;
-const M16_THREADS: u32 = 128;
-const M16_SHARED: usize = 80 << 10;
-const M16_BLOCKS: usize = 8;
-const M16_MAX_TOKENS: usize = 16;
-/// [`gemm_balanced`]: columns of a weight group; rows and threads of a set, the most sets and the tokens of a block; the most tokens; the most blocks that a
-/// multiprocessor takes one after the other.
-const BALANCED_GROUP: usize = 64;
-const BALANCED_ROWS: usize = 16;
-const BALANCED_THREADS: usize = 128;
-const BALANCED_MAX_SETS: usize = 5;
-const BALANCED_TOKENS: usize = 16;
-const BALANCED_MAX_TOKENS: usize = 64;
-const BALANCED_MAX_TURNS: usize = 2;
+/// [`gemm_sets`]: columns of a weight group, and columns whose scales of tokens are whole sixteens of bytes; rows and threads of a set; the most sets of a block, and the
+/// most eights of tokens; the most tokens, beyond which large tiles are as quick.
+const SETS_GROUP: usize = 64;
+const SETS_COLUMNS: usize = 128;
+const SET_ROWS: usize = 16;
+const SET_THREADS: usize = 128;
+const MAX_SETS: usize = 4;
+const MAX_SET_EIGHTS: usize = 4;
+const MAX_SET_TOKENS: usize = 64;
 
 /// Tokens of a tile, for products of `rows` rows in all.
 fn tile_tokens(gpu: &Gpu, rows: usize, tokens: usize) -> usize {
@@ -58,71 +51,77 @@ pub fn max_rows(products: &[Product]) -> usize {
     products.iter().map(|p| p.rows).max().unwrap_or(0)
 }
 
-/// Products of up to [`M16_MAX_TOKENS`] tokens by blocks of sixteen rows, if tiles would leave most multiprocessors idle. Returns whether a kernel took them.
-pub fn gemm_m16(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
-    let first = &products[0];
-    let Some((kind, group, element)) =
-        first.integers().filter(|_| gpu.device.has(Variant::Thin) && gpu.device.has(Variant::Tiles))
-    else {
-        return Ok(false);
-    };
-    let block_tokens = if first.outputs <= 8 { 8 } else { 16 };
-    let (cols, rows) = (first.cols, max_rows(products));
-    let shared = block_tokens * (cols.next_multiple_of(128) + 32 + 12 * (cols / M16_GROUP));
-    let all = products.iter().map(|p| p.rows.div_ceil(M16_ROWS)).sum::<usize>();
-    let words = products.iter().all(|p| (p.matrix.data | p.matrix.row_bytes) % 4 == 0);
-    let fits = first.outputs > 1
-        && first.table.is_none()
-        && first.outputs <= M16_MAX_TOKENS
-        && all <= M16_BLOCKS * gpu.device.multiprocessors
-        && group as usize == M16_GROUP
-        && weights::HALVES.contains(&element)
-        && shared <= M16_SHARED
-        && shared + STATIC_SHARED <= gpu.device.shared;
-    let Some(kernel) = kind.gemm_m16(block_tokens).filter(|_| fits && words) else { return Ok(false) };
-    let tiles = first.outputs.div_ceil(block_tokens);
-    let grid = [number(rows.div_ceil(M16_ROWS)), number(tiles), number(products.len())];
-    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
-    unsafe { gpu.launch(kernel, grid, M16_THREADS, number(shared), parameters)? };
-    Ok(true)
+/// How [`gemm_sets`] is launched: the eights of tokens and the sets of a block, and the blocks in both dimensions of the grid.
+#[derive(Clone, Copy)]
+struct SetsShape {
+    eights: usize,
+    sets: usize,
+    blocks: [usize; 2],
+    shared: usize,
 }
 
-/// Bytes of shared memory of a block of [`gemm_balanced`].
-fn balanced_shared(kind: KernelFormat, sets: usize, cols: usize) -> usize {
-    let (groups, meet) = (cols / BALANCED_GROUP, 16 * sets * BALANCED_TOKENS * (BALANCED_ROWS + 1));
-    let row = if kind.bits() == Some(4) { 32 } else { 96 };
-    let activations = (BALANCED_TOKENS * (cols.next_multiple_of(128) + 32)).max(meet);
-    let weights = sets * 4 * groups.div_ceil(4) * BALANCED_ROWS * row;
-    activations + groups * 12 * (BALANCED_TOKENS + 2) + weights + groups * 8 * (BALANCED_ROWS * sets + 1)
+impl SetsShape {
+    /// Bytes of shared memory of a block: the stages of `SetsChunk` in `kernels/gemm/sets.cu`, and where chains meet.
+    fn shared(bits: usize, eights: usize, sets: usize) -> usize {
+        let (columns, tokens) = (4096 / bits, 8 * eights);
+        let groups = columns / SETS_GROUP;
+        let row = columns / 8 * bits + if bits == 4 { 16 } else { 32 };
+        let stage = sets * SET_ROWS * (row + 4 * groups) + tokens * (columns + 32 + 2 * (8 * groups + 16));
+        let stages = if eights <= 2 { 3 } else { 2 };
+        stages * stage + sets * 4 * 4 * tokens * (SET_ROWS + 1)
+    }
+
+    /// The quickest for so many sets and tokens, by what was measured on an H200: a turn takes a time for each set, for its weights and for each eight of its tokens, and a time of
+    /// its own. Fewer than two and a half sets leave a multiprocessor waiting.
+    fn quickest(gpu: &Gpu, bits: usize, all: usize, tokens: usize) -> Option<SetsShape> {
+        let all_eights = tokens.div_ceil(8);
+        let tiles = (1..=all_eights).filter(|tiles| all_eights.div_ceil(all_eights.div_ceil(*tiles)) == *tiles);
+        let shapes = tiles.flat_map(|tiles| (1..=MAX_SETS).map(move |sets| (tiles, all_eights.div_ceil(tiles), sets)));
+        let fitting = shapes.filter_map(|(tiles, eights, sets)| {
+            let (shared, blocks) = (SetsShape::shared(bits, eights, sets), gpu.device.multiprocessors / tiles);
+            let fits = eights <= MAX_SET_EIGHTS && blocks > 0 && shared + STATIC_SHARED <= gpu.device.shared;
+            let blocks = [blocks.min(all.div_ceil(sets)), tiles];
+            fits.then_some(SetsShape { eights, sets, blocks, shared })
+        });
+        fitting.min_by_key(|shape| {
+            let turns = all.div_ceil(shape.sets * shape.blocks[0]);
+            turns * ((2 * shape.sets).max(5) * (5 + 4 * shape.eights) + 24)
+        })
+    }
 }
 
-/// Products of up to [`BALANCED_MAX_TOKENS`] tokens by blocks that share the rows evenly, if tiles would leave multiprocessors idle or would mostly be empty. Returns
-/// whether a kernel took them.
-pub fn gemm_balanced(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
-    let first = &products[0];
-    let Some((kind, group, element)) =
-        first.integers().filter(|_| gpu.device.has(Variant::Slabs) && gpu.device.has(Variant::Tiles))
-    else {
-        return Ok(false);
-    };
-    let (cols, tokens) = (first.cols, first.outputs);
-    let aligned = products.iter().all(|p| (p.matrix.data | p.matrix.row_bytes) % 16 == 0 && p.rows > 0);
-    let fits = (M16_MAX_TOKENS + 1..=BALANCED_MAX_TOKENS).contains(&tokens)
-        && first.table.is_none()
-        && group as usize == BALANCED_GROUP
-        && weights::HALVES.contains(&element);
-    let Some(kernel) = kind.gemm_balanced().filter(|_| fits && aligned) else { return Ok(false) };
-    let (all, tiles) =
-        (products.iter().map(|p| p.rows.div_ceil(BALANCED_ROWS)).sum::<usize>(), tokens.div_ceil(BALANCED_TOKENS));
-    // Blocks that a multiprocessor takes one after the other: with many, loads of weights are not overlapped.
-    let turns = |sets: usize| (all.div_ceil(sets) * tiles).div_ceil(gpu.device.multiprocessors);
-    let fitting = (1..=BALANCED_MAX_SETS).rev().filter(|sets| {
-        turns(*sets) <= BALANCED_MAX_TURNS && balanced_shared(kind, *sets, cols) + STATIC_SHARED <= gpu.device.shared
+/// How [`gemm_sets`] takes these products, if it does.
+fn sets_shape(gpu: &Gpu, products: &[Product]) -> Option<(Kernel, SetsShape)> {
+    let first = products.first()?;
+    let possible = gpu.device.has(Variant::Sets) && gpu.device.has(Variant::Tiles) && first.table.is_none();
+    let (kind, group, element) = first.integers().filter(|_| possible)?;
+    let aligned = products.iter().all(|p| {
+        let p::Matrix { data, scales, biases, row_bytes, groups, .. } = p.matrix;
+        let scales_at = if groups.is_multiple_of(4) { 8 } else { 2 };
+        (data | row_bytes).is_multiple_of(16) && (scales | biases).is_multiple_of(scales_at) && p.rows > 0
     });
-    let Some(sets) = fitting.min_by_key(|sets| turns(*sets) * sets) else { return Ok(false) };
-    let grid = [number(all.div_ceil(sets)), number(tiles), 1];
-    let (threads, shared) = (number(BALANCED_THREADS * sets), number(balanced_shared(kind, sets, cols)));
+    let fits = aligned
+        && (2..=MAX_SET_TOKENS).contains(&first.outputs)
+        && group as usize == SETS_GROUP
+        && first.cols.is_multiple_of(SETS_COLUMNS)
+        && weights::HALVES.contains(&element);
+    let all = products.iter().map(|p| p.rows.div_ceil(SET_ROWS)).sum();
+    let shape = SetsShape::quickest(gpu, kind.bits().filter(|_| fits)?, all, first.outputs)?;
+    Some((kind.gemm_sets(shape.eights)?, shape))
+}
+
+/// Whether [`gemm_sets`] takes these products.
+pub fn takes_sets(gpu: &Gpu, products: &[Product]) -> bool {
+    sets_shape(gpu, products).is_some()
+}
+
+/// Products of up to [`MAX_SET_TOKENS`] tokens by blocks that take sets of sixteen rows in turn, all of them on the device at once. Returns whether a kernel took them.
+pub fn gemm_sets(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Result<bool> {
+    let Some((kernel, SetsShape { sets, blocks: [blocks, tiles], shared, .. })) = sets_shape(gpu, products) else {
+        return Ok(false);
+    };
+    let (grid, threads) = ([number(blocks), number(tiles), 1], number(SET_THREADS * sets));
     // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
-    unsafe { gpu.launch(kernel, grid, threads, shared, parameters)? };
+    unsafe { gpu.launch(kernel, grid, threads, number(shared), parameters)? };
     Ok(true)
 }

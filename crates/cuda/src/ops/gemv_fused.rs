@@ -5,13 +5,14 @@ use anyhow::Result;
 use crate::device::stream::Gpu;
 use crate::kernels::{STATIC_SHARED, Variant};
 use crate::ops::activations::GROUP;
+use crate::ops::gemm::takes_sets;
 use crate::ops::gemv::gemv;
 use crate::ops::int11;
 use crate::ops::product::{MatmulInput, Product};
 use crate::parameters::{self as p, number};
 
-/// Up to this many tokens are multiplied without tensor cores.
-pub const MAX_GEMV_TOKENS: usize = 2;
+/// Up to this many tokens are multiplied without tensor cores, where no kernel for a few tokens takes them.
+const MAX_GEMV_TOKENS: usize = 2;
 /// The most elements that each block encodes for itself.
 const MAX_ENCODED: usize = 24 << 10;
 /// Threads of a block.
@@ -30,7 +31,8 @@ pub fn gemv_fused(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bo
         return Ok(true);
     }
     let Some((kind, group, element)) = first.fused() else { return Ok(false) };
-    if gpu.device.has(Variant::Tiles) && kind.needs().int8 && first.table.is_none() && first.outputs > MAX_GEMV_TOKENS {
+    let is_many = gpu.device.has(Variant::Tiles) && first.outputs > MAX_GEMV_TOKENS;
+    if kind.needs().int8 && first.table.is_none() && (is_many || takes_sets(gpu, products)) {
         return Ok(false);
     }
     let (cols, inputs) = (first.cols, first.inputs());

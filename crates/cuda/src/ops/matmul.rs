@@ -6,7 +6,7 @@ use sluice_backend::{Linear, Norm, Projection, Tensor};
 use crate::device::stream::Gpu;
 use crate::ops::activations::{EncodeInput, EncodedActivations, encode};
 use crate::ops::context::Context;
-use crate::ops::gemm::{gemm_balanced, gemm_m16, gemm_tiles, max_rows};
+use crate::ops::gemm::{gemm_sets, gemm_tiles, max_rows};
 use crate::ops::gemv::gemv_interleaved;
 use crate::ops::gemv_fused::gemv_fused;
 use crate::ops::grouped_gemm::long_gemm;
@@ -54,7 +54,7 @@ fn matmul_alike(gpu: &Gpu, products: &[Product], x: &EncodedActivations) -> Resu
         return Ok(());
     }
     let is_sorted = first.table.is_some_and(|t| t.tiles.is_some());
-    if !is_sorted && (gemm_m16(gpu, products, &parameters)? || gemm_balanced(gpu, products, &parameters)?) {
+    if !is_sorted && gemm_sets(gpu, products, &parameters)? {
         return Ok(());
     }
     if gemm_tiles(gpu, products, &parameters)? {
