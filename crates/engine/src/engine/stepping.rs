@@ -10,7 +10,8 @@ use super::sequence_table::SequenceTable;
 use super::{Engine, StepSampling};
 use crate::constraint::{Guide, Masks};
 use crate::sampling::Logprobs;
-use crate::sampling::batch::{Draw, Drawn};
+use crate::sampling::batch::Draw;
+use crate::sampling::device_draws::Drawn;
 use crate::schedule::plan::ScheduledSequence;
 use crate::schedule::sequence::{Event, Finish, Sequence};
 use crate::step::pooling::Pooled;
@@ -149,7 +150,8 @@ impl Engine {
                     self.sequences.list[i].embedding = Some(value);
                     self.finish(i, Finish::Stop);
                 } else if ends {
-                    self.sampling.draws.push(Draw { sequence: i, row, first_row: row, scheduled: at });
+                    let last_row = row + self.plan.scheduled[at].computed_drafts;
+                    self.sampling.draws.push(Draw { sequence: i, row, first_row: row, last_row, scheduled: at });
                 }
             }
             row += if ends { 1 + drafts } else { 0 };
@@ -158,6 +160,7 @@ impl Engine {
 
     /// Chooses the tokens of [`Engine::collect_draws`]. A sequence with drafts goes on to its next row as long as its tokens are the drafted ones.
     fn sample(&mut self, logits: Logits) {
+        self.sampling.sampler.begin_step();
         while !self.sampling.draws.is_empty() {
             self.sample_row(logits);
         }

@@ -1,15 +1,15 @@
 //! Chooses the tokens of a step, for all sequences together.
 //!
-//! Where a device has the logits, it is asked for the few numbers that a draw needs. Rows that these do not decide are sampled from all logits, as are all rows of a
-//! backend that cannot answer such questions. That happens on the backend's threads, each with a workspace of its own.
+//! Where a device has the logits, it is asked for the few numbers that draws need ([`super::device_draws`]). Rows that these do not decide are sampled from all logits, as are all
+//! rows of a backend that cannot answer such questions. That happens on the backend's threads, each with a workspace of its own.
 
 use std::sync::Mutex;
 
-use sluice_backend::{Backend, DRAWN_TOGETHER, DeviceSampling, Isa, Logits, MAX_RANKS, Ranked, Scaled};
+use sluice_backend::{Backend, DeviceSampling, Isa, Logits};
 
-use super::candidates::Needs;
+use super::device_draws::{DeviceDraws, Drawn, RowDraw};
 use super::processor::ProcessorFailed;
-use super::sampler::{Hit, Logprobs, SampleError, Sampler, block_hit, token_hit};
+use super::sampler::{Logprobs, SampleError, Sampler};
 use crate::constraint::Guide;
 use crate::schedule::sequence::{Generation, Running, Sequence};
 
@@ -22,16 +22,10 @@ pub(crate) struct Draw {
     pub row: usize,
     /// The first row that it has in this step. Those behind it are of drafted tokens.
     pub first_row: usize,
+    /// The last of these.
+    pub last_row: usize,
     /// Its place in the plan.
     pub scheduled: usize,
-}
-
-/// The result of a draw.
-#[derive(Clone, Debug)]
-pub(crate) struct Drawn {
-    pub token: Result<u32, SampleError>,
-    /// If the generation asked for them.
-    pub logprobs: Option<Logprobs>,
 }
 
 const UNDECIDED: Drawn = Drawn { token: Err(SampleError::NothingLeft), logprobs: None };
@@ -54,37 +48,7 @@ pub(crate) struct BatchSampler {
     drawn: Vec<Drawn>,
     /// The draws whose tokens are known: `[draws]`.
     decided: Vec<bool>,
-    questions: DeviceQuestions,
-}
-
-/// Questions to a device that has the logits, by kind.
-#[derive(Default)]
-struct DeviceQuestions {
-    rows: Vec<RowQuestions>,
-    scaled: Vec<Scaled>,
-    ranked: Vec<Ranked>,
-    /// (row, block) of blocks that were drawn.
-    blocks: Vec<(usize, usize)>,
-}
-
-/// The questions about a draw's row: indices into the lists of [`DeviceQuestions`].
-struct RowQuestions {
-    /// Index of the draw.
-    draw: usize,
-    needs: Needs,
-    highest: f32,
-    /// The sum of its weights at its temperature.
-    weights: Option<usize>,
-    /// The sum of its weights at temperature 1, for log-probabilities.
-    plain: Option<usize>,
-    /// Its likeliest tokens.
-    best: Option<usize>,
-    /// The block that was drawn.
-    hit: Option<(usize, Hit)>,
-    /// Sums of all weights: at its temperature, and at 1.
-    totals: [Option<u64>; 2],
-    /// The logit of the chosen token.
-    logit: f32,
+    device: DeviceDraws,
 }
 
 impl BatchSampler {
@@ -97,7 +61,12 @@ impl BatchSampler {
         };
         let workspaces = (0..threads).map(|_| Mutex::new(workspace())).collect();
         let (drawn, decided) = (Vec::with_capacity(max), Vec::with_capacity(max));
-        BatchSampler { isa, workspaces, drawn, decided, questions: DeviceQuestions::default() }
+        BatchSampler { isa, workspaces, drawn, decided, device: DeviceDraws::default() }
+    }
+
+    /// Forgets the logits of the step before.
+    pub fn begin_step(&mut self) {
+        self.device.begin_step();
     }
 
     /// Chooses a token for each draw. Returns them in the same order.
@@ -141,7 +110,8 @@ impl BatchSampler {
         &mut self.drawn
     }
 
-    /// Chooses the same tokens by questions to the device that has the logits, as far as these decide them.
+    /// Chooses the same tokens by what the device says, as far as that decides them. It is asked for a sequence's rows of drafted tokens, too; where each has a mask of its own,
+    /// when they are reached.
     fn draw_on_device(
         &mut self,
         device: &mut dyn DeviceSampling,
@@ -149,108 +119,34 @@ impl BatchSampler {
         sequences: &[Sequence],
         draws: &[Draw],
     ) {
-        let questions = &mut self.questions;
-        let Some(tops) = device.tops(logits) else { return };
-        questions.rows.clear();
-        questions.scaled.clear();
-        questions.ranked.clear();
-        questions.blocks.clear();
-        // 1. Collect what each draw needs. Rows without a finite logit are left to the other way, which reports them
+        let generating = |draw: &Draw| {
+            let s = &sequences[draw.sequence];
+            s.running.as_ref().filter(|running| running.generation.processor.is_none()).map(|running| (s, running))
+        };
+        let new = draws.iter().filter(|draw| !self.device.has(draw.row)).filter_map(|draw| {
+            let (s, running) = generating(draw)?;
+            let last = if running.guide.is_some() { draw.row } else { draw.last_row };
+            Some((draw.row..=last).map(move |row| row_draw(s, running, row, row - draw.row)))
+        });
+        let new: Vec<RowDraw> = new.flatten().collect();
+        self.device.ask(self.isa, device, logits, new.into_iter());
         for (at, draw) in draws.iter().enumerate() {
-            let (top, Some(running)) = (tops[draw.row], &sequences[draw.sequence].running) else { continue };
-            if top.logit.is_finite() {
-                self.drawn[at].token = Ok(top.token);
-                questions.add(at, draw.row, top.logit, running, logits.vocabulary);
+            let Some((s, running)) = generating(draw) else { continue };
+            let workspace = self.workspaces[0].get_mut().unwrap_or_else(|e| e.into_inner());
+            let (row, history, mask) = (row_draw(s, running, draw.row, 0), running.history.as_ref(), mask_of(running));
+            if let Some(drawn) = self.device.draw(row, history, mask, &mut workspace.sampler) {
+                self.drawn[at] = drawn;
+                self.decided[at] = true;
             }
-        }
-        // 2. Ask for sums of weights, and draw blocks by them
-        if !questions.scaled.is_empty() {
-            let sums = device.sums(logits, &questions.scaled);
-            let sums_of = |place: usize| {
-                let blocks = logits.vocabulary.div_ceil(DRAWN_TOGETHER);
-                &sums[place * blocks..(place + 1) * blocks]
-            };
-            for question in &mut questions.rows {
-                let draw = &draws[question.draw];
-                question.totals =
-                    [question.weights, question.plain].map(|place| place.map(|place| sums_of(place).iter().sum()));
-                if let (Needs::Sums, Some(place), Some(running)) =
-                    (question.needs, question.weights, &sequences[draw.sequence].running)
-                {
-                    let position = sequences[draw.sequence].tokens.len() as u64;
-                    // Without a hit, only the likeliest token has a weight.
-                    let hit = block_hit(running.generation.sampling.seed, position, sums_of(place)).ok();
-                    question.hit = hit.map(|hit| (questions.blocks.len(), hit));
-                    questions.blocks.extend(hit.map(|hit| (draw.row, hit.block)));
-                }
-            }
-        }
-        if !questions.blocks.is_empty() {
-            let found = device.blocks(logits, &questions.blocks);
-            for question in &mut questions.rows {
-                let Some((place, hit)) = question.hit else { continue };
-                let from = hit.block * DRAWN_TOGETHER;
-                let block = &found[place * DRAWN_TOGETHER..][..(logits.vocabulary - from).min(DRAWN_TOGETHER)];
-                let scale = question.weights.map_or(1.0, |place| questions.scaled[place].scale);
-                let token = token_hit(self.isa, block, question.highest, scale, hit);
-                question.logit = token.as_ref().map_or(question.highest, |token| block[*token as usize - from]);
-                self.drawn[question.draw].token = token;
-            }
-        }
-        // 3. Ask for the likeliest tokens, and draw from them
-        let best = if questions.ranked.is_empty() { &[] } else { device.best(logits, &questions.ranked) };
-        for question in &questions.rows {
-            let sequence = &sequences[draws[question.draw].sequence];
-            let (drawn, Some(running)) = (&mut self.drawn[question.draw], &sequence.running) else { continue };
-            let best = question.best.map(|place| &best[place]);
-            // More tokens are needed than the device returns.
-            if best.is_some_and(|best| best.found.is_empty()) {
-                continue;
-            }
-            let mut logit = question.logit;
-            if let (Needs::Best { .. }, Some(best)) = (question.needs, best) {
-                let workspace = self.workspaces[0].get_mut().unwrap_or_else(|e| e.into_inner());
-                let (params, history) = (&running.generation.sampling, running.history.as_ref());
-                let (mask, position) = (mask_of(running), sequence.tokens.len() as u64);
-                let token = workspace.sampler.sample_best(params, best, question.totals[0], history, mask, position);
-                let Some(found) = best.found.iter().find(|top| Some(top.token) == token) else { continue };
-                drawn.token = Ok(found.token);
-                logit = found.logit;
-            }
-            let wanted = running.generation.logprobs.zip(question.totals[1]);
-            drawn.logprobs = wanted.map(|(top, total)| Logprobs::from_best(logit, question.highest, total, best, top));
-            self.decided[question.draw] = true;
         }
     }
 }
 
-impl DeviceQuestions {
-    /// Adds the questions of a draw, whose row has this `highest` logit; none if it needs all logits.
-    fn add(&mut self, draw: usize, row: usize, highest: f32, running: &Running, vocabulary: usize) {
-        let Generation { sampling, logprobs, processor, .. } = &running.generation;
-        let needs = Needs::new(sampling, vocabulary, mask_of(running).is_some());
-        let listed = logprobs.unwrap_or(0);
-        if needs == Needs::All || listed > MAX_RANKS || processor.is_some() {
-            return;
-        }
-        let (ranks, sums) = match needs {
-            Needs::Best { ranks, total } => (ranks, total),
-            _ => (0, needs == Needs::Sums),
-        };
-        let mut summed = |scale| {
-            self.scaled.push(Scaled { row, highest, scale });
-            self.scaled.len() - 1
-        };
-        let weights = sums.then(|| summed(sampling.scale()));
-        let plain = logprobs.map(|_| summed(1.0));
-        let rank = ranks.max(listed);
-        let best = (rank > 0).then(|| {
-            self.ranked.push(Ranked { row, rank });
-            self.ranked.len() - 1
-        });
-        let (hit, totals, logit) = (None, [None; 2], highest);
-        self.rows.push(RowQuestions { draw, needs, highest, weights, plain, best, hit, totals, logit });
-    }
+/// The draw of a token that is `ahead` tokens behind a sequence's next one.
+fn row_draw<'a>(s: &Sequence, running: &'a Running, row: usize, ahead: usize) -> RowDraw<'a> {
+    let Generation { sampling: params, logprobs, .. } = &running.generation;
+    let (position, is_masked) = ((s.tokens.len() + ahead) as u64, mask_of(running).is_some());
+    RowDraw { row, params, position, logprobs: *logprobs, is_masked }
 }
 
 /// The logits after the generation's processor, if it has one, in `changed`.

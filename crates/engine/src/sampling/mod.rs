@@ -2,6 +2,7 @@
 
 pub(crate) mod batch;
 mod candidates;
+pub(crate) mod device_draws;
 pub(crate) mod draft_sampler;
 mod filters;
 mod params;

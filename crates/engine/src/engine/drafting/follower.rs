@@ -202,8 +202,10 @@ impl Follower {
         let Engine { sampling, sequences: own, runner, plan, .. } = &mut *self.engine;
         sampling.draws.clear();
         for (row, scheduled) in plan.scheduled.iter().enumerate() {
-            sampling.draws.push(Draw { sequence: scheduled.sequence, row, first_row: row, scheduled: row });
+            let sequence = scheduled.sequence;
+            sampling.draws.push(Draw { sequence, row, first_row: row, last_row: row, scheduled: row });
         }
+        sampling.sampler.begin_step();
         let drawn = sampling.sampler.draw(&mut *runner.backend, outcome.logits, &own.list, &sampling.draws);
         for (drawn, scheduled) in drawn.iter_mut().zip(&plan.scheduled) {
             let s = &mut own.list[scheduled.sequence];
