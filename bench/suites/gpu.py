@@ -21,10 +21,10 @@ from servers import metric, server
 from shapes import config
 from stored_prompts import ask, prompt
 
-TITLE = "GPU: decode, prompts, experts in tiers, first tokens"
-SUITE = "gpu"
+TITLE, SUITE = "GPU: decode, prompts, experts in tiers, first tokens", "gpu"
 CONTEXT, GENERATED, DEEP = 128, 128, 8192
 TORCH = "torch in bf16"
+SEQUENCES, FINE_SEQUENCES = "8 to 64 sequences at once: {spread} times its speed; goals met: {goals}.", "With `--activations int11`: {spread} times."
 SMALL, LARGE, MIXTURE, SIX, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "6 layers of 30B-A3B", "Next of 48 layers"
 SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", SIX: "moe", HYBRID: "next-48"}
 # GGUF files that both take as they are.
@@ -91,7 +91,7 @@ def found(rows):
             said("In this mode they run at {spread} of torch's speed in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
         ),
         *joined(said("GGUF files as they are: decode {spread} times its speed; goals met: {goals}.", having(rows, "GGUF: decode")), said("Their prompts: {spread} times; goals met: {goals}.", having(rows, "GGUF: prompt"))),
-        *said("8 to 64 sequences at once: {spread} times its speed; goals met: {goals}.", [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case]),
+        *joined(*(said(text, [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case and (FINELY in r.case) == finely]) for text, finely in ((SEQUENCES, False), (FINE_SEQUENCES, True)))),
         *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
         *said("Keys and values that no longer fit the device come back from host memory. Time to first token is {spread} times lower than when they are recomputed.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
         *said("A model larger than all its memory reads experts at {percent} of the disk's bandwidth; goals met: {goals}.", having(rows, "larger than", "experts read")),
@@ -319,20 +319,20 @@ def prompts_of_bf16(rounds):
 
 
 def sequences(name, goals, rounds):
-    """Decode of several sequences, each behind a prompt of its own."""
+    """Decode of several sequences, each behind a prompt of its own, with integers of 8 bits and with finer ones."""
     folder, file = quickly(SHAPES[name], "q4"), quickly(SHAPES[name], "Q4_0")
     many = ",".join(map(str, goals))
     # llama-batched-bench measures once: its rounds are processes, and ours rounds of one.
-    lines = ours("decode", folder, rounds, "--sequences", many, "--context", CONTEXT, "--tokens", 32)
+    usual, fine = (ours("decode", folder, rounds, "--sequences", many, "--context", CONTEXT, "--tokens", 32, *more) for more in ((), FINE))
     peer = Peer()
     room = max(goals) * (CONTEXT + GENERATED) + 512
     command = [LLAMA.program("llama-batched-bench"), "-m", file, "-ngl", 99, "-fa", "on", "-c", room, "-npp", CONTEXT, "-ntg", GENERATED, "-npl", many, "--output-format", "jsonl"]
     for _ in range(rounds):
         peer.measure(lambda: LLAMA.attempt(lambda _: answer(command, by_parallel)))
     rows = []
-    for line, (n, goal) in zip(lines, goals.items()):
-        theirs = [one[n] for one in peer.all]
-        rows.append(compare(SUITE, f"{n} sequences, {name}, 4 bit", "speed", "tokens/s together", speeds(line), theirs, LLAMA.name("Q4_0"), goal, died=peer.died))
+    for line, finer, (n, goal) in zip(usual, fine, goals.items()):
+        for of, how, aim in ((line, "", goal), (finer, FINELY, None)):
+            rows.append(compare(SUITE, f"{n} sequences, {name}, 4 bit{how}", "speed", "tokens/s together", speeds(of), [one[n] for one in peer.all], LLAMA.name("Q4_0"), aim, died=peer.died))
     return rows
 
 

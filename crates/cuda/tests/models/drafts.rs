@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use fastrand::Rng;
 use sluice_engine::{DraftOptions, DrafterChoice};
 
 use super::*;
@@ -14,21 +15,14 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
 }
 
-/// Answers to prompts that repeat themselves, each at its temperature. `predicted`: what they are predicted to be.
-fn answered(engine: &mut Engine, predicted: &[Vec<u32>]) -> Vec<Answer> {
-    let ids: Vec<_> = [(9, 0.0, Some(2)), (33, 0.0, None), (50, 0.8, Some(0))]
-        .into_iter()
-        .enumerate()
-        .map(|(number, (n, temperature, logprobs))| {
-            let prompt: Vec<u32> = (0..n).map(|i| (i % 7 * 3 + number) as u32).collect();
-            let id = engine.add_sequence();
-            let sampling = SamplingParams { temperature, seed: 5, ..SamplingParams::default() };
-            let prediction = predicted.get(number).cloned().unwrap_or_default();
-            let generation = Generation { sampling, max_tokens: LENGTH, logprobs, prediction, ..Generation::default() };
-            engine.start(id, &prompt, generation).unwrap();
-            id
-        })
-        .collect();
+/// Answers to all of these, in the same steps.
+fn answered(engine: &mut Engine, asked: &[(Vec<u32>, Generation)]) -> Vec<Answer> {
+    let start = |(prompt, generation): &(Vec<u32>, Generation)| {
+        let id = engine.add_sequence();
+        engine.start(id, prompt, generation.clone()).unwrap();
+        id
+    };
+    let ids: Vec<_> = asked.iter().map(start).collect();
     let mut answers = vec![Vec::new(); ids.len()];
     while !engine.is_idle() {
         for event in engine.step().unwrap().to_vec() {
@@ -40,6 +34,18 @@ fn answered(engine: &mut Engine, predicted: &[Vec<u32>]) -> Vec<Answer> {
     }
     ids.into_iter().for_each(|id| engine.remove_sequence(id));
     answers
+}
+
+/// Prompts that repeat themselves, each with its temperature. `predicted`: what the answers are predicted to be.
+fn repeating(predicted: &[Vec<u32>]) -> Vec<(Vec<u32>, Generation)> {
+    let all = [(9, 0.0, Some(2)), (33, 0.0, None), (50, 0.8, Some(0))];
+    let asked = all.into_iter().enumerate().map(|(number, (n, temperature, logprobs))| {
+        let prompt: Vec<u32> = (0..n).map(|i| (i % 7 * 3 + number) as u32).collect();
+        let sampling = SamplingParams { temperature, seed: 5, ..SamplingParams::default() };
+        let prediction = predicted.get(number).cloned().unwrap_or_default();
+        (prompt, Generation { sampling, max_tokens: LENGTH, logprobs, prediction, ..Generation::default() })
+    });
+    asked.collect()
 }
 
 /// The answers with each seventh token changed.
@@ -55,8 +61,8 @@ fn compare(folder: &Path, devices: &[u32], options: &Options, drafter: &str, som
     let mut plain = on(None, folder, without);
     let mut drafting = on_all(devices, folder, options.clone());
     for _ in 0..2 {
-        let wanted = answered(&mut plain, &[]);
-        let found = answered(&mut drafting, &nearly(&wanted));
+        let wanted = answered(&mut plain, &repeating(&[]));
+        let found = answered(&mut drafting, &repeating(&nearly(&wanted)));
         assert_eq!(found, wanted, "{}, {drafter}, {devices:?}", folder.display());
     }
     let stats = drafting.draft_stats();
@@ -129,6 +135,69 @@ fn a_heads_drafts_change_nothing() {
             });
             let refused = format!("{:#}", refused.err().expect("refused"));
             assert!(refused.contains("on one GPU"), "{refused}");
+        }
+    }
+}
+
+/// How many random cases each model sees.
+fn cases() -> u64 {
+    std::env::var("SLUICE_DRAFT_CASES").map_or(6, |n| n.parse().unwrap())
+}
+
+/// One to three prompts of few different tokens, with any sampling. `wanted`, if known, are their answers, which are predicted with mistakes.
+fn anything(seed: u64, vocabulary: u32, wanted: &[Answer]) -> Vec<(Vec<u32>, Generation)> {
+    let mut random = Rng::with_seed(seed);
+    let asked = (0..random.usize(1..=3)).map(|number| {
+        let few = [3, 30, vocabulary][random.usize(..3)].min(vocabulary);
+        let prompt: Vec<u32> = (0..random.usize(1..60)).map(|_| random.u32(..few)).collect();
+        let sampling = SamplingParams {
+            temperature: [0.0, 0.0, 0.3, 1.0][random.usize(..4)],
+            top_k: [0, 0, 5, 250][random.usize(..4)],
+            top_p: [1.0, 0.9][random.usize(..2)],
+            min_p: [0.0, 0.0, 0.1][random.usize(..3)],
+            repetition_penalty: [1.0, 1.0, 1.3, 0.7][random.usize(..4)],
+            presence_penalty: [0.0, 0.5][random.usize(..2)],
+            seed: random.u64(..),
+            ..SamplingParams::default()
+        };
+        let (max_tokens, logprobs) = (random.usize(1..40), [None, Some(0), Some(3)][random.usize(..3)]);
+        let (mistakes, mut random) = ([0, 5, 20, 60][random.usize(..4)], random.fork());
+        let token = |(token, _): &(u32, Option<Logprobs>)| match random.u32(..100) < mistakes {
+            true => random.u32(..vocabulary),
+            false => *token,
+        };
+        let prediction = wanted.get(number).map(|answer| answer.iter().map(token).collect()).unwrap_or_default();
+        (prompt, Generation { sampling, max_tokens, logprobs, prediction, ..Generation::default() })
+    });
+    asked.collect()
+}
+
+#[test]
+fn random_answers_are_those_of_the_cpu_without_drafts() {
+    let Some((device, _turn)) = device() else { return };
+    let heads = ["qwen3_5", "qwen3_5_moe", "glm4_moe"].map(with_head);
+    let of_heads = heads.iter().map(|made| (made.path().to_path_buf(), DrafterChoice::Mtp));
+    let looked_up = ["qwen3", "qwen3_window", "qwen3_moe", "gemma4", "qwen3_next", "deepseek_v3", "nemotron_h"];
+    let looked_up = looked_up.iter().map(|name| (golden(name), DrafterChoice::Ngram));
+    let small = ["qwen3", "qwen3_5"].iter().map(|name| (golden(name), DrafterChoice::Model));
+    for (folder, drafter) in of_heads.chain(looked_up).chain(small) {
+        let mut engines = None;
+        for seed in 0..cases() {
+            let mut random = Rng::with_seed(!seed);
+            let (plain, drafting) = engines.get_or_insert_with(|| {
+                let mode = MODES[random.usize(..MODES.len())];
+                let drafts = always(drafter, [1, 2, 5, 8][random.usize(..4)]);
+                let draft_model = (drafter == DrafterChoice::Model).then(|| golden("qwen3"));
+                let with = Options { drafts, draft_model, ..options(mode, None, 48) };
+                (on(None, &folder, options(mode, None, 48)), on(Some(device), &folder, with))
+            });
+            let vocabulary = plain.model().vocabulary as u32;
+            let wanted = answered(plain, &anything(seed, vocabulary, &[]));
+            let found = answered(drafting, &anything(seed, vocabulary, &wanted));
+            assert_eq!(found, wanted, "{}, {drafter:?}, seed {seed}", folder.display());
+            if seed % 20 == 19 {
+                engines = None;
+            }
         }
     }
 }
