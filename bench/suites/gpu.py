@@ -24,7 +24,7 @@ from stored_prompts import ask, prompt
 TITLE, SUITE = "GPU: decode, prompts, experts in tiers, first tokens", "gpu"
 CONTEXT, GENERATED, DEEP = 128, 128, 8192
 TORCH = "torch in bf16"
-SEQUENCES, FINE_SEQUENCES = "8 to 64 sequences at once: {spread} times its speed; goals met: {goals}.", "With `--activations int11`: {spread} times."
+SEQUENCES, FINE_SEQUENCES = "8 to 64 sequences at once: {spread} times its speed; goals met: {goals}.", "With `--activations int11 --attention int16`: {spread} times."
 SMALL, LARGE, MIXTURE, SIX, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "6 layers of 30B-A3B", "Next of 48 layers"
 SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", SIX: "moe", HYBRID: "next-48"}
 # GGUF files that both take as they are.

@@ -259,6 +259,11 @@ impl StepInputs {
         self.starts[sequence] as usize..self.starts[sequence + 1] as usize
     }
 
+    /// Whether no sequence has more than one row.
+    pub fn has_single_rows(&self) -> bool {
+        (0..self.sequences()).all(|sequence| self.rows(sequence).len() <= 1)
+    }
+
     /// The sequence that a row belongs to.
     pub fn sequence_of(&self, row: usize) -> usize {
         self.starts.partition_point(|start| *start as usize <= row) - 1

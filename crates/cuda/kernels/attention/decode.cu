@@ -1,7 +1,8 @@
-// Attention of the last token of each sequence, which is all of it that a step computes, or of the last few, such as drafted ones. What the cache held before is under
-// way before the kernel before this one has ended, as are the norms' weights and the angles; the token's own key and value are stored here. Of a few tokens of a sequence
-// the kernel before has stored all, since each sees those before it, and is waited for first; a token stores the same bytes again. A block takes a partition for the query heads that
-// share a KV head, or some of them. There is little code, since each instruction is fetched for a few executions. Grid: (tokens, tiles of heads, partitions).
+// Attention of the last token of each sequence, which is all of it that a step computes, or of its last few, such as drafted ones. What the cache held before is under
+// way before the kernel before this one has ended, as are the norms' weights and the angles; the token's own key and value are stored here. Where a sequence has a few
+// tokens, each sees those before it: `attention_store_kv` has stored all of them, this kernel waits for that before it reads, and stores the same bytes again. A block
+// takes a partition for the query heads that share a KV head, or some of them. There is little code, since each instruction is fetched for a few executions. Grid:
+// (tokens, tiles of heads, partitions).
 #include "attention/attention.cuh"
 #include "attention/cache.cuh"
 #include "attention/near.cuh"

@@ -128,8 +128,8 @@ impl Pipeline {
                 partition.home(key).expect("steps have the operations that they were planned with")
             }
             (None, OperationKey::Attention(group, layer)) => self.groups[group].layers[layer].0,
-            // Where its states are.
-            (None, OperationKey::Recurrent(layer) | OperationKey::Ngrams(layer)) => layer % self.count(),
+            // Always the same device, since it has the states.
+            (None, OperationKey::Recurrent(at) | OperationKey::Ngrams(at)) => at % self.count(),
             (None, OperationKey::Mixture(_)) => self.count() - 1,
             // It has the tables that are on disk.
             (None, OperationKey::Embed(_)) => 0,

@@ -261,7 +261,7 @@ impl AttentionScratch {
         };
         let join_tiles = layout.v_dim.div_ceil(JOIN_COLUMNS);
         let floats = |n: usize| number(4 * n);
-        // 2. One token of each sequence: one kernel stores and attends. A few of one: all are stored before
+        // 2. One token of each sequence: one kernel stores and attends. Where a sequence has a few, another kernel stores all of them first
         let blocks = |tile: usize| kv_heads * shared.div_ceil(tile);
         // Blocks of fewer heads finish sooner, but each reads the keys again, which costs once the device is full.
         let fits = |tile: usize| tokens * blocks(tile) * partitions <= gpu.device.multiprocessors;
@@ -291,7 +291,7 @@ impl AttentionScratch {
                 false => p::Encoded::default(),
             };
             encoded.encoded_from = encodes.then_some(parameters.out);
-            let stored = !is_single(context);
+            let stored = !context.inputs.has_single_rows();
             let parameters = p::Attention { parts, counters, encoded: view, stored: stored.into(), ..parameters };
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs ensure; the scratch was just reserved.
@@ -334,16 +334,10 @@ impl AttentionScratch {
     }
 }
 
-/// Whether a step has one token of each sequence at most.
-fn is_single(context: &Context) -> bool {
-    let inputs = &context.inputs;
-    (0..inputs.sequences()).all(|s| inputs.rows(s).len() <= 1)
-}
-
 /// The kernel for steps with one token of each sequence, or with a few in all, and its shared memory, if it can take this step.
 fn decode_kernel(context: &Context, layout: &KvLayout, cache: &p::Cache, tile: usize) -> Option<(Kernel, usize)> {
     let gpu = &context.gpu;
-    let few = context.inputs.tokens().len() < MIN_PREFILL_TOKENS || is_single(context);
+    let few = context.inputs.tokens().len() < MIN_PREFILL_TOKENS || context.inputs.has_single_rows();
     let size = layout.kv_type.size();
     let words = [cache.block_bytes, cache.k, cache.v].iter().all(|at| at % 16 == 0)
         && layout.k_dim.is_multiple_of(16)

@@ -174,7 +174,7 @@ impl DeltaScratch {
 /// The kernel for steps with one token of each sequence, if it can take this step.
 fn decode_kernel(context: &Context, shape: &DeltaShape, by_channel: bool) -> Option<Kernel> {
     let count = context.inputs.sequences();
-    let single = (0..count).all(|s| context.inputs.rows(s).len() <= 1);
+    let single = context.inputs.has_single_rows();
     let fits = shape.taps <= MAX_TAPS && shape.value_dim <= MAX_VALUES && count <= MAX_GRID_Y;
     let kernel = match (shape.key_dim, by_channel) {
         (64, false) => Kernel::DELTA_DECODE_64,

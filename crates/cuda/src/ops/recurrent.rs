@@ -67,7 +67,7 @@ impl Convolution {
             taps: number(taps),
         };
         let by_channels = |n: usize| [number(channels.div_ceil(CHANNEL_THREADS)), number(n.min(MAX_GRID_Y)), 1];
-        let single = inputs.kept().is_none() && (0..count).all(|s| inputs.rows(s).len() <= 1);
+        let single = inputs.kept().is_none() && inputs.has_single_rows();
         let kernels: &[(Kernel, usize)] = match single {
             true => &[(Kernel::CONVOLVE_ONE, count)],
             false => &[(Kernel::CONVOLVE, tokens.div_ceil(CONVOLVE_TOKENS)), (Kernel::CONVOLVE_SLIDE, count)],

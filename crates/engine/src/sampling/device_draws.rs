@@ -1,5 +1,5 @@
-//! Draws tokens from logits that a device has. It is asked for the few numbers that draws need, for all rows of a step together: also for those of drafted tokens, of which
-//! it is not known yet whether they are reached, since an exchange with a device takes longer than what it computes for it.
+//! Draws tokens from logits that a device has. It is asked for the few numbers that draws need, and for all rows of a step at once. Among these are the rows of drafted
+//! tokens, although nobody knows yet which of them are reached: an exchange with a device takes longer than what it computes for one.
 
 use sluice_backend::{Best, DRAWN_TOGETHER, DeviceSampling, Isa, Logits, MAX_RANKS, Ranked, Scaled};
 
