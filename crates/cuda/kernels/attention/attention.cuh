@@ -52,8 +52,7 @@ struct Attention {
     u32 flat;
     // Positions of a pool: whole pools are selected, `top` positions of them, and those behind the last whole one are seen too. 1: positions are.
     u32 pool;
-    // Whether a sequence has several tokens in the step: the kernel before has stored their keys and values.
-    u32 stored;
+    u32 unused;
 };
 
 static const u32 PARTITION = 128;
