@@ -313,7 +313,7 @@ parameters! {
         flat: u32,
         /// Positions of a pool, where some were selected.
         pool: u32,
-        unused: u32,
+        stored: u32,
     }
     Route {
         logits: Address,

@@ -52,7 +52,8 @@ struct Attention {
     u32 flat;
     // Positions of a pool: whole pools are selected, `top` positions of them, and those behind the last whole one are seen too. 1: positions are.
     u32 pool;
-    u32 unused;
+    // Whether a sequence has several tokens in the step: the kernel before has stored their keys and values.
+    u32 stored;
 };
 
 static const u32 PARTITION = 128;

@@ -1,6 +1,8 @@
-// Attention of the last token of each sequence, which is all of it that a step computes. What the cache held before is under way before the kernel before this
-// one has ended, as are the norms' weights and the angles; the token's own key and value are stored here. A block takes a partition for the query heads that
-// share a KV head, or some of them. There is little code, since each instruction is fetched for a few executions. Grid: (tokens, tiles of heads, partitions).
+// Attention of the last token of each sequence, which is all of it that a step computes, or of its last few, such as drafted ones. What the cache held before is under
+// way before the kernel before this one has ended, as are the norms' weights and the angles; the token's own key and value are stored here. Where a sequence has a few
+// tokens, each sees those before it: `attention_store_kv` has stored all of them, this kernel waits for that before it reads, and stores the same bytes again. A block
+// takes a partition for the query heads that share a KV head, or some of them. There is little code, since each instruction is fetched for a few executions. Grid:
+// (tokens, tiles of heads, partitions).
 #include "attention/attention.cuh"
 #include "attention/cache.cuh"
 #include "attention/near.cuh"
@@ -193,6 +195,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_decode(const A
     const u32 first_of_tile = blockIdx.y % tiles * G, heads = min((u32)G, group - first_of_tile), first = kv_head * group + first_of_tile;
     const u32 t = blockIdx.x, now = p.positions[t], seen = first_seen(p, now), base = (seen / PARTITION + blockIdx.z) * PARTITION;
     if (base > now) return;
+    if (p.stored) pdl_wait();
     const u32 from_here = max(seen, base), end = min(now + 1, base + PARTITION);
     const u32* table = p.tables + p.table_starts[p.sequences[t]];
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

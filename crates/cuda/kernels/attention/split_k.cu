@@ -1,8 +1,8 @@
-// Attention of the last token of each sequence by small blocks, with keys and values of 128 elements of sixteen bits: behind many partitions, for many
-// sequences, and from two partitions on where more than two heads share keys and values. A block takes a partition for some of these heads, and is small enough
-// that four of them are on a multiprocessor: keys lie in registers, values in shared memory, and both are under way for all blocks at once: keys before the
-// kernel before this one has ended, values behind the queries. `attention_combine` comes behind, where partitions are many. Grid: (tokens, tiles of heads,
-// partitions).
+// Attention of the last token of each sequence, or of its last few as in attention/decode.cu, by small blocks, with keys and values of 128 elements of sixteen bits:
+// behind many partitions, for many sequences, and from two partitions on where more than two heads share keys and values. A block takes a partition for some of these
+// heads, and is small enough that four of them are on a multiprocessor: keys lie in registers, values in shared memory, and both are under way for all blocks at once:
+// keys before the kernel before this one has ended, values behind the queries. `attention_combine` comes behind, where partitions are many. Grid: (tokens, tiles of
+// heads, partitions).
 #include "attention/attention.cuh"
 #include "attention/cache.cuh"
 #include "attention/near.cuh"
@@ -60,6 +60,7 @@ template <int G, u32 TYPE> __device__ __forceinline__ void attend_split_k(const 
     const u32 t = blockIdx.x, now = p.positions[t], start = p.table_starts[p.sequences[t]];
     const u32 seen = first_seen(p, now), base = (seen / PARTITION + blockIdx.z) * PARTITION;
     if (base > now) return;
+    if (p.stored) pdl_wait();
     const u32 from_here = max(seen, base), end = min(now + 1, base + PARTITION);
     const u32* table = p.tables + start;
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

@@ -260,7 +260,8 @@ impl AttentionScratch {
             ..p::Attention::default()
         };
         let join_tiles = layout.v_dim.div_ceil(JOIN_COLUMNS);
-        // 2. One token of each sequence: one kernel stores and attends
+        let floats = |n: usize| number(4 * n);
+        // 2. One token of each sequence: one kernel stores and attends. Where a sequence has a few, another kernel stores all of them first
         let blocks = |tile: usize| kv_heads * shared.div_ceil(tile);
         // Blocks of fewer heads finish sooner, but each reads the keys again, which costs once the device is full.
         let fits = |tile: usize| tokens * blocks(tile) * partitions <= gpu.device.multiprocessors;
@@ -290,10 +291,14 @@ impl AttentionScratch {
                 false => p::Encoded::default(),
             };
             encoded.encoded_from = encodes.then_some(parameters.out);
-            let parameters = p::Attention { parts, counters, encoded: view, ..parameters };
+            let stored = !context.inputs.has_single_rows();
+            let parameters = p::Attention { parts, counters, encoded: view, stored: stored.into(), ..parameters };
             let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
             // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs ensure; the scratch was just reserved.
             unsafe {
+                if stored {
+                    gpu.launch(Kernel::ATTENTION_STORE_KV, grid(kv_heads, 1), 64, floats(layout.k_dim), &parameters)?;
+                }
                 match split_k {
                     Some((tile, kernel)) => {
                         let shared = number(PARTITION * SPLIT_K_DIM * layout.kv_type.size());
@@ -309,7 +314,6 @@ impl AttentionScratch {
         }
         // 3. Other steps: keys and values into their slots, unless they are there, then attention
         let grid = |y: usize, z: usize| [number(tokens), number(y), number(z)];
-        let floats = |n: usize| number(4 * n);
         let padded = layout.k_dim.next_multiple_of(16);
         // SAFETY: tensors, angles and slots were checked; tables reach as far as positions, as the step's inputs ensure; the scratch was just reserved.
         unsafe {
@@ -330,9 +334,10 @@ impl AttentionScratch {
     }
 }
 
-/// The kernel for steps with one token of each sequence and its shared memory, if it can take this step.
+/// The kernel for steps with one token of each sequence, or with a few in all, and its shared memory, if it can take this step.
 fn decode_kernel(context: &Context, layout: &KvLayout, cache: &p::Cache, tile: usize) -> Option<(Kernel, usize)> {
-    let (gpu, single) = (&context.gpu, context.inputs.has_single_rows());
+    let gpu = &context.gpu;
+    let few = context.inputs.tokens().len() < MIN_PREFILL_TOKENS || context.inputs.has_single_rows();
     let size = layout.kv_type.size();
     let words = [cache.block_bytes, cache.k, cache.v].iter().all(|at| at % 16 == 0)
         && layout.k_dim.is_multiple_of(16)
@@ -344,7 +349,7 @@ fn decode_kernel(context: &Context, layout: &KvLayout, cache: &p::Cache, tile: u
     let (.., kernels) = DECODE.into_iter().find(|(n, _)| *n == tile)?;
     let kernel = kernels[cache.kv_type as usize];
     let mode = layout.mode != AttentionMode::Int8;
-    (gpu.device.has(Variant::Last) && single && words && fits && mode).then_some((kernel, shared))
+    (gpu.device.has(Variant::Last) && few && words && fits && mode).then_some((kernel, shared))
 }
 
 /// The heads of a block and the kernel with smaller blocks, if it can take a step that [`decode_kernel`] can take.
