@@ -31,6 +31,19 @@ impl Int11Dot for Avx2x16 {
         unsafe { (eight_sums(rows, stride, x, n), eight_sums(rows.add(8 * stride), stride, x, n)) }
     }
     #[inline(always)]
+    unsafe fn add_to_all(sums: Self::Sums, n: i32) -> Self::Sums {
+        unsafe { (_mm256_add_epi32(sums.0, _mm256_set1_epi32(n)), _mm256_add_epi32(sums.1, _mm256_set1_epi32(n))) }
+    }
+    #[inline(always)]
+    unsafe fn less(pairs: Self, zero: i16) -> Self {
+        unsafe {
+            let zero = _mm256_set1_epi16(zero);
+            let low = _mm256_sub_epi16(_mm256_castps_si256(pairs.0), zero);
+            let high = _mm256_sub_epi16(_mm256_castps_si256(pairs.1), zero);
+            Avx2x16(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
+        }
+    }
+    #[inline(always)]
     unsafe fn to_f32(sums: Self::Sums) -> Self {
         unsafe { Avx2x16(_mm256_cvtepi32_ps(sums.0), _mm256_cvtepi32_ps(sums.1)) }
     }

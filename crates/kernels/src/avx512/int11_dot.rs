@@ -38,6 +38,29 @@ impl Int11Dot for Avx512x16 {
         }
     }
     #[inline(always)]
+    unsafe fn half_row_sums(rows: *const u8, stride: usize, x: *const i16) -> [__m512i; 2] {
+        unsafe {
+            let mut sums = [_mm512_setzero_si512(); 16];
+            let x = _mm512_loadu_si512(x.cast());
+            for (r, sum) in sums.iter_mut().enumerate() {
+                let w = _mm512_cvtepu8_epi16(_mm256_loadu_si256(rows.add(stride * r).cast()));
+                *sum = _mm512_madd_epi16(w, x);
+            }
+            half_sums_of_rows(sums)
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_to_all(sums: __m512i, n: i32) -> __m512i {
+        unsafe { _mm512_add_epi32(sums, _mm512_set1_epi32(n)) }
+    }
+    #[inline(always)]
+    unsafe fn less(pairs: Self, zero: i16) -> Self {
+        unsafe {
+            let less = _mm512_sub_epi16(_mm512_castps_si512(pairs.0), _mm512_set1_epi16(zero));
+            Avx512x16(_mm512_castsi512_ps(less))
+        }
+    }
+    #[inline(always)]
     unsafe fn to_f32(sums: __m512i) -> Self {
         unsafe { Avx512x16(_mm512_cvtepi32_ps(sums)) }
     }
@@ -96,6 +119,37 @@ pub(super) unsafe fn sums_of_rows(v: [__m512i; 16]) -> __m512i {
         let (a, b) = (added_in_turns(a, b), added_in_turns(c, d));
         _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))
     }
+}
+
+/// Lane r of the first is the sum of the first eight lanes of `v[r]`, lane r of the second that of the others.
+///
+/// # Safety
+/// As above.
+#[inline(always)]
+unsafe fn half_sums_of_rows(v: [__m512i; 16]) -> [__m512i; 2] {
+    // SAFETY: the caller's.
+    unsafe {
+        // Part l of `fours[j]` has for rows 4j to 4j + 3 the sum of part l.
+        let mut fours = [_mm512_setzero_si512(); 4];
+        for (j, four) in fours.iter_mut().enumerate() {
+            let (a, b) = (added_in_turns(v[4 * j], v[4 * j + 1]), added_in_turns(v[4 * j + 2], v[4 * j + 3]));
+            *four = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        }
+        // Parts 0 and 2 have first halves, parts 1 and 3 second ones.
+        let [a, b, c, d] = fours;
+        let (low, high) = (neighbours_added(a, b), neighbours_added(c, d));
+        [_mm512_shuffle_i32x4::<0x88>(low, high), _mm512_shuffle_i32x4::<0xdd>(low, high)]
+    }
+}
+
+/// Of `a` and then of `b`, parts 0 and 1 added, and parts 2 and 3.
+///
+/// # Safety
+/// As above.
+#[inline(always)]
+unsafe fn neighbours_added(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: the caller's.
+    unsafe { _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b)) }
 }
 
 /// In parts 0 and 1 the sums of the halves of `a`, in parts 2 and 3 those of `b`.

@@ -1,6 +1,6 @@
 //! MLX's affine groups: `w = q * s + b`, one s and one b for each group of columns.
 
-use super::definition::{ActivationFormat, Activations, Format, Grouped};
+use super::definition::{Format, Grouped};
 use super::float::Float;
 use super::packing::PackingName;
 use super::planes::{Element, MatrixError, Planes};
@@ -49,14 +49,5 @@ impl Format for Affine {
             _ => PackingName::U8,
         };
         Some(Grouped { packing, group: self.group as usize, scale: self.scale })
-    }
-
-    fn activation_format(&self, mode: Activations) -> ActivationFormat {
-        match mode {
-            Activations::F32 => ActivationFormat::F32,
-            Activations::Bf16 => ActivationFormat::Bf16,
-            Activations::Int8 => ActivationFormat::Int8,
-            Activations::Int11 => ActivationFormat::Int11,
-        }
     }
 }

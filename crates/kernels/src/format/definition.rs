@@ -36,10 +36,11 @@ pub(crate) trait Format {
     fn planes(&self, cols: usize) -> Result<Planes, MatrixError>;
     /// How groups of columns are packed; `None` for formats without groups.
     fn grouped(&self) -> Option<Grouped>;
-    /// The encoding of activations that a matrix takes in `mode` (the table in `docs/numerics.md`). Unless a format says otherwise, it has products of 8-bit integers
-    /// where it has groups, and none of 11-bit ones.
+    /// The encoding of activations that a matrix takes in `mode` (the table in `docs/numerics.md`). Unless a format says otherwise, it has products of integers
+    /// where it has groups.
     fn activation_format(&self, mode: Activations) -> ActivationFormat {
         match mode {
+            Activations::Int11 if self.grouped().is_some() => ActivationFormat::Int11,
             // Activations as they are are no less precise than integers of 11 bits.
             Activations::F32 | Activations::Int11 => ActivationFormat::F32,
             Activations::Int8 if self.grouped().is_some() => ActivationFormat::Int8,

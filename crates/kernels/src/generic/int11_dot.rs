@@ -34,6 +34,15 @@ impl Int11Dot for Generic16 {
         sums
     }
     #[inline(always)]
+    unsafe fn add_to_all(sums: [i32; 16], n: i32) -> [i32; 16] {
+        sums.map(|s| s + n)
+    }
+    #[inline(always)]
+    unsafe fn less(pairs: Self, zero: i16) -> Self {
+        let less = |w: u32| (w as u16).wrapping_sub(zero as u16) as u32;
+        Generic16(pairs.0.map(|w| f32::from_bits(less(w.to_bits()) | less(w.to_bits() >> 16) << 16)))
+    }
+    #[inline(always)]
     unsafe fn to_f32(sums: [i32; 16]) -> Self {
         Generic16(sums.map(|s| s as f32))
     }

@@ -20,8 +20,19 @@ pub(crate) trait Int11Dot: Unpack {
     unsafe fn widen_pairs(p: *const u8) -> Self;
     /// Adds to row r the products of the pair `w[2 r]`, `w[2 r + 1]`, of sixteen bits with a sign, with the pair at `x`.
     unsafe fn add_pairs(sums: Self::Sums, w: Self, x: *const i16) -> Self::Sums;
-    /// For each of sixteen rows of bytes, which begin `stride` bytes after each other, the sum of `n` products (a multiple of 32) with `x`.
+    /// For each of sixteen rows of bytes, which begin `stride` bytes after each other, the sum of `n` products (a multiple of 32, or of 16 where
+    /// [`Int11Dot::half_row_sums`] is the one given here) with `x`.
     unsafe fn row_sums(rows: *const u8, stride: usize, x: *const i16, n: usize) -> Self::Sums;
+    /// The same of 32 columns, those of the first sixteen and those of the others.
+    #[inline(always)]
+    unsafe fn half_row_sums(rows: *const u8, stride: usize, x: *const i16) -> [Self::Sums; 2] {
+        // SAFETY: the caller's.
+        unsafe { [Self::row_sums(rows, stride, x, 16), Self::row_sums(rows.add(16), stride, x.add(16), 16)] }
+    }
+    /// Adds a number to all sums.
+    unsafe fn add_to_all(sums: Self::Sums, n: i32) -> Self::Sums;
+    /// The integers of sixteen bits of [`Int11Dot::widen_pairs`], less `zero`.
+    unsafe fn less(pairs: Self, zero: i16) -> Self;
     /// To the nearest f32, ties to even.
     unsafe fn to_f32(sums: Self::Sums) -> Self;
     /// Of 64 floats of sixteen bits the greatest size of the runs of eight whose number is even, and of the others, as bits: these are ordered as integers are.
@@ -106,10 +117,24 @@ pub(crate) unsafe fn side_by_side<V: Int11Dot>(
         for r in 0..ROWS {
             widen::<V>(float, rows[r], by_row.add(r * groups));
         }
+        transposed::<V>(by_row, groups, groups, to);
+    }
+}
+
+/// The first `groups` numbers of sixteen rows, which begin `stride` numbers after each other, side by side.
+///
+/// # Safety
+/// There are so many, in whole sixteens, and `to` has room for them; the instruction set of `V` is available.
+// As above.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+pub(crate) unsafe fn transposed<V: Int11Dot>(by_row: *const f32, stride: usize, groups: usize, to: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe {
         for g in (0..groups).step_by(ROWS) {
             let mut lanes = [V::splat(0.0); ROWS];
             for r in 0..ROWS {
-                lanes[r] = V::load(by_row.add(r * groups + g));
+                lanes[r] = V::load(by_row.add(r * stride + g));
             }
             let lanes = V::transpose16(lanes);
             for i in 0..ROWS {

@@ -53,6 +53,19 @@ impl<P: Products> Int11Dot for Neon16<P> {
         }
     }
     #[inline(always)]
+    unsafe fn add_to_all(sums: Self::Sums, n: i32) -> Self::Sums {
+        unsafe {
+            let n = vdupq_n_s32(n);
+            [vaddq_s32(sums[0], n), vaddq_s32(sums[1], n), vaddq_s32(sums[2], n), vaddq_s32(sums[3], n)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn less(pairs: Self, zero: i16) -> Self {
+        Neon16::of(four(pairs.four(), |w| unsafe {
+            vreinterpretq_f32_s16(vsubq_s16(vreinterpretq_s16_f32(w), vdupq_n_s16(zero)))
+        }))
+    }
+    #[inline(always)]
     unsafe fn to_f32(sums: Self::Sums) -> Self {
         Neon16::of(four(sums, |s| unsafe { vcvtq_f32_s32(s) }))
     }

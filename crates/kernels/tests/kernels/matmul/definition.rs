@@ -128,6 +128,11 @@ pub fn defined(w: &Weights, r: usize, x: &Tokens, token: usize, encoding: Activa
             (acc * x.scales[token], exact * x.scales[token] as f64)
         }
         ActivationFormat::Int11 => {
+            let (zero, biased) = match w.format {
+                WeightFormat::Blocks(blocks) => blocks.zero(),
+                WeightFormat::E2m1(_) => (12.0, false),
+                _ => (0.0, true),
+            };
             let (group, x) = (group_of(w.format), &x.int11);
             let (q, scale_and_bias) = grouped_row(w, r);
             let (mut acc, mut exact) = (0f32, 0f64);
@@ -136,11 +141,14 @@ pub fn defined(w: &Weights, r: usize, x: &Tokens, token: usize, encoding: Activa
                 let step = x.steps[token * cols.div_ceil(64) + from / 64];
                 let n = |k: usize| x.n[token * cols + k] as i32;
                 let piece = from..from + group.min(64);
-                let products: i32 = piece.clone().map(|k| q[k] as i32 * n(k)).sum();
-                let sum: i32 = piece.map(n).sum();
+                let products: i32 = piece.clone().map(|k| (q[k] as i32 - zero as i32) * n(k)).sum();
                 acc = s.mul_add(products as f32 * step, acc);
-                acc = b.mul_add(sum as f32 * step, acc);
-                exact += (s as f64 * products as f64 + b as f64 * sum as f64) * step as f64;
+                exact += s as f64 * products as f64 * step as f64;
+                if biased {
+                    let sum: i32 = piece.map(n).sum();
+                    acc = b.mul_add(sum as f32 * step, acc);
+                    exact += b as f64 * sum as f64 * step as f64;
+                }
             }
             (acc * x.scales[token], exact * x.scales[token] as f64)
         }

@@ -4,13 +4,14 @@ use fastrand::Rng;
 use proptest::prelude::*;
 use sluice_kernels::Isa;
 use sluice_kernels::activations::{encode_bf16, encode_int8};
-use sluice_kernels::format::{ActivationFormat, Float, WeightFormat};
+use sluice_kernels::format::{ActivationFormat, Activations, BlockFormat, Float, WeightFormat};
 use sluice_kernels::input::Input;
-use sluice_kernels::matmul::matmul;
+use sluice_kernels::matmul::{matmul, scratch_bytes};
 use sluice_kernels::scratch::Scratch;
 
+use super::definition::defined;
 use super::tokens::{Integers, Tokens};
-use super::weights::{Weights, columns, format, mode, unit};
+use super::weights::{Weights, columns, format, mode, small_floats, unit};
 use crate::guarded::Guarded;
 
 /// Two steps of 32.
@@ -126,6 +127,72 @@ fn denormal_bf16_count_as_zero() {
         for column in [0, 1, 30, 63] {
             for all in [one_product(denormal, large, column), one_product(large, denormal, column)] {
                 assert!(all.iter().all(|y| y << 1 == 0), "{denormal:x}, column {column}: {all:x?}");
+            }
+        }
+    }
+}
+
+/// The greatest sums of integers of 11 bits with blocks and e2m1: all integers of a block are the least or the greatest of its type, or any, and all of a token are
+/// 2^14 or its negative, or zeros, or no number.
+#[test]
+fn the_greatest_sums_of_11_bits_follow_the_definition() {
+    let mut rng = Rng::with_seed(21);
+    let e2m1 = small_floats().into_iter().filter(|format| matches!(format, WeightFormat::E2m1(_)));
+    for format in BlockFormat::ALL.map(WeightFormat::Blocks).into_iter().chain(e2m1) {
+        let (rows, cols) = (19, 1280);
+        let mut weights = Weights::random(format, rows, cols, &mut rng);
+        let row_bytes = format.planes(cols).unwrap()[0].row_bytes;
+        let mut data = weights.planes[0].bytes().to_vec();
+        for (r, row) in data.chunks_exact_mut(row_bytes).enumerate() {
+            // Bytes of the least and of the greatest integers, in both orders of signs.
+            match [Some(0x00), Some(0xff), Some(0x77), Some(0x80), Some(0x7f), None][r % 6] {
+                Some(byte) => row.fill(byte),
+                None => continue,
+            }
+            if let WeightFormat::Blocks(blocks) = format {
+                blocks.set_size(row, 1.0);
+            }
+        }
+        weights.planes[0] = Guarded::new(&data);
+        // The greatest float below 2 is rounded to 2, and then 2^14 stands for it.
+        let most = 2f32.next_down();
+        let x: Vec<f32> = (0..7 * cols)
+            .map(|i| match (i / cols, i % cols) {
+                (0, _) => most,
+                (1, _) => -most,
+                (2, k) if k % 2 == 0 => -most,
+                (2 | 3, k) if k / 16 % 2 == 0 => most,
+                (3, _) => -most,
+                (4, _) => 0.0,
+                (5, 700) => f32::NAN,
+                _ => unit(&mut rng),
+            })
+            .collect();
+        let (x, w, mode) = (Tokens::of(x, cols), weights.matrix(), Activations::Int11);
+        assert_eq!((x.int11.n[0], x.int11.n[cols]), (1 << 14, -(1 << 14)));
+        let encoding = format.activation_format(mode);
+        assert_eq!(encoding, ActivationFormat::Int11);
+        let bits = |y: f32| if y.is_nan() { !0 } else { y.to_bits() };
+        let wanted: Vec<Vec<u32>> =
+            (0..7).map(|t| (0..rows).map(|r| bits(defined(&weights, r, &x, t, encoding).0)).collect()).collect();
+        assert!(wanted[5].iter().all(|&y| y == !0) && wanted[4].iter().all(|&y| y == 0));
+        for isa in Isa::supported() {
+            for tokens in
+                [&[0][..], &[1], &[2], &[3], &[4], &[5], &[6, 1, 0], &[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6]]
+            {
+                for range in [0..rows, 3..4, 1..18] {
+                    let mut tile = vec![0f32; tokens.len() * range.len()];
+                    let mut scratch = Scratch::with_bytes(scratch_bytes(format, cols, range.len(), tokens.len(), mode));
+                    matmul(isa, &w, range.clone(), x.input(encoding), tokens, &mut tile, &mut scratch);
+                    for (&token, got) in tokens.iter().zip(tile.chunks_exact(range.len())) {
+                        let got: Vec<u32> = got.iter().map(|&y| bits(y)).collect();
+                        assert_eq!(
+                            got,
+                            wanted[token as usize][range.clone()],
+                            "{isa} {format:?}, token {token} of {tokens:?}"
+                        );
+                    }
+                }
             }
         }
     }

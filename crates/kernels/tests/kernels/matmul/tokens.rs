@@ -51,7 +51,10 @@ pub struct Tokens {
 
 impl Tokens {
     pub fn random(n: usize, cols: usize, rng: &mut Rng) -> Tokens {
-        let f32: Vec<f32> = (0..n * cols).map(|_| unit(rng) * unit(rng)).collect();
+        Tokens::of((0..n * cols).map(|_| unit(rng) * unit(rng)).collect(), cols)
+    }
+
+    pub fn of(f32: Vec<f32>, cols: usize) -> Tokens {
         let mut bf16 = vec![0; f32.len()];
         encode_bf16(Isa::GENERIC, &f32, &mut bf16);
         let groups = if cols.is_multiple_of(32) { f32.len() / 32 } else { 0 };
