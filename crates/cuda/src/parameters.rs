@@ -175,6 +175,20 @@ parameters! {
         parts: [Matmul; PARTS],
         to: [Address; PARTS],
     }
+    /// Matrices in blocks of which records are made, and where these go.
+    Records {
+        parts: [Matmul; PARTS],
+        to: [Address; PARTS],
+        sliced: u32,
+        unused: u32,
+    }
+    /// Integers of 11 bits that are put in the order of their columns.
+    Arrange {
+        x: Encoded,
+        to: Address,
+        groups: u32,
+        piece: u32,
+    }
     /// One token as floats, for products of integers of 11 bits.
     OneToken {
         parts: [Matmul; PARTS],

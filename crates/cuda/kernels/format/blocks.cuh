@@ -226,3 +226,8 @@ typedef Blocks<3, 32, true> V3;
 typedef Blocks<3, 16, true> H3;
 typedef Blocks<4, 32, true> V4;
 typedef Blocks<4, 16, true> H4;
+
+// The same where activations are integers of 11 bits.
+template <class B> struct Int11Blocks {
+    typedef B Integers;
+};

@@ -68,6 +68,19 @@
     X(v4_int8, V4)              \
     X(h4_int8, H4)
 
+// The same with activations that are integers of 11 bits.
+#define INT11_BLOCK_FORMATS(X)  \
+    X(b2_int11, Int11Blocks<B2>) \
+    X(b3_int11, Int11Blocks<B3>) \
+    X(b4_int11, Int11Blocks<B4>) \
+    X(b5_int11, Int11Blocks<B5>) \
+    X(b6_int11, Int11Blocks<B6>) \
+    X(b8_int11, Int11Blocks<B8>) \
+    X(v3_int11, Int11Blocks<V3>) \
+    X(h3_int11, Int11Blocks<H3>) \
+    X(v4_int11, Int11Blocks<V4>) \
+    X(h4_int11, Int11Blocks<H4>)
+
 // Weights as floats of sixteen bits that become integers of 11 bits, activations as integers of 11 bits.
 #define INT11_FLOAT_FORMATS(X)              \
     X(f16_int11, BlockIntegers<F16>)        \
@@ -76,11 +89,11 @@
 // `Matrix::kind`: the number of a format in the order of the lists.
 enum : u32 {
 #define KIND(name, F) KIND_##name,
-    F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND) INT11_FLOAT_FORMATS(KIND)
+    F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND) INT11_BLOCK_FORMATS(KIND) INT11_FLOAT_FORMATS(KIND)
 #undef KIND
 };
 
 template <class F> constexpr u32 KIND_OF = 0;
 #define KIND(name, F) template <> constexpr u32 KIND_OF<F> = KIND_##name;
-F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND) INT11_FLOAT_FORMATS(KIND)
+F32_FORMATS(KIND) BF16_FORMATS(KIND) INT8_FORMATS(KIND) INT11_FORMATS(KIND) BLOCK_FORMATS(KIND) INT11_BLOCK_FORMATS(KIND) INT11_FLOAT_FORMATS(KIND)
 #undef KIND

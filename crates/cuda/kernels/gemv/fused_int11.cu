@@ -6,43 +6,14 @@
 // before. Of gate and up a block takes the same rows, one after the other, so that the thread that ends up's chain still has gate's.
 #include "format/list.cuh"
 #include "format/slices.cuh"
-#include "gemv/one_token.cuh"
+#include "gemv/one_turns.cuh"
 #include "prim/cp_async.cuh"
 #include "prim/pdl.cuh"
 #include "prim/smem.cuh"
 
-static const u32 WARPS = 16, ROWS = 32;
-
 // Encodes a token by the whole block.
 __device__ __forceinline__ float stage(const float* x, const Norm& norm, u32 cols, const Slices& to, float* kept, const float* weights) {
     return encode_token<WARPS + 1>(x, norm, cols, kept, weights, [&](u32 i, const float (&v)[8], int e, float sum) { put_slices(to, i, v, e, sum); });
-}
-
-// A place among turns of sets of rows, which all threads of a block go through together.
-struct Turn {
-    u32 set;
-    u32 from;
-
-    // `gated`: sets of gate are even, those of up odd, and a block takes both.
-    __device__ __forceinline__ void next(u32 lanes, u32 groups, bool gated) {
-        from += lanes;
-        if (from >= groups) {
-            from = 0;
-            set += !gated ? gridDim.x : set % 2 ? 2 * gridDim.x - 1 : 1;
-        }
-    }
-};
-
-// Which product a set belongs to, in which it then has that number.
-__device__ __forceinline__ const Matmul& part_of(const OneToken& p, u32& set) {
-    if (p.gated) {
-        const u32 part = set % 2;
-        set /= 2;
-        return p.parts[part];
-    }
-    u32 k = 0;
-    for (; k < 2 && p.parts[k + 1].rows && set * ROWS >= p.parts[k].rows; k++) set -= (p.parts[k].rows + ROWS - 1) / ROWS;
-    return p.parts[k];
 }
 
 // A row has LANES lanes; a lane takes a group of OWN rows at a time. Another block of the multiprocessor multiplies while this one waits for weights.

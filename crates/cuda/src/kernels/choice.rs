@@ -141,6 +141,11 @@ impl KernelFormat {
         Kernel::of(Family::GemvOneFloats, self, 0)
     }
 
+    /// The same with weights in blocks.
+    pub fn gemv_one_blocks(self) -> Option<Kernel> {
+        Kernel::of(Family::GemvOneBlocks, self, 0)
+    }
+
     /// The kernels of a mixture for one token: of gate and up, of these where the device may have to ask for experts, and of down.
     pub fn moe_single(self) -> Option<[Kernel; 3]> {
         let [gate_up, mailbox] = [0, 1].map(|tile| Kernel::of(Family::MoeGateUp, self, tile));

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::format::{
-    BF16_FORMATS, BLOCK_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, INT11_FLOAT_FORMATS, INT11_FORMATS,
-    INT11_TENSOR_FORMATS, KernelFormat,
+    BF16_FORMATS, BLOCK_FORMATS, BYTE_FORMATS, F32_FORMATS, INT8_FORMATS, INT11_BLOCK_FORMATS, INT11_FLOAT_FORMATS,
+    INT11_FORMATS, INT11_TENSOR_FORMATS, KernelFormat,
 };
 use crate::parameters as p;
 
@@ -65,6 +65,13 @@ kernels! {
     singles {
         QUANTIZE "quantize" in "elementwise/quantize" takes Quantize;
         ENCODE_INT11 "encode_int11" in "elementwise/int11" takes Quantize;
+        INT11_RECORDS "int11_records" in "gemm/int11_records" takes Records;
+        INT11_ARRANGE "int11_arrange" in "gemm/int11_records" takes Arrange;
+        GEMM_WIDE_16 "gemm_wide_16" in "gemm/int11_blocks_wide" takes Products;
+        GEMM_WIDE_16_BIASED "gemm_wide_16_biased" in "gemm/int11_blocks_wide" takes Products;
+        GEMM_WIDE_32 "gemm_wide_32" in "gemm/int11_blocks_wide" takes Products;
+        GEMM_WIDE_32_BIASED "gemm_wide_32_biased" in "gemm/int11_blocks_wide" takes Products;
+        GEMM_WIDE_32_SLICED "gemm_wide_32_sliced" in "gemm/int11_blocks_wide" takes Products;
         EMBED "embed" in "elementwise/embed" takes Embed;
         REARRANGE "rearrange" in "elementwise/rearrange" takes Rearrange;
         RESTORE "restore" in "elementwise/rearrange" takes Rearrange;
@@ -199,6 +206,7 @@ kernels! {
             in "gemv/int11" of INT11_FORMATS by [""] takes Products;
             in "gemv/int11_floats" of INT11_FLOAT_FORMATS by [""] takes Products;
             in "gemv/blocks" of BLOCK_FORMATS by [""] takes Products;
+            in "gemv/int11_blocks" of INT11_BLOCK_FORMATS by [""] takes Products;
         }
         /// The same with several rows a block.
         GemvRows "gemv_rows" {
@@ -212,6 +220,7 @@ kernels! {
             in "gemm/int11" of INT11_FORMATS by [""] takes Products;
             in "gemm/int11_floats" of INT11_FLOAT_FORMATS by [""] takes Products;
             in "gemm/blocks" of BLOCK_FORMATS by [""] takes Products;
+            in "gemm/int11_blocks" of INT11_BLOCK_FORMATS by [""] takes Products;
         }
         /// Lane sums by tiles of 32 rows and 32 tokens.
         Gemm32 "gemm_32" {
@@ -234,6 +243,10 @@ kernels! {
         /// The same with weights that are floats of sixteen bits.
         GemvOneFloats "gemv_one" {
             in "gemv/fused_int11_floats" of INT11_FLOAT_FORMATS by [""] takes OneToken;
+        }
+        /// The same with weights in blocks.
+        GemvOneBlocks "gemv_one" {
+            in "gemv/fused_int11_blocks" of INT11_BLOCK_FORMATS by [""] takes OneToken;
         }
         /// Many tokens on tensor cores; tiles by groups of activations in a weight group.
         GemmMma "gemm_mma" {
@@ -413,7 +426,7 @@ impl Kernel {
     /// The only compute capability that has its instructions (90 for 9.0); `None`: it is for all.
     pub fn only(self) -> Option<i32> {
         // `specific` of `kernels/nvrtc.json`.
-        matches!(self.unit(), "attention/int16_wide" | "gemm/int11_wide" | "gemm/int11_floats_wide").then_some(90)
+        matches!(self.unit(), "attention/int16_wide" | "gemm/int11_wide" | "gemm/int11_floats_wide" | "gemm/int11_blocks_wide").then_some(90)
     }
 
     fn instance(self) -> Option<(&'static Instances, KernelFormat, usize)> {

@@ -66,6 +66,7 @@ macro_rules! format_lists {
     (INT11 $($variant:ident)*) => { pub const INT11_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (INT11_FLOAT $($variant:ident)*) => { pub const INT11_FLOAT_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (INT11_TENSOR $($variant:ident)*) => { pub const INT11_TENSOR_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
+    (INT11_BLOCK $($variant:ident)*) => { pub const INT11_BLOCK_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (BLOCK $($variant:ident)*) => { pub const BLOCK_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
     (BYTE $($variant:ident)*) => { pub const BYTE_FORMATS: &[KernelFormat] = &[$(KernelFormat::$variant,)*]; };
 }
@@ -87,12 +88,13 @@ impl KernelFormat {
             (WeightFormat::Float(Float::Bf16), _) => KernelFormat::Bf16Bf16,
             (WeightFormat::Fp8(_), Activations::F32 | Activations::Int11) => KernelFormat::Fp8F32,
             (WeightFormat::Fp8(_), Activations::Bf16 | Activations::Int8) => KernelFormat::Fp8Bf16,
-            (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::F32 | Activations::Int11) => {
-                KernelFormat::BlocksF32
-            }
+            (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::F32) => KernelFormat::BlocksF32,
             (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::Bf16) => KernelFormat::BlocksBf16,
-            (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::Int8) => {
-                KernelFormat::of_blocks(RowLayout::of(form).expect("it has blocks"))
+            (WeightFormat::Blocks(_) | WeightFormat::E2m1(_), Activations::Int8 | Activations::Int11) => {
+                let of_int8 = KernelFormat::of_blocks(RowLayout::of(form).expect("it has blocks"));
+                // Both lists have the same order.
+                let at = BLOCK_FORMATS.iter().position(|format| *format == of_int8).expect("it is one of them");
+                if mode == Activations::Int8 { of_int8 } else { INT11_BLOCK_FORMATS[at] }
             }
             (WeightFormat::Affine { .. }, Activations::F32) => KernelFormat::AffineF32,
             (WeightFormat::Affine { .. }, Activations::Bf16) => KernelFormat::AffineBf16,
@@ -133,7 +135,7 @@ impl KernelFormat {
         match () {
             () if F32_FORMATS.contains(&self) => Needs::F32,
             () if BF16_FORMATS.contains(&self) => Needs::BF16,
-            () if INT11_FORMATS.contains(&self) || INT11_FLOAT_FORMATS.contains(&self) => Needs::INT11,
+            () if [INT11_FORMATS, INT11_BLOCK_FORMATS, INT11_FLOAT_FORMATS].concat().contains(&self) => Needs::INT11,
             () => Needs::INT8,
         }
     }
@@ -149,9 +151,11 @@ mod tests {
             assert_eq!(*format as usize, i);
             assert_eq!(KernelFormat::from_number(i as u32), *format);
         }
-        let lists =
-            [F32_FORMATS, BF16_FORMATS, INT8_FORMATS, INT11_FORMATS, BLOCK_FORMATS, INT11_FLOAT_FORMATS].concat();
+        let int8 = [INT8_FORMATS, INT11_FORMATS, BLOCK_FORMATS].concat();
+        let lists = [F32_FORMATS, BF16_FORMATS, &int8, INT11_BLOCK_FORMATS, INT11_FLOAT_FORMATS].concat();
         assert_eq!(lists, KernelFormat::ALL);
+        let bits = |formats: &[KernelFormat]| formats.iter().map(|f| f.name()[..2].to_owned()).collect::<Vec<_>>();
+        assert_eq!(bits(BLOCK_FORMATS), bits(INT11_BLOCK_FORMATS));
         assert!(BYTE_FORMATS.iter().all(|format| INT8_FORMATS.contains(format)));
         assert!(INT11_TENSOR_FORMATS.iter().all(|format| INT11_FORMATS.contains(format)));
     }

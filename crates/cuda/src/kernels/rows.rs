@@ -77,6 +77,27 @@ impl RowLayout {
         Some(RowLayout { bits, group, element: scale | zero << 8 | values << 16 })
     }
 
+    /// Whether groups have a bias of their own.
+    pub fn is_biased(self) -> bool {
+        matches!(self.scale(), SCALE_BIAS_F16 | SCALE_NIBBLES | SCALE_PAIR)
+    }
+
+    /// The greatest size of a number less the one that stands for 0.
+    fn greatest(self) -> usize {
+        let zero = (self.element >> 8 & 0xff) as usize;
+        match self.element >> 16 {
+            0 => zero.max((1 << self.bits) - 1 - zero),
+            IQ4 => 127,
+            E2M1 => 12,
+            _ => zero,
+        }
+    }
+
+    /// Whether sums of a group's products with integers of 11 bits can reach 2^24, so that tensor cores take its numbers in two slices.
+    pub fn is_sliced(self) -> bool {
+        self.group * self.greatest() >= 1 << 10
+    }
+
     fn scale(self) -> u32 {
         self.element & 0xff
     }

@@ -4,13 +4,14 @@
 //! of extreme values must have the bits of plain arithmetic. What differs is not used.
 
 use anyhow::Result;
+use sluice_backend::{Activations, BlockFormat, WeightFormat};
 
 use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::device::stream::Gpu;
 use crate::device::sys::Address;
-use crate::kernels::{AFFINE, Exact, INT11_FLOAT_FORMATS, KernelFormat, STATIC_SHARED, Variant};
+use crate::kernels::{AFFINE, Exact, INT11_BLOCK_FORMATS, INT11_FLOAT_FORMATS, KernelFormat, RowLayout, STATIC_SHARED, Variant};
 use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, NORMED, encode};
-use crate::ops::int11_floats;
+use crate::ops::{int11_blocks, int11_floats};
 use crate::ops::product::{MAX_GRID_Y, MatmulInput, PairTiles, Product};
 use crate::parameters::{self as p, number};
 use crate::weights::{HALVES, Needs};
@@ -26,9 +27,9 @@ const FEW_PAIRS: [(usize, u32); 2] = [(4, 320), (8, 384)];
 const FEW_SHARES: usize = 2;
 const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
 /// `kernels/gemv/fused_int11.cu`: rows of a set, threads of a block, the most blocks of a multiprocessor.
-const ONE_ROWS: usize = 32;
-const ONE_THREADS: u32 = 544;
-const ONE_BLOCKS: usize = 2;
+pub const ONE_ROWS: usize = 32;
+pub const ONE_THREADS: u32 = 544;
+pub const ONE_BLOCKS: usize = 2;
 /// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
 const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
@@ -85,6 +86,9 @@ fn multiply_by(
     }
     if INT11_FLOAT_FORMATS.contains(&kind) {
         return int11_floats::multiply(gpu, products, x, exact);
+    }
+    if INT11_BLOCK_FORMATS.contains(&kind) {
+        return int11_blocks::multiply(gpu, products, x, exact);
     }
     if first.kinds().len() > 1 || !fits(products) {
         return Ok(false);
@@ -183,6 +187,9 @@ pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: 
     if INT11_FLOAT_FORMATS.contains(&first.kinds()[0]) {
         return int11_floats::multiply_one(gpu, (x, norm), products, gated);
     }
+    if INT11_BLOCK_FORMATS.contains(&first.kinds()[0]) {
+        return int11_blocks::multiply_one(gpu, (x, norm), products, gated);
+    }
     let (cols, m) = (first.cols, first.matrix);
     let groups = cols / GROUP;
     let Some((kernel, lanes)) = first.kinds()[0].gemv_one(groups).filter(|_| gpu.device.has(Variant::One)) else {
@@ -275,9 +282,37 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
         element: 2,
         ..p::Matrix::default()
     };
+    // In blocks: integers of five bits in groups of 32, and of eight bits, which are taken in slices.
+    let block = |format| -> Result<(DeviceBuffer, p::Matrix)> {
+        let layout = RowLayout::of(WeightFormat::Blocks(format)).expect("it has blocks");
+        let (row, [codes, units]) = (layout.row_bytes(COLS), layout.starts(COLS));
+        let numbers = |r: usize, i: usize| if r < ROWS / 2 { 255 } else { hash(r * COLS + i) as u8 };
+        let scales = |i: usize| (0x3c00 + (i % 97) as u16).to_le_bytes()[i % 2];
+        let bytes: Vec<u8> = (0..ROWS * row)
+            .map(|at| (at / row, at % row))
+            .map(|(r, i)| if i < codes { numbers(r, i) } else { scales(i) })
+            .collect();
+        let bytes = upload(gpu, &bytes)?;
+        let matrix = p::Matrix {
+            data: bytes.at,
+            scales: bytes.at + codes as u64,
+            biases: bytes.at + units as u64,
+            row_bytes: row as u64,
+            groups: number(COLS / layout.group),
+            kind: KernelFormat::of(WeightFormat::Blocks(format), Activations::Int11) as u32,
+            element: layout.element,
+            group: number(layout.group),
+            bits: number(layout.bits),
+            unused: 0,
+        };
+        Ok((bytes, matrix))
+    };
+    let (plain, sliced) = (block(BlockFormat::Q5_1)?, block(BlockFormat::Q8_0)?);
     // 2. Their products in each way
-    let (affine, float) = (probe_matrix(gpu, x.at, affine)?, probe_matrix(gpu, x.at, float)?);
-    Ok(Exact { few: [affine[0], float[0]], wide: [affine[1], float[1]] })
+    let [affine, float, plain, sliced] =
+        [affine, float, plain.1, sliced.1].map(|matrix| probe_matrix(gpu, x.at, matrix));
+    let (affine, float, blocks) = (affine?, float?, plain?[1] && sliced?[1]);
+    Ok(Exact { few: [affine[0], float[0], false], wide: [affine[1], float[1], blocks] })
 }
 
 /// Rows, columns and tokens of a probe, and sizes of its activations.
@@ -334,11 +369,11 @@ fn probe_matrix(gpu: &Gpu, x: Address, matrix: p::Matrix) -> Result<[bool; 2]> {
     };
     let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
     let wanted = bits(product(TOKENS, None, &mut encoded)?);
-    let few = Some(Exact { few: [true; 2], wide: [false; 2] });
+    let few = Some(Exact { few: [true; 3], wide: [false; 3] });
     let one = bits(product(1, few, &mut encoded)?);
     let eight = bits(product(8, few, &mut encoded)?);
     let some = bits(product(TOKENS, few, &mut encoded)?);
-    let wide = bits(product(TOKENS, Some(Exact { few: [false; 2], wide: [true; 2] }), &mut encoded)?);
+    let wide = bits(product(TOKENS, Some(Exact { few: [false; 3], wide: [true; 3] }), &mut encoded)?);
     let few = one == wanted[..ROWS] && eight == wanted[..8 * ROWS] && some == wanted;
     Ok([few, wide == wanted])
 }

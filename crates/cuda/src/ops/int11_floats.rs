@@ -45,7 +45,7 @@ const ONE_BLOCKS: usize = 2;
 /// Tokens of the largest tile of [`FEW`].
 const FEW_TOKENS: usize = 8;
 /// The most bytes of integers that are made at a time, unless a product's rows are not consecutive.
-const MOST_SPLIT: usize = 128 << 20;
+pub const MOST_SPLIT: usize = 128 << 20;
 
 /// Bytes of shared memory of a block for `tokens` tokens.
 fn few_shared(tokens: usize, cols: usize) -> usize {
@@ -60,6 +60,38 @@ fn split_bytes(rows: usize, cols: usize) -> usize {
 /// Bytes of scratch memory that products of one input with `tokens` tokens take, whose matrices have so many rows together.
 pub fn scratch_bytes(rows: usize, cols: usize, tokens: usize) -> usize {
     if tokens <= FEW_TOKENS { 0 } else { split_bytes(rows, cols).min(MOST_SPLIT) }
+}
+
+/// Products in portions whose integers fit [`MOST_SPLIT`]: all together, or some rows of one at a time. `tile_bytes`: of the integers of [`WIDE`] rows.
+pub fn in_portions(
+    products: &[Product],
+    tile_bytes: usize,
+    mut launch: impl FnMut(&[Product]) -> Result<()>,
+) -> Result<()> {
+    if products.iter().map(|of| of.rows.div_ceil(WIDE)).sum::<usize>() * tile_bytes <= MOST_SPLIT {
+        return launch(products);
+    }
+    let at_a_time = (MOST_SPLIT / tile_bytes).max(1) * WIDE;
+    for product in products {
+        if product.runs.is_some() {
+            launch(slice::from_ref(product))?;
+            continue;
+        }
+        // As many rows each time.
+        let times = product.rows.div_ceil(at_a_time);
+        let each = product.rows.div_ceil(times).next_multiple_of(WIDE);
+        for row in (0..product.rows).step_by(each) {
+            let mut some = Product { rows: each.min(product.rows - row), ..*product };
+            let skipped = row as u64 * product.matrix.row_bytes;
+            let p::Matrix { data, scales, biases, .. } = &mut some.matrix;
+            // Floats have no scales, and of blocks a row has all three.
+            [data, scales, biases].into_iter().for_each(|at| *at += skipped);
+            some.out.at += 4 * row as u64;
+            some.bias += if product.bias == 0 { 0 } else { 4 * row as u64 };
+            launch(&[some])?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether large tiles take less time than passes of a few tokens, by what an H200 took for matrices of 1,024 to 24,576 rows: a pass reads all weights, and integers of
@@ -98,9 +130,8 @@ pub fn multiply(gpu: &Gpu, products: &[Product], x: &EncodedActivations, exact: 
     let rows = products.iter().map(|product| product.rows).sum();
     let pays = large_pays(rows, first.cols, first.outputs, gpu.device.multiprocessors);
     if let (Some(split), Some((of, kernel))) = (kind.int11_split(), large.next().filter(|_| pays)) {
-        let bytes = |products: &[Product]| products.iter().map(|of| split_bytes(of.rows, of.cols)).sum::<usize>();
         let launch = |products: &[Product]| -> Result<()> {
-            let mut at = x.reserve_slices(gpu, bytes(products))?;
+            let mut at = x.reserve_slices(gpu, products.iter().map(|of| split_bytes(of.rows, of.cols)).sum())?;
             let (mut splits, mut wides) = (p::Split::default(), p::Products::default());
             let mut most_tiles = 0;
             for (i, product) in products.iter().enumerate() {
@@ -121,27 +152,7 @@ pub fn multiply(gpu: &Gpu, products: &[Product], x: &EncodedActivations, exact: 
             unsafe { gpu.launch(kernel, grid, of.threads, number(of.shared), &wides)? };
             Ok(())
         };
-        if bytes(products) <= MOST_SPLIT {
-            launch(products)?;
-            return Ok(true);
-        }
-        let at_a_time = (MOST_SPLIT / split_bytes(WIDE, first.cols)).max(1) * WIDE;
-        for product in products {
-            if product.runs.is_some() {
-                launch(slice::from_ref(product))?;
-                continue;
-            }
-            // As many rows each time.
-            let times = product.rows.div_ceil(at_a_time);
-            let each = product.rows.div_ceil(times).next_multiple_of(WIDE);
-            for row in (0..product.rows).step_by(each) {
-                let mut some = Product { rows: each.min(product.rows - row), ..*product };
-                some.matrix.data += row as u64 * product.matrix.row_bytes;
-                some.out.at += 4 * row as u64;
-                some.bias += if product.bias == 0 { 0 } else { 4 * row as u64 };
-                launch(&[some])?;
-            }
-        }
+        in_portions(products, split_bytes(WIDE, first.cols), launch)?;
         return Ok(true);
     }
     // All tokens at once, or as many as there is room for.

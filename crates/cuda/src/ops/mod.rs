@@ -12,6 +12,7 @@ pub mod gemv_fused;
 pub mod grouped_gemm;
 pub mod index;
 pub mod int11;
+pub mod int11_blocks;
 pub mod int11_floats;
 pub mod latent;
 pub mod latent_rows;

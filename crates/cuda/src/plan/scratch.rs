@@ -8,14 +8,14 @@ use sluice_backend::{
     StreamLayer, Tensor,
 };
 
-use crate::kernels::INT11_FLOAT_FORMATS;
+use crate::kernels::{INT11_FLOAT_FORMATS, RowLayout};
 use crate::moe::activate::needs_with_floats;
 use crate::moe::experts::operands;
 use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
 use crate::ops::activations::{GROUP, int11_bytes};
 use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
-use crate::ops::int11_floats::{WIDE, scratch_bytes};
-use crate::ops::{index, latent, latent_rows, ngrams, sampling};
+use crate::ops::int11_floats::{self, WIDE};
+use crate::ops::{index, int11_blocks, latent, latent_rows, ngrams, sampling};
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
@@ -183,10 +183,26 @@ impl<'a> ScratchPlanner<'a> {
 
     /// Products of one input with so many tokens may have integers made of their weights first.
     fn split(&mut self, linears: &[&Linear], tokens: usize) {
-        let split = |l: &&&Linear| INT11_FLOAT_FORMATS.contains(&self.weights[l.matrix.number()].kind(self.mode));
-        let rows = linears.iter().filter(split).map(|l| l.rows.len().next_multiple_of(WIDE)).sum();
-        let cols = linears.iter().map(|l| self.weights[l.matrix.number()].cols()).max().unwrap_or(0);
-        grow(&mut self.slices, scratch_bytes(rows, cols, tokens));
+        let matrices: Vec<_> = linears.iter().map(|l| (l.matrix, l.rows.len())).collect();
+        self.split_rows(&matrices, tokens);
+    }
+
+    /// The same of so many rows of matrices.
+    fn split_rows(&mut self, matrices: &[(MatrixId, usize)], tokens: usize) {
+        let of = |matrix: MatrixId| &self.weights[matrix.number()];
+        let rows = |counts: &dyn Fn(MatrixId) -> bool| {
+            let counted = matrices.iter().filter(|(matrix, _)| counts(*matrix));
+            counted.map(|(_, rows)| rows.next_multiple_of(WIDE)).sum()
+        };
+        let cols = matrices.iter().map(|(matrix, _)| of(*matrix).cols()).max().unwrap_or(0);
+        let floats = rows(&|matrix| INT11_FLOAT_FORMATS.contains(&of(matrix).kind(self.mode)));
+        let mut most = int11_floats::scratch_bytes(floats, cols, tokens);
+        let layouts = matrices.iter().filter_map(|(matrix, _)| RowLayout::of(of(*matrix).form()));
+        for layout in layouts.filter(|_| self.mode == Activations::Int11) {
+            let alike = rows(&|matrix| RowLayout::of(of(matrix).form()) == Some(layout));
+            most = most.max(int11_blocks::scratch_bytes(layout, alike, cols, tokens));
+        }
+        grow(&mut self.slices, most);
     }
 
     /// What was selected for a layer stays where it was: no cut lies between.
@@ -394,10 +410,9 @@ impl Operations for ScratchPlanner<'_> {
         });
         let weight = &self.weights[head.number()];
         grow(&mut self.logits, 4 * self.wanted * weight.rows() + sampling::bytes(self.wanted, weight.rows()));
-        if INT11_FLOAT_FORMATS.contains(&weight.kind(self.mode)) {
-            grow(&mut self.slices, scratch_bytes(weight.rows(), weight.cols(), self.wanted));
-        }
         self.encoded.grow(self.wanted, x.cols, weight.kind(self.mode).needs());
+        let rows = weight.rows();
+        self.split_rows(&[(head, rows)], self.wanted);
     }
 
     fn embed(&mut self, table: MatrixId, out: Tensor) {

@@ -1,0 +1,257 @@
+// Products of weights in blocks with integers of 11 bits for prompts, by wgmma, from the records that gemm/int11_records.cu made of both.
+//
+// A block takes 128 rows and 128 tokens at a time: two warpgroups of 64 rows each multiply and fold, a thread of another brings weights and tokens in bulk, STAGES groups of 64
+// columns ahead. Of 128 tokens one half is folded while the other, or the next piece's first, is multiplied.
+//
+// Integers are (q - zero) 2^-20 and sums of a piece stay exact: below 2^24 units. Where a type's integers are too large, a piece is multiplied in two slices.
+#include "format/block_integers.cuh"
+#include "format/int11.cuh"
+#include "gemm/int11_records.cuh"
+#include "gemm/matmul.cuh"
+#include "prim/pdl.cuh"
+#include "prim/smem.cuh"
+#include "prim/wgmma.cuh"
+
+static const u32 STAGES = 5, ROWS = 128, TOKENS = 128;
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// What a warp of a multiplying warpgroup has. A piece has GROUP columns, which are multiplied at once or in two slices; a group may have a bias.
+template <u32 GROUP, bool SLICED, bool BIASED> struct Fold {
+    static const u32 PIECES = 64 / GROUP, PRODUCTS = GROUP / 16;
+    static const u32 RECORD_AT = TOKEN_BYTES, SCALES_AT = RECORD_AT + RECORD_INTEGERS, RECORD_BYTES = RECORD_INTEGERS + (BIASED ? 2 : 1) * PIECES * RECORD_SCALES;
+    static const u32 STAGE = RECORD_AT + RECORD_BYTES;
+
+    float acc[2][32];
+    // Of each half of the tokens, sums of a piece: of its integers, or of high and of low slices.
+    float high[2][32];
+    float low[SLICED ? 2 : 1][32];
+    // Integers of a group, or the slices of a piece.
+    u32 a[16];
+    u32 set;
+    u32 lane;
+    const u8* stage;
+    u32 stage_at;
+    // The next piece's, before they are cut.
+    uint4 words[2];
+
+    __device__ __forceinline__ uint4 product(u32 s) const { return ((const uint4*)(stage + RECORD_AT))[(set * 4 + s) * WARP + lane]; }
+
+    __device__ __forceinline__ void load(u32 piece) {
+#pragma unroll
+        for (u32 u = 0; u < 2; u++) words[u] = product(2 * piece + u);
+    }
+
+    // The words of a piece in slices: two products' high ones, and their low ones.
+    __device__ __forceinline__ void cut() {
+#pragma unroll
+        for (u32 u = 0; u < 2; u++) {
+            const uint4 w = words[u];
+            slice_pair(w.x, a[4 * u], a[8 + 4 * u]);
+            slice_pair(w.y, a[4 * u + 1], a[8 + 4 * u + 1]);
+            slice_pair(w.z, a[4 * u + 2], a[8 + 4 * u + 2]);
+            slice_pair(w.w, a[4 * u + 3], a[8 + 4 * u + 3]);
+        }
+    }
+
+    __device__ __forceinline__ void scales(u32 piece, float (&s)[2], float (&b)[2]) const {
+        const float* from = (const float*)(stage + SCALES_AT) + piece * ROWS + set * 16 + lane / 4;
+#pragma unroll
+        for (u32 k = 0; k < 2; k++) {
+            s[k] = from[8 * k];
+            b[k] = BIASED ? from[PIECES * ROWS + 8 * k] : 0.0f;
+        }
+    }
+
+    template <u32 H> __device__ __forceinline__ void issue(u32 piece) {
+        const u64 b = rows_of_128(stage_at + H * 8192) + 2 * PRODUCTS * piece;
+        wgmma_fence();
+        if (SLICED) {
+            wgmma_f16(high[H], a, b, 0);
+            wgmma_f16(low[SLICED ? H : 0], a + 8, b, 0);
+            wgmma_f16(high[H], a + 4, b + 2, 1);
+            wgmma_f16(low[SLICED ? H : 0], a + 12, b + 2, 1);
+        } else {
+#pragma unroll
+            for (u32 u = 0; u < PRODUCTS; u++) wgmma_f16(high[H], a + 4 * (PRODUCTS * piece + u), b + 2 * u, u);
+        }
+        wgmma_commit();
+    }
+
+    template <u32 H> __device__ __forceinline__ void fold(u32 piece, const float (&s)[2], const float (&b)[2]) {
+        const float* sums = (const float*)(stage + TOKEN_INTEGERS) + piece * TOKENS + H * 64 + lane % 4 * 2;
+#pragma unroll
+        for (u32 n = 0; n < 8; n++) {
+            const float2 m = BIASED ? *(const float2*)(sums + 8 * n) : make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                const u32 i = 4 * n + k;
+                float y = fma(s[k / 2], SLICED ? add(high[H][i], low[SLICED ? H : 0][i]) : high[H][i], acc[H][i]);
+                if (BIASED) y = fma(b[k / 2], k % 2 ? m.y : m.x, y);
+                acc[H][i] = y;
+            }
+        }
+    }
+
+    template <u32 H, int LEFT> __device__ __forceinline__ void wait() {
+        wgmma_wait<LEFT>(high[H]);
+        if (SLICED) keep_sums(low[SLICED ? H : 0]);
+    }
+
+    // The results, of which `put` would look for each one's place anew.
+    __device__ __forceinline__ void leave(const Matmul& p, const float* by_token, u32 t0, u32 r0) const {
+        const u32 own = t0 + lane % 4 * 2;
+#pragma unroll
+        for (u32 k = 0; k < 2; k++) {
+            const u32 r = r0 + 8 * k;
+            if (r >= p.rows) continue;
+            float* to = p.out.row(own) + p.in_output(r);
+            const float bias = p.bias ? p.bias[r] : 0.0f;
+#pragma unroll
+            for (u32 n = 0; n < 16; n++) {
+                // There are as many scales as rows of whole tiles.
+                const float2 by = *(const float2*)(by_token + own + 8 * n);
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    float y = mul(acc[n / 8][n % 8 * 4 + 2 * k + i], i ? by.y : by.x);
+                    float* at = to + (8 * n + i) * p.out.stride;
+                    if (own + 8 * n + i >= p.outputs) continue;
+                    if (p.bias) y = add(y, bias);
+                    *at = p.accumulate ? add(*at, y) : y;
+                }
+            }
+        }
+    }
+
+    // All pieces of a group; nothing is under way before and behind.
+    __device__ __forceinline__ void group(u32 empty) {
+        float s[2], b[2];
+        if (SLICED) {
+            load(0);
+            cut();
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const uint4 w = product(i);
+                a[4 * i] = w.x, a[4 * i + 1] = w.y, a[4 * i + 2] = w.z, a[4 * i + 3] = w.w;
+            }
+        }
+        issue<0>(0);
+        issue<1>(0);
+#pragma unroll
+        for (u32 piece = 0; piece < PIECES; piece++) {
+            const bool more = piece + 1 < PIECES;
+            scales(piece, s, b);
+            if (SLICED && more) load(piece + 1);
+            wait<0, 1>();
+            if (!SLICED && more) {
+                fold<0>(piece, s, b);
+                issue<0>(piece + 1);
+                wait<1, 1>();
+                fold<1>(piece, s, b);
+                issue<1>(piece + 1);
+                continue;
+            }
+            fold<0>(piece, s, b);
+            wait<1, 0>();
+            keep_until_here(a);
+            if (more) {
+                cut();
+                issue<0>(piece + 1);
+            }
+            fold<1>(piece, s, b);
+            if (more) issue<1>(piece + 1);
+        }
+        // What comes in bulk may overtake reads that are still under way.
+        fence_async();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(empty);
+    }
+};
+
+// Which product a tile belongs to, and what is left of its number there.
+__device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count, u32 across, u32& tile) {
+    u32 k = 0;
+    for (; k + 1 < count; k++) {
+        const u32 tiles = (all.parts[k].rows + ROWS - 1) / ROWS * across;
+        if (tile < tiles) break;
+        tile -= tiles;
+    }
+    return all.parts[k];
+}
+
+// `all.parts[..].x.n`: the tokens' records.
+template <class F> __device__ __forceinline__ void gemm_wide(const Products& all) {
+    __shared__ __align__(8) u64 barriers[2 * STAGES];
+    const Matmul& first = all.parts[0];
+    const u32 th = threadIdx.x, lane = th % WARP, groups = first.cols / 64, across = (first.outputs + TOKENS - 1) / TOKENS;
+    u32 count = 1, tiles = (first.rows + ROWS - 1) / ROWS * across;
+    for (; count < 3 && all.parts[count].rows; count++) tiles += (all.parts[count].rows + ROWS - 1) / ROWS * across;
+    // Rows of 128 bytes are swizzled by their addresses.
+    u8* mem = (u8*)smem + (-shared_address(smem) & 1023);
+    const u32 base = shared_address(mem), full = shared_address(barriers), empty = full + 8 * STAGES;
+    if (th == 0) {
+        for (u32 i = 0; i < STAGES; i++) {
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, 8);
+        }
+        barriers_are_made();
+    }
+    begin();
+    __syncthreads();
+    if (th >= 256) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (th > 256) return;
+        u32 s = 0, ph = 1;
+#pragma unroll 1
+        for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+            u32 own = tile;
+            const Matmul& p = part_of(all, count, across, own);
+            const u8 *weights = p.matrix.data + (u64)(own / across) * groups * F::RECORD_BYTES, *x = (const u8*)first.x.n + (u64)(own % across) * groups * TOKEN_BYTES;
+#pragma unroll 1
+            for (u32 g = 0; g < groups; g++) {
+                const u32 at = base + s * F::STAGE, f = full + 8 * s;
+                barrier_wait(empty + 8 * s, ph);
+                barrier_expect(f, F::STAGE);
+                copy_bulk(at, x + (u64)g * TOKEN_BYTES, TOKEN_BYTES, f);
+                copy_bulk(at + F::RECORD_AT, weights + (u64)g * F::RECORD_BYTES, F::RECORD_BYTES, f);
+                if (++s == STAGES) s = 0, ph ^= 1;
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        F w;
+        w.set = th / WARP;
+        w.lane = lane;
+        u32 s = 0, ph = 0;
+#pragma unroll 1
+        for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+            u32 own = tile;
+            const Matmul& p = part_of(all, count, across, own);
+            const u32 t0 = own % across * TOKENS, r0 = own / across * ROWS + w.set * 16 + lane / 4;
+#pragma unroll
+            for (u32 h = 0; h < 2; h++)
+#pragma unroll
+                for (u32 i = 0; i < 32; i++) w.acc[h][i] = 0.0f;
+            // Nothing is under way from one turn of the loop to the next: the compiler would put wgmmas one after the other.
+#pragma unroll 1
+            for (u32 g = 0; g < groups; g++) {
+                w.stage = mem + s * F::STAGE;
+                w.stage_at = base + s * F::STAGE;
+                barrier_wait(full + 8 * s, ph);
+                w.group(empty + 8 * s);
+                if (++s == STAGES) s = 0, ph ^= 1;
+            }
+            w.leave(p, first.x.tn, t0, r0);
+        }
+    }
+}
+#endif
+
+#define GEMM_WIDE(name, GROUP, SLICED, BIASED) \
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide<Fold<GROUP, SLICED, BIASED>>(p);) }
+
+GEMM_WIDE(32, 32, false, false)
+GEMM_WIDE(32_biased, 32, false, true)
+GEMM_WIDE(32_sliced, 32, true, false)
+GEMM_WIDE(16, 16, false, false)
+GEMM_WIDE(16_biased, 16, false, true)
