@@ -11,6 +11,8 @@
 #include "prim/pdl.cuh"
 #include "prim/smem.cuh"
 
+static const u32 ROWS = 32;
+
 // Encodes a token by the whole block.
 __device__ __forceinline__ float stage(const float* x, const Norm& norm, u32 cols, const Slices& to, float* kept, const float* weights) {
     return encode_token<WARPS + 1>(x, norm, cols, kept, weights, [&](u32 i, const float (&v)[8], int e, float sum) { put_slices(to, i, v, e, sum); });
@@ -41,7 +43,7 @@ template <class F, u32 LANES> __device__ __forceinline__ void gemv_one(const One
     auto load = [&] {
         if (ahead.from == 0) {
             u32 set = ahead.set;
-            const Matmul& part = part_of(p, set);
+            const Matmul& part = part_of<ROWS>(p, set);
             const bool there = multiplies && ahead.set < sets;
 #pragma unroll
             for (u32 i = 0; i < OWN; i++) {
@@ -106,7 +108,7 @@ template <class F, u32 LANES> __device__ __forceinline__ void gemv_one(const One
         load();
         if (!multiplies && there) {
             u32 set = before.set;
-            const Matmul& part = part_of(p, set);
+            const Matmul& part = part_of<ROWS>(p, set);
             const float *of = sums + (buffer ^ 1) * BUFFER + lane * STRIDE, *m = x.sums + before.from;
             const u32 *pair = scales + (buffer ^ 1) * BUFFER + lane * STRIDE, here = min(LANES, groups - before.from);
             u32 from = 0;

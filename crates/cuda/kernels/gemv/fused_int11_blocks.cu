@@ -22,51 +22,45 @@ __device__ __forceinline__ int sum_of(uint4 high, uint4 low) {
 // A row has LANES lanes.
 template <class F, u32 LANES> __device__ __forceinline__ void gemv_one_blocks(const OneToken& p) {
     typedef typename F::Integers B;
-    const u32 HALVES = B::HALVES, PIECES = 2 * HALVES, OWN = ROWS / WARPS * LANES / WARP, STRIDE = LANES * PIECES + 1, BUFFER = ROWS * STRIDE;
+    const u32 HALVES = B::HALVES, PIECES = 2 * HALVES, ROWS = WARPS * WARP / LANES, STRIDE = LANES * PIECES + 1, BUFFER = ROWS * STRIDE;
     const Matmul& first = p.parts[0];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, in_row = lane % LANES, groups = first.cols / 64;
-    const u32 type = first.matrix.type, row = warp * (ROWS / WARPS) + lane / LANES * OWN;
+    const u32 type = first.matrix.type, row = warp * (ROWS / WARPS) + lane / LANES;
     const int zero = (int)zero_of(type);
     const bool biased = is_biased(type);
     u32 sets = 0;
     for (u32 k = 0; k < 3; k++) sets += (p.parts[k].rows + ROWS - 1) / ROWS;
     const Slices x = slices(smem, groups);
-    // Sums of the token by sixteen columns, and what chains need of two turns.
-    int* quarters = (int*)behind(x, groups);
-    float *sums = (float*)(quarters + 4 * groups), *scales = sums + 2 * BUFFER, *biases = scales + 2 * BUFFER;
+    // Of each piece of the token what is multiplied with its bias, or else subtracted from its sum; what chains need of two turns.
+    u32* pieces = (u32*)behind(x, groups);
+    float *sums = (float*)(pieces + 4 * groups), *scales = sums + 2 * BUFFER, *biases = scales + 2 * BUFFER;
     float* kept = p.keeps ? biases + (biased ? 2 * BUFFER : 0) : nullptr;
     Turn turn = {p.gated ? 2 * blockIdx.x : blockIdx.x, 0}, ahead = turn;
     if (turn.set >= sets) return;
     const bool multiplies = warp < WARPS;
     const typename B::Values values(type);
 
-    typename B::Wide words[OWN][2];
-    u32 codes[OWN][2], unit[OWN];
-    // Where each of this lane's rows begins; null: there is no such row.
-    const u8* data[OWN];
-    u64 to_codes = first.matrix.scales - first.matrix.data, to_units = first.matrix.biases - first.matrix.data;
+    typename B::Wide words[2];
+    u32 codes[2], unit;
+    // Where this lane's row begins; null: there is no such row.
+    const u8* data;
+    const u64 to_codes = first.matrix.scales - first.matrix.data, to_units = first.matrix.biases - first.matrix.data;
     auto load = [&] {
         if (ahead.from == 0) {
             u32 set = ahead.set;
-            const Matmul& part = part_of(p, set);
+            const Matmul& part = part_of<ROWS>(p, set);
             const bool there = multiplies && ahead.set < sets;
-#pragma unroll
-            for (u32 i = 0; i < OWN; i++) {
-                const u32 r = set * ROWS + row + i;
-                data[i] = there && r < part.rows ? part.matrix.data + part.in_matrix(r) * part.matrix.row_bytes : nullptr;
-            }
+            const u32 r = set * ROWS + row;
+            data = there && r < part.rows ? part.matrix.data + part.in_matrix(r) * part.matrix.row_bytes : nullptr;
         }
         const u32 g = ahead.from + in_row;
+        const bool there = g < groups && data;
 #pragma unroll
-        for (u32 i = 0; i < OWN; i++) {
-            const bool there = g < groups && data[i];
-#pragma unroll
-            for (u32 k = 0; k < 2; k++) {
-                words[i][k].load(data[i] + (2 * g + k) * (4 * B::BITS), there);
-                codes[i][k] = there ? B::codes(data[i] + to_codes, type, 2 * g + k) : 0;
-            }
-            unit[i] = there ? unit_of_column(data[i] + to_units, type, g * 64) : 0;
+        for (u32 k = 0; k < 2; k++) {
+            words[k].load(data + (2 * g + k) * (4 * B::BITS), there);
+            codes[k] = there ? B::codes(data + to_codes, type, 2 * g + k) : 0;
         }
+        unit = there ? unit_of_column(data + to_units, type, g * 64) : 0;
         ahead.next(LANES, groups, p.gated);
     };
     load();
@@ -77,9 +71,11 @@ template <class F, u32 LANES> __device__ __forceinline__ void gemv_one_blocks(co
     begin();
     const float of_token = encode_token<WARPS + 1>(p.x.row(0), p.norm, first.cols, kept, weights, [&](u32 i, const float (&v)[8], int e, float sum) { put_slices(x, i, v, e, sum); });
     __syncthreads();
-    for (u32 i = threadIdx.x; i < 4 * groups; i += blockDim.x) {
-        const u32 at = i % 4 * x.stride + i / 4;
-        quarters[i] = sum_of(x.high[at], x.low[at]);
+    for (u32 i = threadIdx.x; i < PIECES * groups; i += blockDim.x) {
+        const u32 g = i / PIECES, at = i % PIECES * (4 / PIECES) * x.stride + g;
+        int n = sum_of(x.high[at], x.low[at]);
+        if (HALVES == 1) n += sum_of(x.high[at + x.stride], x.low[at + x.stride]);
+        pieces[i] = biased ? bits(mul((float)n, x.powers[g])) : (u32)(zero * n);
     }
     __syncthreads();
     float acc = 0.0f, gate = 0.0f;
@@ -91,47 +87,41 @@ template <class F, u32 LANES> __device__ __forceinline__ void gemv_one_blocks(co
         if (multiplies && more) {
             const u32 g = min(turn.from + in_row, groups - 1);
             const float by = x.powers[g];
-            const int4 of_quarters = ((const int4*)quarters)[g];
-            const int n[4] = {of_quarters.x, of_quarters.y, of_quarters.z, of_quarters.w};
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 const u32 near = 2 * half * x.stride + g, far = near + x.stride;
                 const uint4 h0 = x.high[near], h1 = x.high[far], l0 = x.low[near], l1 = x.low[far];
+                u32 q[8];
+                B::unpack(words[half].words, q, values);
+                const int near_sum = 256 * sum_sixteen(q, h0) + sum_sixteen(q, l0), far_sum = 256 * sum_sixteen(q + 4, h1) + sum_sixteen(q + 4, l1);
+                const u32 at = buffer * BUFFER + row * STRIDE + in_row * PIECES + half * HALVES;
 #pragma unroll
-                for (u32 i = 0; i < OWN; i++) {
-                    u32 q[8];
-                    B::unpack(words[i][half].words, q, values);
-                    const int near_sum = 256 * sum_sixteen(q, h0) + sum_sixteen(q, l0) - zero * n[2 * half];
-                    const int far_sum = 256 * sum_sixteen(q + 4, h1) + sum_sixteen(q + 4, l1) - zero * n[2 * half + 1];
-                    const u32 at = buffer * BUFFER + (row + i) * STRIDE + in_row * PIECES + half * HALVES;
-#pragma unroll
-                    for (u32 h = 0; h < HALVES; h++) {
-                        const float2 scale = scale_and_bias<B>(B::code(codes[i][half], h), unit[i], type);
-                        sums[at + h] = mul((float)(HALVES == 1 ? near_sum + far_sum : h ? far_sum : near_sum), by);
-                        scales[at + h] = scale.x;
-                        if (biased) biases[at + h] = scale.y;
-                    }
+                for (u32 h = 0; h < HALVES; h++) {
+                    const float2 scale = scale_and_bias<B>(B::code(codes[half], h), unit, type);
+                    const int sum = HALVES == 1 ? near_sum + far_sum : h ? far_sum : near_sum;
+                    sums[at + h] = mul((float)(biased ? sum : sum - (int)pieces[g * PIECES + half * HALVES + h]), by);
+                    scales[at + h] = scale.x;
+                    if (biased) biases[at + h] = scale.y;
                 }
             }
         }
         load();
         if (!multiplies && there) {
             u32 set = before.set;
-            const Matmul& part = part_of(p, set);
-            const u32 at = (buffer ^ 1) * BUFFER + lane * STRIDE, here = min(LANES, groups - before.from) * PIECES;
-#pragma unroll 4
-            for (u32 i = 0; i < here; i++) {
-                acc = fma(scales[at + i], sums[at + i], acc);
-                if (!biased) continue;
-                const u32 g = before.from + i / PIECES, quarter = 4 * g + i % PIECES * (4 / PIECES);
-                const int n = HALVES == 1 ? quarters[quarter] + quarters[quarter + 1] : quarters[quarter];
-                acc = fma(biases[at + i], mul((float)n, x.powers[g]), acc);
+            const Matmul& part = part_of<ROWS>(p, set);
+            const u32 at = (buffer ^ 1) * BUFFER + lane % ROWS * STRIDE, here = min(LANES, groups - before.from) * PIECES;
+            if (biased) {
+#pragma unroll 8
+                for (u32 i = 0; i < here; i++) acc = fma(biases[at + i], bits(pieces[before.from * PIECES + i]), fma(scales[at + i], sums[at + i], acc));
+            } else {
+#pragma unroll 8
+                for (u32 i = 0; i < here; i++) acc = fma(scales[at + i], sums[at + i], acc);
             }
             if (before.from + LANES >= groups) {
                 const u32 r = set * ROWS + lane;
                 const float y = mul(acc, of_token);
                 if (p.gated && before.set % 2 == 0) gate = y;
-                else if (r < part.rows) {
+                else if (lane < ROWS && r < part.rows) {
                     if (p.gated) p.parts[0].out.row(0)[r] = mul(silu(gate), y);
                     else put(part, 0, r, y);
                 }

@@ -1,8 +1,8 @@
-// How blocks of a product of one token go through sets of 32 rows, in turns of a row's groups of 64 columns.
+// How blocks of a product of one token go through sets of rows, in turns of a row's groups of 64 columns.
 #pragma once
 #include "gemv/one_token.cuh"
 
-static const u32 WARPS = 16, ROWS = 32;
+static const u32 WARPS = 16;
 
 // A place among turns of sets of rows, which all threads of a block go through together.
 struct Turn {
@@ -19,8 +19,8 @@ struct Turn {
     }
 };
 
-// Which product a set belongs to, in which it then has that number.
-__device__ __forceinline__ const Matmul& part_of(const OneToken& p, u32& set) {
+// Which product a set of ROWS rows belongs to, in which it then has that number.
+template <u32 ROWS> __device__ __forceinline__ const Matmul& part_of(const OneToken& p, u32& set) {
     if (p.gated) {
         const u32 part = set % 2;
         set /= 2;

@@ -27,7 +27,7 @@ const FEW_PAIRS: [(usize, u32); 2] = [(4, 320), (8, 384)];
 const FEW_SHARES: usize = 2;
 const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
 /// `kernels/gemv/fused_int11.cu`: rows of a set, threads of a block, the most blocks of a multiprocessor.
-pub const ONE_ROWS: usize = 32;
+const ONE_ROWS: usize = 32;
 pub const ONE_THREADS: u32 = 544;
 pub const ONE_BLOCKS: usize = 2;
 /// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
@@ -182,13 +182,16 @@ fn multiply_pairs(gpu: &Gpu, products: &[Product], parameters: &p::Products, til
 /// Products of one token that comes as floats, which is normed and encoded on the way; if `gated`, of gate and up with `silu(gate) * up`. Returns whether a kernel
 /// took them.
 pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool) -> Result<bool> {
-    let MatmulInput::Floats { x, norm, rows: 1 } = input else { return Ok(false) };
+    let MatmulInput::Floats { x, norm, rows } = input else { return Ok(false) };
     let first = &products[0];
+    if INT11_BLOCK_FORMATS.contains(&first.kinds()[0]) {
+        return int11_blocks::multiply_one(gpu, (x, norm, rows), products, gated);
+    }
+    if rows != 1 {
+        return Ok(false);
+    }
     if INT11_FLOAT_FORMATS.contains(&first.kinds()[0]) {
         return int11_floats::multiply_one(gpu, (x, norm), products, gated);
-    }
-    if INT11_BLOCK_FORMATS.contains(&first.kinds()[0]) {
-        return int11_blocks::multiply_one(gpu, (x, norm), products, gated);
     }
     let (cols, m) = (first.cols, first.matrix);
     let groups = cols / GROUP;

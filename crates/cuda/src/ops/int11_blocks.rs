@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::device::stream::Gpu;
 use crate::kernels::{BLOCKS, Exact, Kernel, RowLayout, STATIC_SHARED, Variant};
 use crate::ops::activations::{EncodedActivations, INT11_GROUP as GROUP, NORMED};
-use crate::ops::int11::{ONE_BLOCKS, ONE_ROWS, ONE_THREADS};
+use crate::ops::int11::{ONE_BLOCKS, ONE_THREADS};
 use crate::ops::int11_floats::{WIDE, in_portions};
 use crate::ops::product::Product;
 use crate::parameters::{self as p, number};
@@ -23,8 +23,11 @@ const TOKEN_BYTES: usize = INTEGERS + 4 * NUMBERS;
 /// `kernels/gemm/int11_records.cu`: threads of its two kernels.
 const RECORD_THREADS: u32 = 256;
 const ARRANGE_THREADS: u32 = 512;
-/// From so many tokens on records are made.
-const MIN_WIDE: usize = 12;
+/// From so many tokens on records are made. Fewer are taken one after the other.
+const MIN_WIDE: usize = 5;
+/// `kernels/gemv/fused_int11_blocks.cu`: the product of a set's rows and the columns of a group, and the pieces of a turn.
+const ONE_COLUMNS: usize = 512;
+const ONE_PIECES: usize = 64;
 
 /// How prompts take weights.
 struct Records {
@@ -119,28 +122,34 @@ pub fn multiply(gpu: &Gpu, products: &[Product], x: &EncodedActivations, exact: 
     Ok(true)
 }
 
-/// [`super::int11::multiply_one`] with such weights: products of one token that comes as floats.
-pub fn multiply_one(gpu: &Gpu, (x, norm): (p::Tensor, p::Norm), products: &[Product], gated: bool) -> Result<bool> {
+/// [`super::int11::multiply_one`] with such weights: products of tokens that come as floats, of one or of a few after another.
+pub fn multiply_one(
+    gpu: &Gpu,
+    (x, norm, tokens): (p::Tensor, p::Norm, usize),
+    products: &[Product],
+    gated: bool,
+) -> Result<bool> {
     let first = &products[0];
     let (kind, cols, groups) = (first.kinds()[0], first.cols, first.cols / GROUP);
     let layout = layout_of(&first.matrix);
     let Some(kernel) = kind.gemv_one_blocks().filter(|_| gpu.device.has(Variant::One)) else { return Ok(false) };
     let alike = |product: &Product| {
-        (product.cols, product.outputs) == (cols, 1)
+        (product.cols, product.outputs) == (cols, tokens)
             && product.table.is_none()
             && product.matrix.kind == first.matrix.kind
             && layout_of(&product.matrix) == layout
     };
     let fits = products.len() <= p::PARTS
+        && tokens < MIN_WIDE
         && cols.is_multiple_of(GROUP)
-        && [x.at, norm.weight].iter().all(|at| at.is_multiple_of(16))
+        && [x.at, 4 * x.stride, norm.weight].iter().all(|at| at.is_multiple_of(16))
         && (norm.weight == 0 || cols.is_multiple_of(NORMED));
     if !fits || !products.iter().all(alike) {
         return Ok(false);
     }
-    // Slices of the token, powers and sums; sums by sixteen columns; what two turns leave for chains, of which a row has as many numbers with groups of either size.
-    let numbers = if layout.is_biased() { 3 } else { 2 };
-    let turns = 4 * 2 * numbers * ONE_ROWS * (2 * 32 + 1);
+    // Slices of the token, powers and sums, numbers of its pieces; what two turns leave for chains.
+    let (rows, numbers) = (ONE_COLUMNS / layout.group, if layout.is_biased() { 3 } else { 2 });
+    let turns = 4 * 2 * numbers * rows * (ONE_PIECES + 1);
     let bytes = 16 * 8 * (groups + 1) + 4 * 2 * groups.next_multiple_of(4) + 16 * groups + turns;
     // A norm needs the floats, and its weights.
     let room = |bytes: usize| bytes + STATIC_SHARED <= gpu.device.shared;
@@ -150,14 +159,19 @@ pub fn multiply_one(gpu: &Gpu, (x, norm): (p::Tensor, p::Norm), products: &[Prod
     if !room(bytes) {
         return Ok(false);
     }
-    let mut parameters = p::OneToken { x, norm, gated: gated.into(), keeps: keeps.into(), ..p::OneToken::default() };
-    for (product, part) in products.iter().zip(&mut parameters.parts) {
-        *part = product.parameters(p::Encoded::default());
-    }
     let resident = (gpu.device.shared / (bytes + 1024)).clamp(1, ONE_BLOCKS);
-    let sets = products.iter().map(|of| of.rows.div_ceil(ONE_ROWS)).sum::<usize>() / if gated { 2 } else { 1 };
+    let sets = products.iter().map(|of| of.rows.div_ceil(rows)).sum::<usize>() / if gated { 2 } else { 1 };
     let grid = [number(sets.min(gpu.device.multiprocessors * resident)), 1, 1];
-    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
-    unsafe { gpu.launch(kernel, grid, ONE_THREADS, number(bytes), &parameters)? };
+    let row = |of: p::Tensor, token: usize| p::Tensor { at: of.at + 4 * token as u64 * of.stride, ..of };
+    for token in 0..tokens {
+        let (x, gated, keeps) = (row(x, token), gated.into(), keeps.into());
+        let mut parameters = p::OneToken { x, norm, gated, keeps, ..p::OneToken::default() };
+        for (product, part) in products.iter().zip(&mut parameters.parts) {
+            let own = Product { outputs: 1, out: row(product.out, token), ..*product };
+            *part = own.parameters(p::Encoded::default());
+        }
+        // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+        unsafe { gpu.launch(kernel, grid, ONE_THREADS, number(bytes), &parameters)? };
+    }
     Ok(true)
 }
