@@ -16,7 +16,9 @@ use cudarc::driver::{DriverError, sys};
 
 pub use self::choice::{FEW, LaunchShape, SQUARE, SQUARE_THREADS, TILE};
 pub use self::families::Kernel;
-pub use self::format::{INT11_BLOCK_FORMATS, INT11_FLOAT_FORMATS, KernelFormat, Needs};
+pub use self::format::{
+    INT11_BLOCK_FORMATS, INT11_FLOAT_FORMATS, INT11_FORMATS, INT11_TENSOR_FORMATS, KernelFormat, Needs,
+};
 pub use self::objects::embedded_bytes;
 use self::objects::{Code, Objects};
 pub use self::rows::{RowLayout, row_bytes_on_device};
@@ -47,7 +49,7 @@ pub enum Variant {
     Joined,
 }
 
-/// Which kernels give a device the bits of plain arithmetic: with affine weights, with floats of sixteen bits, and with blocks.
+/// Which kernels give a device the bits of plain arithmetic: with affine weights, with floats of sixteen bits, and from records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exact {
     pub few: [bool; 3],
@@ -57,7 +59,7 @@ pub struct Exact {
 /// Places in [`Exact`].
 pub const AFFINE: usize = 0;
 pub const FLOATS: usize = 1;
-pub const BLOCKS: usize = 2;
+pub const RECORDS: usize = 2;
 
 /// Whether a variant is taken: all are, unless `SLUICE_CUDA_WAYS=Rows,Last` chooses, in builds with the feature `tuning`.
 pub fn chosen(variant: Variant) -> bool {

@@ -469,6 +469,11 @@ impl Tensor {
     pub fn dense(at: Address, cols: usize) -> Tensor {
         Tensor { at, stride: cols as u64 }
     }
+
+    /// The same from a row on.
+    pub fn from_row(self, row: usize) -> Tensor {
+        Tensor { at: self.at + 4 * row as u64 * self.stride, ..self }
+    }
 }
 
 impl Matrix {

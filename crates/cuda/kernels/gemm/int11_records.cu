@@ -1,8 +1,9 @@
-// Weights in blocks and activations, as products of prompts take them (gemm/int11_blocks_wide.cu).
+// Weights and activations, as products of prompts by records take them (gemm/int11_records_wide.cu).
 //
-// Weights are records of 128 rows and 64 columns, those of the same rows side by side: q - zero as f16 in the order in which threads take them, [8 sets of 16 rows][4 products
-// of 16 columns][32 lanes][4 words], behind them the scales of groups, [pieces][128 rows], and their biases where a type has them. Tokens are tiles as in
-// format/int11.cuh, but with columns in their order, and behind each tile the sums of pieces, [pieces][128 tokens].
+// Weights are records of 128 rows and 64 columns, those of the same rows side by side: integers as f16 in the order in which threads take them, [8 sets of 16 rows][4 products
+// of 16 columns][32 lanes][4 words], behind them the scales of pieces, [pieces][128 rows], and their biases where they have them. Tokens are tiles as in format/int11.cuh,
+// but with columns in their order, and behind each tile the sums of pieces, [pieces][128 tokens].
+#include "format/affine.cuh"
 #include "format/block_integers.cuh"
 #include "format/blocks.cuh"
 #include "format/int11.cuh"
@@ -10,7 +11,7 @@
 #include "gemm/matmul.cuh"
 #include "prim/pdl.cuh"
 
-struct Split {
+struct Records {
     Matmul parts[3];
     u8* to[3];
     // Whether products take weights in two slices.
@@ -18,17 +19,18 @@ struct Split {
     u32 unused;
 };
 
-// Integers of a table, or numbers themselves, by pairs of neighbouring columns.
+// Numbers of a row, or the values that a table has for them, less the one that stands for 0, by pairs of neighbouring columns.
 struct Pairs {
     u32 bits;
     u32 mask;
-    u32 type;
+    bool looked_up;
     int zero;
+    // A power of two.
     float unit;
     u32 values[4];
 
     __device__ __forceinline__ float value(u32 n) const {
-        if (type >> 16) {
+        if (looked_up) {
             const u32 from = n & 8 ? __byte_perm(values[2], values[3], n & 7) : __byte_perm(values[0], values[1], n & 7);
             n = from & 0xff;
         }
@@ -44,43 +46,51 @@ struct Pairs {
 };
 
 // A block makes a record, a warp a set; a lane has two rows.
-extern "C" __global__ void __launch_bounds__(256) int11_records(const __grid_constant__ Split p) {
+template <bool AFFINE> __device__ __forceinline__ void make_record(const Records& p) {
     const Matmul& part = p.parts[blockIdx.y];
     const Matrix& m = part.matrix;
     const u32 groups = part.cols / 64, tile = blockIdx.x / groups, g = blockIdx.x % groups, lane = threadIdx.x % WARP, set = threadIdx.x / WARP, row = lane / 4, t = lane % 4;
-    const u32 pieces = 64 / m.group, bytes = RECORD_INTEGERS + (is_biased(m.type) ? 2 : 1) * pieces * RECORD_SCALES;
+    const bool biased = AFFINE || is_biased(m.type);
+    const u32 pieces = max(64 / m.group, 1), bytes = RECORD_INTEGERS + (biased ? 2 : 1) * pieces * RECORD_SCALES;
     begin();
     if (tile * RECORD_ROWS >= part.rows) return;
     u8* to = p.to[blockIdx.y] + (u64)blockIdx.x * bytes;
     Pairs pair;
-    pair.bits = m.bits, pair.mask = (1u << m.bits) - 1, pair.type = m.type, pair.zero = (int)zero_of(m.type);
-    // 2^-24, which slices are cut by, or 2^-20.
+    pair.bits = m.bits, pair.mask = (1u << m.bits) - 1, pair.looked_up = !AFFINE && m.type >> 16, pair.zero = AFFINE ? 0 : (int)zero_of(m.type);
+    // Integers that are sliced lie in the lowest bits.
     pair.unit = bits((127u - (p.sliced ? 24 : 20)) << 23);
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) pair.values[i] = values_of(m.type)[i];
+    for (u32 i = 0; i < 4; i++) pair.values[i] = AFFINE ? 0 : values_of(m.type)[i];
     u32 w[4][2][2] = {};
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
         const u32 in_tile = set * 16 + row + 8 * h, r = tile * RECORD_ROWS + in_tile;
         float2 scale = make_float2(0.0f, 0.0f);
         if (r < part.rows) {
-            const u64 at = part.in_matrix(r) * m.row_bytes;
+            const u64 own = part.in_matrix(r), at = own * m.row_bytes;
             const u32* numbers = (const u32*)(m.data + at);
 #pragma unroll
             for (u32 s = 0; s < 4; s++)
 #pragma unroll
                 for (u32 e = 0; e < 2; e++) w[s][e][h] = pair(numbers, g * 64 + 16 * s + 8 * e + 2 * t);
-            if (t < pieces) scale = block_scale(code_of(m.scales + at, m.type, g * pieces + t), unit_of_column(m.biases + at, m.type, g * 64), m.type);
+            if (AFFINE && t < pieces) {
+                const u64 group = own * m.groups + (g * 64 + t * 32) / m.group;
+                scale = make_float2(element(m.scales, m.type, group), element(m.biases, m.type, group));
+            } else if (t < pieces) {
+                scale = block_scale(code_of(m.scales + at, m.type, g * pieces + t), unit_of_column(m.biases + at, m.type, g * 64), m.type);
+            }
         }
         if (t >= pieces) continue;
         float* scales = (float*)(to + RECORD_INTEGERS) + t * RECORD_ROWS + in_tile;
-        // Sums of slices are 2^-4 of others.
-        scales[0] = p.sliced ? mul(scale.x, 16.0f) : scale.x;
-        if (is_biased(m.type)) scales[pieces * RECORD_ROWS] = scale.y;
+        scales[0] = scale.x;
+        if (biased) scales[pieces * RECORD_ROWS] = scale.y;
     }
 #pragma unroll
     for (u32 s = 0; s < 4; s++) ((uint4*)to)[(set * 4 + s) * WARP + lane] = make_uint4(w[s][0][0], w[s][0][1], w[s][1][0], w[s][1][1]);
 }
+
+extern "C" __global__ void __launch_bounds__(256) int11_records_blocks(const __grid_constant__ Records p) { make_record<false>(p); }
+extern "C" __global__ void __launch_bounds__(256) int11_records_affine(const __grid_constant__ Records p) { make_record<true>(p); }
 
 struct Arrange {
     Encoded x;
@@ -109,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(512) int11_arrange(const Arrange p)
         *(uint4*)(to + row * 128 + (2 * j + a ^ row & 7) * 16) = eight;
     }
     // Sums of integers below 2^20: exact.
-    if (p.piece == 32) sum = add(sum, __shfl_xor_sync(ALL, sum, 1));
-    if (p.piece == 16 || j % 2 == 0) ((float*)(to + TOKEN_INTEGERS))[(p.piece == 16 ? j : j / 2) * RECORD_ROWS + row] = mul(sum, STEP);
+    if (p.piece >= 32) sum = add(sum, __shfl_xor_sync(ALL, sum, 1));
+    if (p.piece >= 64) sum = add(sum, __shfl_xor_sync(ALL, sum, 2));
+    if (16 * j % p.piece == 0) ((float*)(to + TOKEN_INTEGERS))[16 * j / p.piece * RECORD_ROWS + row] = mul(sum, STEP);
 }

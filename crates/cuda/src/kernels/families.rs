@@ -65,13 +65,17 @@ kernels! {
     singles {
         QUANTIZE "quantize" in "elementwise/quantize" takes Quantize;
         ENCODE_INT11 "encode_int11" in "elementwise/int11" takes Quantize;
-        INT11_RECORDS "int11_records" in "gemm/int11_records" takes Records;
+        INT11_RECORDS_BLOCKS "int11_records_blocks" in "gemm/int11_records" takes Records;
+        INT11_RECORDS_AFFINE "int11_records_affine" in "gemm/int11_records" takes Records;
         INT11_ARRANGE "int11_arrange" in "gemm/int11_records" takes Arrange;
-        GEMM_WIDE_16 "gemm_wide_16" in "gemm/int11_blocks_wide" takes Products;
-        GEMM_WIDE_16_BIASED "gemm_wide_16_biased" in "gemm/int11_blocks_wide" takes Products;
-        GEMM_WIDE_32 "gemm_wide_32" in "gemm/int11_blocks_wide" takes Products;
-        GEMM_WIDE_32_BIASED "gemm_wide_32_biased" in "gemm/int11_blocks_wide" takes Products;
-        GEMM_WIDE_32_SLICED "gemm_wide_32_sliced" in "gemm/int11_blocks_wide" takes Products;
+        GEMM_WIDE_16 "gemm_wide_16" in "gemm/int11_records_wide" takes Products;
+        GEMM_WIDE_16_BIASED "gemm_wide_16_biased" in "gemm/int11_records_wide" takes Products;
+        GEMM_WIDE_32 "gemm_wide_32" in "gemm/int11_records_wide" takes Products;
+        GEMM_WIDE_32_BIASED "gemm_wide_32_biased" in "gemm/int11_records_wide" takes Products;
+        GEMM_WIDE_32_SLICED "gemm_wide_32_sliced" in "gemm/int11_records_wide" takes Products;
+        GEMM_WIDE_32_SLICED_BIASED "gemm_wide_32_sliced_biased" in "gemm/int11_records_wide" takes Products;
+        GEMM_WIDE_64_BIASED "gemm_wide_64_biased" in "gemm/int11_records_wide" takes Products;
+        GEMM_WIDE_64_SLICED_BIASED "gemm_wide_64_sliced_biased" in "gemm/int11_records_wide" takes Products;
         EMBED "embed" in "elementwise/embed" takes Embed;
         REARRANGE "rearrange" in "elementwise/rearrange" takes Rearrange;
         RESTORE "restore" in "elementwise/rearrange" takes Rearrange;
@@ -426,7 +430,11 @@ impl Kernel {
     /// The only compute capability that has its instructions (90 for 9.0); `None`: it is for all.
     pub fn only(self) -> Option<i32> {
         // `specific` of `kernels/nvrtc.json`.
-        matches!(self.unit(), "attention/int16_wide" | "gemm/int11_wide" | "gemm/int11_floats_wide" | "gemm/int11_blocks_wide").then_some(90)
+        matches!(
+            self.unit(),
+            "attention/int16_wide" | "gemm/int11_wide" | "gemm/int11_floats_wide" | "gemm/int11_records_wide"
+        )
+        .then_some(90)
     }
 
     fn instance(self) -> Option<(&'static Instances, KernelFormat, usize)> {

@@ -9,10 +9,13 @@ use sluice_backend::{Activations, BlockFormat, WeightFormat};
 use crate::device::memory::{DeviceBuffer, bytes_of, bytes_of_mut};
 use crate::device::stream::Gpu;
 use crate::device::sys::Address;
-use crate::kernels::{AFFINE, Exact, INT11_BLOCK_FORMATS, INT11_FLOAT_FORMATS, KernelFormat, RowLayout, STATIC_SHARED, Variant};
+use crate::kernels::{
+    AFFINE, Exact, INT11_BLOCK_FORMATS, INT11_FLOAT_FORMATS, INT11_FORMATS, INT11_TENSOR_FORMATS, KernelFormat,
+    RowLayout, STATIC_SHARED, Variant,
+};
 use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, NORMED, encode};
-use crate::ops::{int11_blocks, int11_floats};
 use crate::ops::product::{MAX_GRID_Y, MatmulInput, PairTiles, Product};
+use crate::ops::{int11_blocks, int11_floats, int11_records};
 use crate::parameters::{self as p, number};
 use crate::weights::{HALVES, Needs};
 
@@ -88,10 +91,13 @@ fn multiply_by(
         return int11_floats::multiply(gpu, products, x, exact);
     }
     if INT11_BLOCK_FORMATS.contains(&kind) {
-        return int11_blocks::multiply(gpu, products, x, exact);
+        return int11_records::multiply(gpu, products, x, exact);
     }
-    if first.kinds().len() > 1 || !fits(products) {
+    if first.kinds().len() > 1 {
         return Ok(false);
+    }
+    if !fits(products) {
+        return int11_records::multiply(gpu, products, x, exact);
     }
     let shared = gpu.device.shared;
     if let Some(kernel) = kind.gemm_wide().filter(|kernel| {
@@ -107,6 +113,9 @@ fn multiply_by(
         // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
         unsafe { gpu.launch(kernel, grid, WIDE_THREADS, number(WIDE_SHARED), parameters)? };
         return Ok(true);
+    }
+    if !INT11_TENSOR_FORMATS.contains(&kind) {
+        return int11_records::multiply(gpu, products, x, exact);
     }
     // All tokens at once, or as many as there is room for.
     let room = |tokens: usize| few_shared(tokens, first.cols) + STATIC_SHARED <= shared;
@@ -187,7 +196,11 @@ pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: 
     if INT11_BLOCK_FORMATS.contains(&first.kinds()[0]) {
         return int11_blocks::multiply_one(gpu, (x, norm, rows), products, gated);
     }
-    if rows != 1 {
+    let kind = first.kinds()[0];
+    // Tensor cores take some weights from two tokens on, and others' from [`int11_records::MIN_TOKENS`] on.
+    let one_by_one = INT11_FORMATS.contains(&kind) && !INT11_TENSOR_FORMATS.contains(&kind);
+    let most = if one_by_one { int11_records::MIN_TOKENS - 1 } else { 1 };
+    if rows > most {
         return Ok(false);
     }
     if INT11_FLOAT_FORMATS.contains(&first.kinds()[0]) {
@@ -201,7 +214,7 @@ pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: 
     let alike = |product: &Product| {
         let own = product.matrix;
         product.table.is_none()
-            && (product.cols, product.outputs) == (cols, 1)
+            && (product.cols, product.outputs) == (cols, rows)
             && (own.kind, own.group, own.element) == (m.kind, m.group, m.element)
             && (own.data | own.row_bytes).is_multiple_of(16)
     };
@@ -225,15 +238,18 @@ pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: 
     if !room(bytes) || (norm.weight != 0 && !keeps) {
         return Ok(false);
     }
-    let mut parameters = p::OneToken { x, norm, gated: gated.into(), keeps: keeps.into(), ..p::OneToken::default() };
-    for (product, part) in products.iter().zip(&mut parameters.parts) {
-        *part = product.parameters(p::Encoded::default());
-    }
     let sets =
         products.iter().map(|product| product.rows.div_ceil(ONE_ROWS)).sum::<usize>() / if gated { 2 } else { 1 };
     let grid = [number(sets.min(gpu.device.multiprocessors * resident(bytes))), 1, 1];
-    // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
-    unsafe { gpu.launch(kernel, grid, ONE_THREADS, number(bytes), &parameters)? };
+    for token in 0..rows {
+        let (x, gated, keeps) = (x.from_row(token), gated.into(), keeps.into());
+        let mut parameters = p::OneToken { x, norm, gated, keeps, ..p::OneToken::default() };
+        for (product, part) in products.iter().zip(&mut parameters.parts) {
+            *part = product.of_token(token).parameters(p::Encoded::default());
+        }
+        // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
+        unsafe { gpu.launch(kernel, grid, ONE_THREADS, number(bytes), &parameters)? };
+    }
     Ok(true)
 }
 
@@ -253,7 +269,9 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
     };
     let x: Vec<f32> = (0..TOKENS * COLS).map(|i| value((i / COLS, i % COLS))).collect();
     let x = upload(gpu, bytes_of(&x))?;
-    let data: Vec<u8> = (0..ROWS * COLS / 2).map(|i| if i < ROWS * COLS / 4 { 255 } else { hash(i) as u8 }).collect();
+    // As many as eight bits take; of four, the first half.
+    let data: Vec<u8> =
+        (0..ROWS * COLS).map(|i| if i / (ROWS * COLS / 4) % 2 == 0 { 255 } else { hash(i) as u8 }).collect();
     let scale =
         |from: u16| -> Vec<u8> { (0..ROWS * COLS / 64).flat_map(|i| (from + (i % 97) as u16).to_le_bytes()).collect() };
     let [data, scales, biases] = [upload(gpu, &data)?, upload(gpu, &scale(0x3c00))?, upload(gpu, &scale(0xbe00))?];
@@ -312,10 +330,11 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
     };
     let (plain, sliced) = (block(BlockFormat::Q5_1)?, block(BlockFormat::Q8_0)?);
     // 2. Their products in each way
-    let [affine, float, plain, sliced] =
-        [affine, float, plain.1, sliced.1].map(|matrix| probe_matrix(gpu, x.at, matrix));
-    let (affine, float, blocks) = (affine?, float?, plain?[1] && sliced?[1]);
-    Ok(Exact { few: [affine[0], float[0], false], wide: [affine[1], float[1], blocks] })
+    let eight = p::Matrix { row_bytes: COLS as u64, kind: KernelFormat::Q8Int11 as u32, bits: 8, ..affine };
+    let [affine, float, plain, sliced, eight] =
+        [affine, float, plain.1, sliced.1, eight].map(|matrix| probe_matrix(gpu, x.at, matrix));
+    let (affine, float, records) = (affine?, float?, plain?[1] && sliced?[1] && eight?[1]);
+    Ok(Exact { few: [affine[0], float[0], false], wide: [affine[1], float[1], records] })
 }
 
 /// Rows, columns and tokens of a probe, and sizes of its activations.

@@ -83,6 +83,11 @@ impl Product<'_> {
         }
     }
 
+    /// Its part that is one token's.
+    pub fn of_token(&self, token: usize) -> Self {
+        Product { outputs: 1, out: self.out.from_row(token), ..*self }
+    }
+
     /// Rows of x.
     pub fn inputs(&self) -> usize {
         self.outputs / self.table.map_or(1, |t| t.per_row)

@@ -8,14 +8,15 @@ use sluice_backend::{
     StreamLayer, Tensor,
 };
 
-use crate::kernels::{INT11_FLOAT_FORMATS, RowLayout};
+use crate::kernels::INT11_FLOAT_FORMATS;
 use crate::moe::activate::needs_with_floats;
 use crate::moe::experts::operands;
 use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
 use crate::ops::activations::{GROUP, int11_bytes};
 use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
 use crate::ops::int11_floats::{self, WIDE};
-use crate::ops::{index, int11_blocks, latent, latent_rows, ngrams, sampling};
+use crate::ops::int11_records::{self, RecordForm};
+use crate::ops::{index, latent, latent_rows, ngrams, sampling};
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
@@ -197,10 +198,10 @@ impl<'a> ScratchPlanner<'a> {
         let cols = matrices.iter().map(|(matrix, _)| of(*matrix).cols()).max().unwrap_or(0);
         let floats = rows(&|matrix| INT11_FLOAT_FORMATS.contains(&of(matrix).kind(self.mode)));
         let mut most = int11_floats::scratch_bytes(floats, cols, tokens);
-        let layouts = matrices.iter().filter_map(|(matrix, _)| RowLayout::of(of(*matrix).form()));
-        for layout in layouts.filter(|_| self.mode == Activations::Int11) {
-            let alike = rows(&|matrix| RowLayout::of(of(matrix).form()) == Some(layout));
-            most = most.max(int11_blocks::scratch_bytes(layout, alike, cols, tokens));
+        let forms = matrices.iter().filter_map(|(matrix, _)| RecordForm::of(of(*matrix).form()));
+        for form in forms.filter(|_| self.mode == Activations::Int11) {
+            let alike = rows(&|matrix| RecordForm::of(of(matrix).form()) == Some(form));
+            most = most.max(int11_records::scratch_bytes(form, alike, cols, tokens));
         }
         grow(&mut self.slices, most);
     }

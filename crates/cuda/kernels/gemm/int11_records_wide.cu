@@ -1,10 +1,10 @@
-// Products of weights in blocks with integers of 11 bits for prompts, by wgmma, from the records that gemm/int11_records.cu made of both.
+// Products of integers of 11 bits for prompts, by wgmma, from the records that gemm/int11_records.cu made of weights and tokens.
 //
 // A block takes 128 rows and 128 tokens at a time: two warpgroups of 64 rows each multiply and fold, a thread of another brings weights and tokens in bulk, STAGES groups of 64
 // columns ahead. Of 128 tokens one half is folded while the other, or the next piece's first, is multiplied.
 //
-// Integers are (q - zero) 2^-20 and sums of a piece stay exact: below 2^24 units. Where a type's integers are too large, a piece is multiplied in two slices.
-#include "format/block_integers.cuh"
+// A weight's integer q is an f16 q 2^-20, and sums of a piece stay exact: below 2^24 units. Where they would not, q is q 2^-24 in a record, which is q itself in the lowest
+// bits and a sign, and is multiplied in two slices of four bits.
 #include "format/int11.cuh"
 #include "gemm/int11_records.cuh"
 #include "gemm/matmul.cuh"
@@ -15,42 +15,47 @@
 static const u32 STAGES = 5, ROWS = 128, TOKENS = 128;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What a warp of a multiplying warpgroup has. A piece has GROUP columns, which are multiplied at once or in two slices; a group may have a bias.
-template <u32 GROUP, bool SLICED, bool BIASED> struct Fold {
-    static const u32 PIECES = 64 / GROUP, PRODUCTS = GROUP / 16;
+// What a warp of a multiplying warpgroup has. A piece has COLUMNS columns, which are multiplied at once or in two slices; it may have a bias.
+template <u32 COLUMNS, bool SLICED, bool BIASED> struct Fold {
+    static const u32 PIECES = 64 / COLUMNS, PRODUCTS = COLUMNS / 16;
+    // There are not registers enough for slices of 64 columns and sums of both halves of the tokens: one half comes after the other.
+    static const u32 HALVES = SLICED && COLUMNS == 64 ? 1 : 2;
     static const u32 RECORD_AT = TOKEN_BYTES, SCALES_AT = RECORD_AT + RECORD_INTEGERS, RECORD_BYTES = RECORD_INTEGERS + (BIASED ? 2 : 1) * PIECES * RECORD_SCALES;
     static const u32 STAGE = RECORD_AT + RECORD_BYTES;
 
     float acc[2][32];
     // Of each half of the tokens, sums of a piece: of its integers, or of high and of low slices.
-    float high[2][32];
-    float low[SLICED ? 2 : 1][32];
-    // Integers of a group, or the slices of a piece.
-    u32 a[16];
+    float high[HALVES][32];
+    float low[SLICED ? HALVES : 1][32];
+    // Integers of 64 columns, or high slices of a piece and then low ones.
+    u32 a[SLICED ? 8 * PRODUCTS : 16];
     u32 set;
     u32 lane;
     const u8* stage;
     u32 stage_at;
-    // The next piece's, before they are cut.
-    uint4 words[2];
-
     __device__ __forceinline__ uint4 product(u32 s) const { return ((const uint4*)(stage + RECORD_AT))[(set * 4 + s) * WARP + lane]; }
 
-    __device__ __forceinline__ void load(u32 piece) {
-#pragma unroll
-        for (u32 u = 0; u < 2; u++) words[u] = product(2 * piece + u);
+    // Cuts two integers into slices.
+    __device__ static __forceinline__ void cut(u32 w, u32& high, u32& low) {
+        high = w & 0x80f080f0u;
+        low = (w & 0x000f000fu) << 4 | w & 0x80008000u;
     }
 
-    // The words of a piece in slices: two products' high ones, and their low ones.
-    __device__ __forceinline__ void cut() {
+    // The slices of a piece.
+    __device__ __forceinline__ void slices(const uint4 (&words)[PRODUCTS]) {
 #pragma unroll
-        for (u32 u = 0; u < 2; u++) {
-            const uint4 w = words[u];
-            slice_pair(w.x, a[4 * u], a[8 + 4 * u]);
-            slice_pair(w.y, a[4 * u + 1], a[8 + 4 * u + 1]);
-            slice_pair(w.z, a[4 * u + 2], a[8 + 4 * u + 2]);
-            slice_pair(w.w, a[4 * u + 3], a[8 + 4 * u + 3]);
+        for (u32 u = 0; u < PRODUCTS; u++) {
+            const u32 h = 4 * u, l = SLICED ? 4 * (PRODUCTS + u) : 0;
+            cut(words[u].x, a[h], a[l]);
+            cut(words[u].y, a[h + 1], a[l + 1]);
+            cut(words[u].z, a[h + 2], a[l + 2]);
+            cut(words[u].w, a[h + 3], a[l + 3]);
         }
+    }
+
+    __device__ __forceinline__ void load(u32 piece, uint4 (&words)[PRODUCTS]) const {
+#pragma unroll
+        for (u32 u = 0; u < PRODUCTS; u++) words[u] = product(PRODUCTS * piece + u);
     }
 
     __device__ __forceinline__ void scales(u32 piece, float (&s)[2], float (&b)[2]) const {
@@ -63,21 +68,19 @@ template <u32 GROUP, bool SLICED, bool BIASED> struct Fold {
     }
 
     template <u32 H> __device__ __forceinline__ void issue(u32 piece) {
+        const u32 own = H % HALVES;
         const u64 b = rows_of_128(stage_at + H * 8192) + 2 * PRODUCTS * piece;
         wgmma_fence();
-        if (SLICED) {
-            wgmma_f16(high[H], a, b, 0);
-            wgmma_f16(low[SLICED ? H : 0], a + 8, b, 0);
-            wgmma_f16(high[H], a + 4, b + 2, 1);
-            wgmma_f16(low[SLICED ? H : 0], a + 12, b + 2, 1);
-        } else {
 #pragma unroll
-            for (u32 u = 0; u < PRODUCTS; u++) wgmma_f16(high[H], a + 4 * (PRODUCTS * piece + u), b + 2 * u, u);
+        for (u32 u = 0; u < PRODUCTS; u++) {
+            wgmma_f16(high[own], a + 4 * (SLICED ? u : PRODUCTS * piece + u), b + 2 * u, u);
+            if (SLICED) wgmma_f16(low[SLICED ? own : 0], a + 4 * (PRODUCTS + u), b + 2 * u, u);
         }
         wgmma_commit();
     }
 
     template <u32 H> __device__ __forceinline__ void fold(u32 piece, const float (&s)[2], const float (&b)[2]) {
+        const u32 own = H % HALVES;
         const float* sums = (const float*)(stage + TOKEN_INTEGERS) + piece * TOKENS + H * 64 + lane % 4 * 2;
 #pragma unroll
         for (u32 n = 0; n < 8; n++) {
@@ -85,7 +88,7 @@ template <u32 GROUP, bool SLICED, bool BIASED> struct Fold {
 #pragma unroll
             for (u32 k = 0; k < 4; k++) {
                 const u32 i = 4 * n + k;
-                float y = fma(s[k / 2], SLICED ? add(high[H][i], low[SLICED ? H : 0][i]) : high[H][i], acc[H][i]);
+                float y = fma(s[k / 2], SLICED ? fma(16.0f, high[own][i], low[SLICED ? own : 0][i]) : high[own][i], acc[H][i]);
                 if (BIASED) y = fma(b[k / 2], k % 2 ? m.y : m.x, y);
                 acc[H][i] = y;
             }
@@ -93,8 +96,8 @@ template <u32 GROUP, bool SLICED, bool BIASED> struct Fold {
     }
 
     template <u32 H, int LEFT> __device__ __forceinline__ void wait() {
-        wgmma_wait<LEFT>(high[H]);
-        if (SLICED) keep_sums(low[SLICED ? H : 0]);
+        wgmma_wait<LEFT>(high[H % HALVES]);
+        if (SLICED) keep_sums(low[SLICED ? H % HALVES : 0]);
     }
 
     // The results, of which `put` would look for each one's place anew.
@@ -122,18 +125,13 @@ template <u32 GROUP, bool SLICED, bool BIASED> struct Fold {
         }
     }
 
-    // All pieces of a group; nothing is under way before and behind.
-    __device__ __forceinline__ void group(u32 empty) {
+    // All pieces, each in one pass: one half of the tokens is folded while the other is multiplied.
+    __device__ __forceinline__ void whole() {
         float s[2], b[2];
-        if (SLICED) {
-            load(0);
-            cut();
-        } else {
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const uint4 w = product(i);
-                a[4 * i] = w.x, a[4 * i + 1] = w.y, a[4 * i + 2] = w.z, a[4 * i + 3] = w.w;
-            }
+        for (u32 i = 0; i < 4; i++) {
+            const uint4 w = product(i);
+            a[4 * i] = w.x, a[4 * i + 1] = w.y, a[4 * i + 2] = w.z, a[4 * i + 3] = w.w;
         }
         issue<0>(0);
         issue<1>(0);
@@ -141,26 +139,66 @@ template <u32 GROUP, bool SLICED, bool BIASED> struct Fold {
         for (u32 piece = 0; piece < PIECES; piece++) {
             const bool more = piece + 1 < PIECES;
             scales(piece, s, b);
-            if (SLICED && more) load(piece + 1);
             wait<0, 1>();
-            if (!SLICED && more) {
-                fold<0>(piece, s, b);
+            fold<0>(piece, s, b);
+            if (more) {
                 issue<0>(piece + 1);
                 wait<1, 1>();
+            } else {
+                wait<1, 0>();
+                keep_until_here(a);
+            }
+            fold<1>(piece, s, b);
+            if (more) issue<1>(piece + 1);
+        }
+    }
+
+    // The same in slices of a piece, which lie where those of the piece before were.
+    __device__ __forceinline__ void in_slices() {
+        float s[2], b[2];
+        uint4 words[PRODUCTS];
+        load(0, words);
+        slices(words);
+        issue<0>(0);
+        if (HALVES == 2) issue<1>(0);
+#pragma unroll
+        for (u32 piece = 0; piece < PIECES; piece++) {
+            const bool more = piece + 1 < PIECES;
+            scales(piece, s, b);
+            if (HALVES == 1) {
+                wait<0, 0>();
+                fold<0>(piece, s, b);
+                issue<1>(piece);
+                wait<1, 0>();
+                keep(a);
                 fold<1>(piece, s, b);
-                issue<1>(piece + 1);
                 continue;
             }
+            if (more) load(piece + 1, words);
+            wait<0, 1>();
             fold<0>(piece, s, b);
             wait<1, 0>();
-            keep_until_here(a);
+            keep(a);
             if (more) {
-                cut();
+                slices(words);
                 issue<0>(piece + 1);
             }
             fold<1>(piece, s, b);
             if (more) issue<1>(piece + 1);
         }
+    }
+
+    // Sixteen registers or 32 that wgmma has read.
+    __device__ static __forceinline__ void keep(const u32 (&a)[16]) { keep_until_here(a); }
+    __device__ static __forceinline__ void keep(const u32 (&a)[32]) {
+        keep_until_here(*(const u32(*)[16])a);
+        keep_until_here(*(const u32(*)[16])(a + 16));
+    }
+
+    // All pieces of 64 columns; nothing is under way before and behind.
+    __device__ __forceinline__ void group(u32 empty) {
+        if constexpr (SLICED) in_slices();
+        else whole();
         // What comes in bulk may overtake reads that are still under way.
         fence_async();
         __syncwarp();
@@ -247,11 +285,14 @@ template <class F> __device__ __forceinline__ void gemm_wide(const Products& all
 }
 #endif
 
-#define GEMM_WIDE(name, GROUP, SLICED, BIASED) \
-    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide<Fold<GROUP, SLICED, BIASED>>(p);) }
+#define GEMM_WIDE(name, COLUMNS, SLICED, BIASED) \
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide<Fold<COLUMNS, SLICED, BIASED>>(p);) }
 
+GEMM_WIDE(16, 16, false, false)
+GEMM_WIDE(16_biased, 16, false, true)
 GEMM_WIDE(32, 32, false, false)
 GEMM_WIDE(32_biased, 32, false, true)
 GEMM_WIDE(32_sliced, 32, true, false)
-GEMM_WIDE(16, 16, false, false)
-GEMM_WIDE(16_biased, 16, false, true)
+GEMM_WIDE(32_sliced_biased, 32, true, true)
+GEMM_WIDE(64_biased, 64, false, true)
+GEMM_WIDE(64_sliced_biased, 64, true, true)
