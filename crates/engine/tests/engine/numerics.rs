@@ -29,7 +29,7 @@ const CASES: [(&str, &[(&str, Activations)]); 20] = [
     ("qwen4_exp", &[F32, BF16]),
     ("qwen3_rope", &[F32, INT11, BF16]),
     ("qwen3_moe", &[F32, BF16]),
-    ("gpt_oss_mxfp4", &[F32, BF16, INT8]),
+    ("gpt_oss_mxfp4", &[F32, INT11, BF16, INT8]),
     ("mlx_qwen3_widths", &[F32, INT11, BF16, INT8]),
     ("mlx_qwen3_next", &[F32, BF16, INT8]),
     ("mlx_qwen3_5_moe", &[F32, BF16, INT8]),

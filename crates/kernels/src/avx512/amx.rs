@@ -63,6 +63,7 @@ const fn shapes(deep: u8) -> Shapes {
 
 static WHOLE: Shapes = shapes(DEEP as u8);
 static OF_A_GROUP: Shapes = shapes(GROUP as u8);
+static OF_HALF_A_GROUP: Shapes = shapes(GROUP as u8 / 2);
 
 /// Tile registers that are cut to shape; released when it goes.
 pub struct Tiles;
@@ -84,6 +85,15 @@ impl Tiles {
     pub unsafe fn of_a_group() -> Tiles {
         // SAFETY: the caller's.
         unsafe { Tiles::cut(&OF_A_GROUP) }
+    }
+
+    /// Tiles with the shape that [`Tiles::slices`] of 16 columns take.
+    ///
+    /// # Safety
+    /// [`is_supported`].
+    pub unsafe fn of_half_a_group() -> Tiles {
+        // SAFETY: the caller's.
+        unsafe { Tiles::cut(&OF_HALF_A_GROUP) }
     }
 
     unsafe fn cut(shapes: &'static Shapes) -> Tiles {
@@ -122,41 +132,44 @@ impl Tiles {
     }
 
     /// `to[0][r][c] = sum over i of low[r][i] * b[i][c]`, and `to[1]` the same with `high`, of 16 rows, 32 columns and the depth of the shape. `low`: unsigned bytes, `high`:
-    /// signed ones, rows 64 bytes apart; `b`: four unsigned bytes of each of 32 columns together; `to`: [2, 16, 32].
+    /// signed ones, rows 64 bytes apart; `b`: four bytes of each of 32 columns together, signed or not; `to`: [2, 16, 32].
     ///
     /// # Safety
     /// All of it can be read and written.
     #[inline(always)]
-    pub unsafe fn slices(&self, (low, high): (*const u8, *const i8), b: *const u8, to: *mut i32) {
-        // SAFETY: the caller's, and the tiles are shaped.
-        unsafe {
-            asm!(
-                "tileloadd tmm6, [{b} + {stride}*1]",
-                "tileloadd tmm4, [{low} + {deep}*1]",
-                "tilezero tmm0",
-                "tdpbuud tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{high} + {deep}*1]",
-                "tilezero tmm2",
-                "tdpbsud tmm2, tmm5, tmm6",
-                "tileloadd tmm7, [{b} + {stride}*1 + 64]",
-                "tilezero tmm1",
-                "tdpbuud tmm1, tmm4, tmm7",
-                "tilezero tmm3",
-                "tdpbsud tmm3, tmm5, tmm7",
-                "tilestored [{to} + {stride}*1], tmm0",
-                "tilestored [{to_high} + {stride}*1], tmm2",
-                "tilestored [{to} + {stride}*1 + 64], tmm1",
-                "tilestored [{to_high} + {stride}*1 + 64], tmm3",
-                b = in(reg) b,
-                stride = in(reg) 4 * 2 * SIDE,
-                low = in(reg) low,
-                high = in(reg) high,
-                deep = in(reg) DEEP,
-                to = in(reg) to,
-                to_high = in(reg) to.wrapping_add(2 * SIDE * SIDE),
-                options(nostack, preserves_flags)
-            );
+    pub unsafe fn slices<const SIGNED: bool>(&self, (low, high): (*const u8, *const i8), b: *const u8, to: *mut i32) {
+        macro_rules! multiply {
+            ($low:literal, $high:literal) => {
+                asm!(
+                        "tileloadd tmm6, [{b} + {stride}*1]",
+                        "tileloadd tmm4, [{low} + {deep}*1]",
+                        "tilezero tmm0",
+                        concat!($low, " tmm0, tmm4, tmm6"),
+                        "tileloadd tmm5, [{high} + {deep}*1]",
+                        "tilezero tmm2",
+                        concat!($high, " tmm2, tmm5, tmm6"),
+                        "tileloadd tmm7, [{b} + {stride}*1 + 64]",
+                        "tilezero tmm1",
+                        concat!($low, " tmm1, tmm4, tmm7"),
+                        "tilezero tmm3",
+                        concat!($high, " tmm3, tmm5, tmm7"),
+                        "tilestored [{to} + {stride}*1], tmm0",
+                        "tilestored [{to_high} + {stride}*1], tmm2",
+                        "tilestored [{to} + {stride}*1 + 64], tmm1",
+                        "tilestored [{to_high} + {stride}*1 + 64], tmm3",
+                        b = in(reg) b,
+                        stride = in(reg) 4 * 2 * SIDE,
+                        low = in(reg) low,
+                        high = in(reg) high,
+                        deep = in(reg) DEEP,
+                        to = in(reg) to,
+                        to_high = in(reg) to.wrapping_add(2 * SIDE * SIDE),
+                        options(nostack, preserves_flags)
+                )
+            };
         }
+        // SAFETY: the caller's, and the tiles are shaped.
+        unsafe { if SIGNED { multiply!("tdpbusd", "tdpbssd") } else { multiply!("tdpbuud", "tdpbsud") } }
     }
 
     /// `to[r][c] = sum over i of a[r][i] * b[i][c]`, of 32 rows and 32 columns and `deep` registers' depth, and over all pairs of `a` and `b`. `a`: rows of bytes, `a_stride`

@@ -1,13 +1,15 @@
 //! Integers of 11 bits times weights in groups, for many tokens, with AMX. The integers are two slices of bytes, `n = 256 h + l`. Tile registers compute both
 //! slices' sums of a piece, of 16 tokens and 32 rows, and store them in the first-level cache. Vectors join the slices in integers, `256 H + L`, and fold:
-//! one conversion, one multiplication and two fmas for 64 columns.
+//! one conversion, one multiplication and two fmas for 64 columns. Blocks are unpacked first. Where weights have a zero in place of biases, the tile has signed bytes,
+//! `q - zero`.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::amx::{SIDE, Tiles};
-use super::int8_prefill::{ROWS, Tile, TileScales, fill, fill_scales, prefetch};
-use crate::format::packing::{Packing, with_packing};
+use super::int8_prefill::{ROWS, Tile, TileScales, fill, fill_scales, prefetch, unpack_tile, unpacked_bytes};
+use crate::format::Grouped;
+use crate::format::packing::{Packing, U8, with_packing};
 use crate::input::{Int11, ORDER, TILE_COLUMNS, TOKENS, TokenTile};
 use crate::int11::{GROUP, HALF};
 use crate::matrix::Matrix;
@@ -19,27 +21,40 @@ const BLOCKS: usize = 2;
 const COLS: usize = 512;
 /// Sums of a piece: [2 slices, tokens, ROWS].
 const SUMS: usize = 2 * TOKENS * ROWS;
+/// Columns of the least group.
+const LEAST: usize = 16;
 /// Pieces whose sums are folded together, so that accumulators are read and written once for them.
 const FOLDED: usize = 2;
 
-/// Integers of both blocks; scales and biases of their groups; accumulators [tokens / 16, BLOCKS, 16, ROWS]; sums; tokens that do not lie side by side.
-fn sizes(tokens: usize) -> [usize; 6] {
-    let scales = BLOCKS * ROWS * COLS / HALF * 4;
+/// Integers of both blocks; scales and biases of their groups; accumulators [tokens / 16, BLOCKS, 16, ROWS]; sums; tokens that do not lie side by side;
+/// a block's rows before they are put side by side.
+fn sizes(format: Grouped, tokens: usize) -> [usize; 7] {
+    let scales = BLOCKS * ROWS * COLS / LEAST * 4;
     let acc = tokens.next_multiple_of(TOKENS) * BLOCKS * ROWS * 4;
-    [BLOCKS * ROWS * COLS, scales, scales, acc, FOLDED * SUMS * 4, COLS / GROUP * size_of::<TokenTile>()]
+    let room = COLS / GROUP * size_of::<TokenTile>();
+    [BLOCKS * ROWS * COLS, scales, scales, acc, FOLDED * SUMS * 4, room, unpacked_bytes(format)]
 }
 
-pub fn scratch_bytes(tokens: usize) -> usize {
-    cut_bytes(sizes(tokens))
+pub fn scratch_bytes(format: Grouped, tokens: usize) -> usize {
+    cut_bytes(sizes(format, tokens))
+}
+
+/// Whether the matrix is one for this kernel: sums of less than 32 columns of a token are not laid out.
+pub fn takes(w: &Matrix) -> bool {
+    w.grouped().group >= HALF || !w.format.zero().1
 }
 
 /// # Safety
-/// `matmul` checked the lengths, the tokens are laid out in tiles, weight groups have 32 columns or more, and the machine has tiles.
+/// `matmul` checked the lengths, the tokens are laid out in tiles, [`takes`] says so of the matrix, and the machine has tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 pub unsafe fn product(w: &Matrix, x: Int11, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: the caller's; the tiles are shaped for the pieces, and released when it is over.
     unsafe {
-        let tiles = if w.grouped().group < GROUP { Tiles::of_a_group() } else { Tiles::whole() };
+        let tiles = match w.grouped().group {
+            LEAST => Tiles::of_half_a_group(),
+            HALF => Tiles::of_a_group(),
+            _ => Tiles::whole(),
+        };
         all_rows(&tiles, w, x, tokens, tile, scratch);
     }
 }
@@ -47,18 +62,18 @@ pub unsafe fn product(w: &Matrix, x: Int11, tokens: &[u32], tile: &mut [f32], sc
 /// What multiplies a piece.
 trait Multiply {
     /// `to[0][t][r]` = sum over i of `low[t][i] * q[i][r]`, and `to[1]` the same with `high`, of 16 tokens, 32 rows and a piece.
-    /// `low`, `high`: [16, 64]; `q`: [piece / 4, 32, 4]; `to`: [2, 16, 32].
+    /// `low`, `high`: [16, 64]; `q`: [piece / 4, 32, 4], signed or not; `to`: [2, 16, 32].
     ///
     /// # Safety
     /// All of it is there.
-    unsafe fn sums(&self, low: *const u8, high: *const i8, q: *const u8, to: *mut i32);
+    unsafe fn sums<const SIGNED: bool>(&self, low: *const u8, high: *const i8, q: *const u8, to: *mut i32);
 }
 
 impl Multiply for Tiles {
     #[inline(always)]
-    unsafe fn sums(&self, low: *const u8, high: *const i8, q: *const u8, to: *mut i32) {
+    unsafe fn sums<const SIGNED: bool>(&self, low: *const u8, high: *const i8, q: *const u8, to: *mut i32) {
         // SAFETY: the caller's.
-        unsafe { self.slices((low, high), q, to) }
+        unsafe { self.slices::<SIGNED>((low, high), q, to) }
     }
 }
 
@@ -66,16 +81,23 @@ impl Multiply for Tiles {
 unsafe fn all_rows<M: Multiply>(by: &M, w: &Matrix, x: Int11, tokens: &[u32], tile: &mut [f32], scratch: &mut Scratch) {
     // SAFETY: the caller's.
     unsafe {
-        with_packing!(w.grouped().packing, F => match w.grouped().group < GROUP {
-            true => width::<M, F, HALF>(by, w, x, tokens, tile, scratch),
-            false => width::<M, F, GROUP>(by, w, x, tokens, tile, scratch),
-        })
+        let ((_, biased), group) = (w.format.zero(), w.grouped().group);
+        match (biased, group) {
+            (false, LEAST) => width::<M, U8, LEAST, false>(by, w, x, tokens, tile, scratch),
+            (false, _) => width::<M, U8, HALF, false>(by, w, x, tokens, tile, scratch),
+            (true, HALF) => {
+                with_packing!(w.grouped().packing, F => width::<M, F, HALF, true>(by, w, x, tokens, tile, scratch))
+            }
+            (true, _) => {
+                with_packing!(w.grouped().packing, F => width::<M, F, GROUP, true>(by, w, x, tokens, tile, scratch))
+            }
+        }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn width<M: Multiply, F: Packing, const PIECE: usize>(
+unsafe fn width<M: Multiply, F: Packing, const PIECE: usize, const BIASED: bool>(
     by: &M,
     w: &Matrix,
     x: Int11,
@@ -84,13 +106,13 @@ unsafe fn width<M: Multiply, F: Packing, const PIECE: usize>(
     scratch: &mut Scratch,
 ) {
     let (format, groups) = (w.grouped(), w.cols.div_ceil(GROUP));
-    let [q, s, b, acc, sums, room] = scratch.cut(sizes(tokens.len()));
+    let [q, s, b, acc, sums, room, unpacked] = scratch.cut(sizes(format, tokens.len()));
     let (s, b, acc, sums, room) = (s.cast::<f32>(), b.cast::<f32>(), acc.cast::<f32>(), sums.cast(), room.cast());
     let cached = |block: usize| Tile {
         q: q.wrapping_add(block * ROWS * COLS),
         scales: TileScales {
-            s: s.wrapping_add(block * ROWS * COLS / HALF),
-            b: b.wrapping_add(block * ROWS * COLS / HALF),
+            s: s.wrapping_add(block * ROWS * COLS / LEAST),
+            b: b.wrapping_add(block * ROWS * COLS / LEAST),
         },
     };
     let accumulators = |p: usize, block: usize| acc.wrapping_add((p * BLOCKS + block) * TOKENS * ROWS);
@@ -105,9 +127,18 @@ unsafe fn width<M: Multiply, F: Packing, const PIECE: usize>(
                 let (next_r, next_k) = if k + COLS < w.cols { (r, k + COLS) } else { (r + BLOCKS * ROWS, 0) };
                 let next_cols = COLS.min(w.cols - next_k);
                 for block in 0..blocks {
-                    fill::<F>(w, r + block * ROWS, k, cols, &cached(block));
-                    let g = k / format.group;
-                    fill_scales(w, format, r + block * ROWS, g, cols / format.group, &cached(block).scales);
+                    let (cached, first, groups) = (cached(block), r + block * ROWS, cols / format.group);
+                    if w.format.is_unpacked() {
+                        let w = unpack_tile(w, (first, k), cols, unpacked);
+                        fill::<F>(&w, 0, 0, cols, &cached);
+                        fill_scales(&w, format, 0, 0, groups, &cached.scales);
+                    } else {
+                        fill::<F>(w, first, k, cols, &cached);
+                        fill_scales(w, format, first, k / format.group, groups, &cached.scales);
+                    }
+                    if !BIASED {
+                        subtract(cached.q, ROWS * cols, w.format.zero().0 as u8);
+                    }
                 }
                 for (p, some) in tokens.chunks(TOKENS).enumerate() {
                     let ahead = |p: usize| BLOCKS * ROWS * p / passes;
@@ -115,7 +146,7 @@ unsafe fn width<M: Multiply, F: Packing, const PIECE: usize>(
                     let tokens = laid_out(&x, groups, some, (k / GROUP, cols.div_ceil(GROUP)), room);
                     let few = Few { tokens, count: some.len(), cols, group: format.group, sums };
                     for block in 0..blocks {
-                        pass::<M, PIECE>(by, &cached(block), &few, accumulators(p, block));
+                        pass::<M, PIECE, BIASED>(by, &cached(block), &few, accumulators(p, block));
                     }
                 }
             }
@@ -129,6 +160,22 @@ unsafe fn width<M: Multiply, F: Packing, const PIECE: usize>(
                     _mm512_mask_storeu_ps(to, written, _mm512_mul_ps(_mm512_loadu_ps(from), scale));
                 }
             }
+        }
+    }
+}
+
+/// Subtracts `zero` from `n` bytes, a multiple of 64.
+///
+/// # Safety
+/// They are there, and the instruction set.
+#[inline(always)]
+unsafe fn subtract(q: *mut u8, n: usize, zero: u8) {
+    // SAFETY: the caller's.
+    unsafe {
+        let zero = _mm512_set1_epi8(zero as i8);
+        for i in (0..n).step_by(64) {
+            let at = q.add(i).cast();
+            _mm512_storeu_si512(at, _mm512_sub_epi8(_mm512_loadu_si512(at), zero));
         }
     }
 }
@@ -187,15 +234,15 @@ struct Few {
 /// All of it is there, and the instruction set.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-unsafe fn pass<M: Multiply, const PIECE: usize>(by: &M, tile: &Tile, x: &Few, acc: *mut f32) {
+unsafe fn pass<M: Multiply, const PIECE: usize, const BIASED: bool>(by: &M, tile: &Tile, x: &Few, acc: *mut f32) {
     let pieces = x.cols / PIECE;
     for first in (0..pieces).step_by(FOLDED) {
         // SAFETY: the caller's.
         unsafe {
-            multiply::<M, PIECE>(by, tile, x, first..pieces.min(first + FOLDED));
+            multiply::<M, PIECE, BIASED>(by, tile, x, first..pieces.min(first + FOLDED));
             match pieces - first {
-                1 => fold::<PIECE, 1>(tile, x, first, acc),
-                _ => fold::<PIECE, FOLDED>(tile, x, first, acc),
+                1 => fold::<PIECE, BIASED, 1>(tile, x, first, acc),
+                _ => fold::<PIECE, BIASED, FOLDED>(tile, x, first, acc),
             }
         }
     }
@@ -203,7 +250,12 @@ unsafe fn pass<M: Multiply, const PIECE: usize>(by: &M, tile: &Tile, x: &Few, ac
 
 /// The sums of some pieces.
 #[inline(always)]
-unsafe fn multiply<M: Multiply, const PIECE: usize>(by: &M, tile: &Tile, x: &Few, pieces: Range<usize>) {
+unsafe fn multiply<M: Multiply, const PIECE: usize, const BIASED: bool>(
+    by: &M,
+    tile: &Tile,
+    x: &Few,
+    pieces: Range<usize>,
+) {
     for (i, piece) in pieces.enumerate() {
         // SAFETY: the caller's.
         unsafe {
@@ -211,7 +263,8 @@ unsafe fn multiply<M: Multiply, const PIECE: usize>(by: &M, tile: &Tile, x: &Few
             let column = piece * PIECE % GROUP;
             let (low, high) =
                 (tokens.low.as_ptr().cast::<u8>().add(column), tokens.high.as_ptr().cast::<i8>().add(column));
-            by.sums(low, high, tile.q.add(piece * PIECE * ROWS), x.sums.add(i * SUMS));
+            let (q, to) = (tile.q.add(piece * PIECE * ROWS), x.sums.add(i * SUMS));
+            if BIASED { by.sums::<false>(low, high, q, to) } else { by.sums::<true>(low, high, q, to) }
         }
     }
 }
@@ -219,7 +272,12 @@ unsafe fn multiply<M: Multiply, const PIECE: usize>(by: &M, tile: &Tile, x: &Few
 /// Adds pieces from `first` on, whose sums are there, to the accumulators.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-unsafe fn fold<const PIECE: usize, const N: usize>(tile: &Tile, x: &Few, first: usize, acc: *mut f32) {
+unsafe fn fold<const PIECE: usize, const BIASED: bool, const N: usize>(
+    tile: &Tile,
+    x: &Few,
+    first: usize,
+    acc: *mut f32,
+) {
     // SAFETY: the caller's.
     unsafe {
         let (mut s, mut b) = ([[_mm512_setzero_ps(); 2]; N], [[_mm512_setzero_ps(); 2]; N]);
@@ -242,14 +300,16 @@ unsafe fn fold<const PIECE: usize, const N: usize>(tile: &Tile, x: &Few, first: 
                 y[half] = _mm512_loadu_ps(acc.add(t * ROWS + 16 * half));
             }
             for i in 0..N {
-                let (step, total) = (_mm512_set1_ps(*steps[i].add(t)), _mm512_set1_ps(*totals[i].add(t)));
+                let step = _mm512_set1_ps(*steps[i].add(t));
                 for half in 0..2 {
                     let at = x.sums.add(i * SUMS + t * ROWS + 16 * half);
                     let low = _mm512_loadu_si512(at.cast());
                     let high = _mm512_loadu_si512(at.add(TOKENS * ROWS).cast());
                     let joined = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
                     y[half] = _mm512_fmadd_ps(s[i][half], _mm512_mul_ps(joined, step), y[half]);
-                    y[half] = _mm512_fmadd_ps(b[i][half], total, y[half]);
+                    if BIASED {
+                        y[half] = _mm512_fmadd_ps(b[i][half], _mm512_set1_ps(*totals[i].add(t)), y[half]);
+                    }
                 }
             }
             for half in 0..2 {
@@ -291,7 +351,7 @@ const _: () = assert!(SIDE == TOKENS && 2 * SIDE == ROWS && TILE_COLUMNS == GROU
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::format::{Activations, Float, WeightFormat};
+    use crate::format::{Activations, BlockFormat, Float, WeightFormat};
     use crate::input::Input;
     use crate::int11::encode_int11;
     use crate::int11_tiles::{count, lay_out};
@@ -304,14 +364,15 @@ mod tests {
     }
 
     impl Multiply for Model {
-        unsafe fn sums(&self, low: *const u8, high: *const i8, q: *const u8, to: *mut i32) {
+        unsafe fn sums<const SIGNED: bool>(&self, low: *const u8, high: *const i8, q: *const u8, to: *mut i32) {
             for t in 0..TOKENS {
                 for r in 0..ROWS {
                     let (mut sums, at) = ([0; 2], t * ROWS + r);
                     for i in 0..self.deep {
                         // SAFETY: as `Multiply` has them.
                         unsafe {
-                            let q = i32::from(*q.add((i / 4 * ROWS + r) * 4 + i % 4));
+                            let q = *q.add((i / 4 * ROWS + r) * 4 + i % 4);
+                            let q = if SIGNED { i32::from(q as i8) } else { i32::from(q) };
                             sums[0] += i32::from(*low.add(t * GROUP + i)) * q;
                             sums[1] += i32::from(*high.add(t * GROUP + i)) * q;
                         }
@@ -320,6 +381,47 @@ mod tests {
                     unsafe { (*to.add(at), *to.add(TOKENS * ROWS + at)) = (sums[0], sums[1]) };
                 }
             }
+        }
+    }
+
+    /// Compares products of a matrix of these planes with those of plain code.
+    fn compare(format: WeightFormat, planes: &[Vec<u8>], (rows, cols, n): (usize, usize, usize), rng: &mut Rng) {
+        let w = Matrix::new(format, rows, cols, planes.iter().map(Vec::as_slice)).unwrap();
+        // Sizes of all kinds; a token that is not finite; and the greatest integers, which are 2^14.
+        let x: Vec<f32> = (0..n * cols)
+            .map(|i| match i / cols % 5 {
+                0 => 0.999_99,
+                1 if i % cols == 7 => f32::NAN,
+                _ => (2.0 * rng.f32() - 1.0) * 2f32.powi(-rng.i32(0..12)),
+            })
+            .collect();
+        let (mut q, mut steps) = (vec![0; x.len()], vec![0.0; n * cols.div_ceil(GROUP)]);
+        let (mut sums, mut scales) = (vec![0.0; n * (cols / HALF)], vec![0.0; n]);
+        encode_int11(Isa::GENERIC, &x, cols, &mut q, &mut steps, &mut sums, &mut scales);
+        let x = Int11 { n: &q, steps: &steps, sums: &sums, scales: &scales, tiles: &[] };
+        let mut tiles = vec![TokenTile::default(); count(n, cols)];
+        for (block, tiles) in tiles.chunks_mut(cols.div_ceil(GROUP)).enumerate() {
+            lay_out(Isa::GENERIC, &x, cols, block * TOKENS, tiles);
+        }
+        let x = Int11 { tiles: &tiles, ..x };
+        let side_by_side: Vec<u32> = (0..n as u32).collect();
+        let any: Vec<u32> = (0..n + 3).map(|_| rng.u32(0..n as u32)).collect();
+        for tokens in [side_by_side, any] {
+            let mut wanted = vec![0.0; tokens.len() * rows];
+            let mode = Activations::Int11;
+            let bytes = crate::matmul::scratch_bytes(format, cols, rows, tokens.len(), mode);
+            let mut scratch = Scratch::with_bytes(bytes);
+            let input = Input::Int11(x);
+            crate::matmul::matmul(Isa::GENERIC, &w, 0..rows, input, &tokens, &mut wanted, &mut scratch);
+            let mut got = vec![f32::NEG_INFINITY; wanted.len()];
+            let model = Model { deep: w.grouped().group.min(GROUP) };
+            // SAFETY: AVX-512 is there, and the model needs nothing else.
+            unsafe { all_rows(&model, &w, x, &tokens, &mut got, &mut scratch) };
+            assert_eq!(scratch.bytes(), bytes.next_multiple_of(64), "the scratch grew");
+            let same = |x: &[f32]| -> Vec<u32> {
+                bits(x).into_iter().zip(x).map(|(bits, x)| if x.is_nan() { !0 } else { bits }).collect()
+            };
+            assert_eq!(same(&got), same(&wanted), "{format:?}, {rows} x {cols}, {} tokens", tokens.len());
         }
     }
 
@@ -345,43 +447,19 @@ mod tests {
                         (0..groups).flat_map(|_| bytes(2.0 * rng.f32() - 1.0)).collect()
                     };
                     let (s, b) = (floats(), floats());
-                    let w = Matrix::new(format, rows, cols, [&data[..], &s, &b]).unwrap();
-                    // Sizes of all kinds; a token that is not finite; and the greatest integers, which are 2^14.
-                    let x: Vec<f32> = (0..n * cols)
-                        .map(|i| match i / cols % 5 {
-                            0 => 0.999_99,
-                            1 if i % cols == 7 => f32::NAN,
-                            _ => (2.0 * rng.f32() - 1.0) * 2f32.powi(-rng.i32(0..12)),
-                        })
-                        .collect();
-                    let (mut q, mut steps) = (vec![0; x.len()], vec![0.0; n * cols.div_ceil(GROUP)]);
-                    let (mut sums, mut scales) = (vec![0.0; n * (cols / HALF)], vec![0.0; n]);
-                    encode_int11(Isa::GENERIC, &x, cols, &mut q, &mut steps, &mut sums, &mut scales);
-                    let x = Int11 { n: &q, steps: &steps, sums: &sums, scales: &scales, tiles: &[] };
-                    let mut tiles = vec![TokenTile::default(); count(n, cols)];
-                    for (block, tiles) in tiles.chunks_mut(cols.div_ceil(GROUP)).enumerate() {
-                        lay_out(Isa::GENERIC, &x, cols, block * TOKENS, tiles);
-                    }
-                    let x = Int11 { tiles: &tiles, ..x };
-                    let side_by_side: Vec<u32> = (0..n as u32).collect();
-                    let any: Vec<u32> = (0..n + 3).map(|_| rng.u32(0..n as u32)).collect();
-                    for tokens in [side_by_side, any] {
-                        let mut wanted = vec![0.0; tokens.len() * rows];
-                        let mode = Activations::Int11;
-                        let bytes = crate::matmul::scratch_bytes(format, cols, rows, tokens.len(), mode);
-                        let mut scratch = Scratch::with_bytes(bytes);
-                        let input = Input::Int11(x);
-                        crate::matmul::matmul(Isa::GENERIC, &w, 0..rows, input, &tokens, &mut wanted, &mut scratch);
-                        let mut got = vec![f32::NEG_INFINITY; wanted.len()];
-                        let model = Model { deep: usize::from(group).min(GROUP) };
-                        // SAFETY: AVX-512 is there, and the model needs nothing else.
-                        unsafe { all_rows(&model, &w, x, &tokens, &mut got, &mut scratch) };
-                        assert_eq!(scratch.bytes(), bytes.next_multiple_of(64), "the scratch grew");
-                        let same = |x: &[f32]| -> Vec<u32> {
-                            bits(x).into_iter().zip(x).map(|(bits, x)| if x.is_nan() { !0 } else { bits }).collect()
-                        };
-                        assert_eq!(same(&got), same(&wanted), "{format:?}, {rows} x {cols}, {} tokens", tokens.len());
-                    }
+                    compare(format, &[data, s, b], (rows, cols, n), &mut rng);
+                }
+            }
+        }
+        for blocks in BlockFormat::ALL {
+            let format = WeightFormat::Blocks(blocks);
+            for (rows, columns, n) in [(70usize, 640usize, 40usize), (5, 128, 9), (33, 800, 17)] {
+                let cols = columns.next_multiple_of(blocks.block_columns());
+                let mut data = vec![0; rows * cols / blocks.block_columns() * blocks.block_bytes()];
+                rng.fill(&mut data);
+                blocks.set_size(&mut data, 1.0);
+                if takes(&Matrix::new(format, rows, cols, [&data[..]]).unwrap()) {
+                    compare(format, &[data], (rows, cols, n), &mut rng);
                 }
             }
         }

@@ -4,6 +4,7 @@ pub mod amx;
 mod bf16_dot;
 mod bf16_prefill;
 mod block_decode;
+pub mod block_int11;
 mod block_rows;
 mod bytes;
 mod codebooks;

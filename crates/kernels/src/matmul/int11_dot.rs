@@ -8,7 +8,7 @@
 
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
-use crate::avx512::{int11_amx, int11_decode};
+use crate::avx512::{block_int11, int11_amx, int11_decode};
 use crate::dispatch::simd;
 use crate::format::{Grouped, WeightFormat};
 use crate::input::Int11;
@@ -36,7 +36,9 @@ fn sizes(cols: usize, group: usize, tokens: usize) -> [usize; 8] {
 pub(super) fn scratch_bytes(format: Grouped, cols: usize, tokens: usize) -> usize {
     let bytes = cut_bytes(sizes(cols, format.group, tokens));
     #[cfg(target_arch = "x86_64")]
-    let bytes = bytes.max(int11_amx::scratch_bytes(tokens)).max(int11_decode::scratch_bytes(format, cols, FEW));
+    let bytes = bytes.max(int11_amx::scratch_bytes(format, tokens)).max(int11_decode::scratch_bytes(format, cols, FEW));
+    #[cfg(target_arch = "x86_64")]
+    let bytes = bytes.max(block_int11::scratch_bytes(cols));
     bytes
 }
 
@@ -373,9 +375,7 @@ pub(super) fn grouped(isa: Isa, w: Matrix, x: Int11, tokens: &[u32], tile: &mut 
     let tiles = x.tiles.len();
     assert!(tiles == 0 || tiles == int11_tiles::count(n, w.cols), "{tiles} tiles of {n} tokens");
     #[cfg(target_arch = "x86_64")]
-    let in_tiles = !w.format.is_unpacked() && w.grouped().group >= HALF;
-    #[cfg(target_arch = "x86_64")]
-    if in_tiles && tiles > 0 && int11_tiles::are_wanted(isa, tokens.len()) {
+    if tiles > 0 && int11_tiles::are_wanted(isa, tokens.len()) && int11_amx::takes(&w) {
         // SAFETY: the lengths are checked, and tiles are wanted where an `Isa` says that the machine has them.
         return unsafe { int11_amx::product(&w, x, tokens, tile, scratch) };
     }
@@ -383,6 +383,11 @@ pub(super) fn grouped(isa: Isa, w: Matrix, x: Int11, tokens: &[u32], tile: &mut 
     if tokens.len() <= FEW && int11_decode::takes(isa, &w) {
         // SAFETY: the lengths are checked, and it takes what this `Isa` has instructions for.
         return unsafe { int11_decode::product(&w, x, tokens, tile, scratch) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if block_int11::takes(isa, &w, tokens.len()) {
+        // SAFETY: as above.
+        return unsafe { block_int11::product(&w, x, tokens, tile, scratch) };
     }
     in_lanes(isa, w, x, tokens, tile, scratch);
 }
