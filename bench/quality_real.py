@@ -43,11 +43,6 @@ OPTIONS = [
 DEFAULT = ("int8", "bf16", "f32")
 
 
-def is_measured(model, option):
-    """Blocks of GGUF have no products in integers of 11 bits: they are computed as with f32."""
-    return model == DEMO or option[0] != "int11"
-
-
 def paths():
     """Models by what people call them."""
     return {title: real_models.path(name) for name, title in real_models.MODELS.items()} | {DEMO: ROOT / "models" / "demo"}
@@ -68,7 +63,7 @@ def main():
         if not path.exists():
             say(f"left out: {model}, {path} is not there")
             continue
-        for activations, kv, attention in (option for option in OPTIONS if is_measured(model, option)):
+        for activations, kv, attention in OPTIONS:
             flags = ["--activations", activations, "--kv-type", kv, "--attention", attention]
             say(f"{model} {' '.join(flags)}")
             command = [binary, "eval", "ppl", path, "--text", args.heldout, "--window", WINDOW, "--windows", args.windows, "--threads", args.threads, "--json", *flags]
@@ -90,27 +85,26 @@ def redraw():
     by = {(r["model"], (r["activations"], r["kv"], r["attention"])): r for r in rows}
     models = list(dict.fromkeys(r["model"] for r in rows))
     cost = lambda model, option: math.expm1(by[model, option]["nats_per_token"] - by[model, OPTIONS[0]]["nats_per_token"])  # noqa: E731
-    of = lambda option: [m for m in models if is_measured(m, option)]  # noqa: E731
-    each = lambda option: ", ".join(f"{percent(cost(m, option))} ({m})" for m in of(option))  # noqa: E731
+    each = lambda option: ", ".join(f"{percent(cost(m, option))} ({m})" for m in models)  # noqa: E731
     found = [
         f"The defaults (activations in int8, keys and values in bf16) cost {each(DEFAULT)}.",
         f"Keys and values in int8 cost {each(('f32', 'int8', 'f32'))}: what the demo model says of them does not hold for others.",
         f"Attention on integers, with them, costs {each(('f32', 'int8', 'int8'))}.",
         f"Keys, values and attention on integers of 16 bits cost {each(('f32', 'int16', 'int16'))}.",
         f"Keys and values in bf16 cost {each(('f32', 'bf16', 'f32'))}.",
+        f"Activations in int11 cost {each(('int11', 'f32', 'f32'))}.",
     ]
     name = lambda option: f"activations {option[0]}, KV {option[1]}" + {"int8": ", attention on integers", "int16": ", attention on integers of 16 bits"}.get(option[2], "")  # noqa: E731
-    most = {option: max(of(option), key=lambda m: cost(m, option)) for option in OPTIONS[1:]}
+    most = {option: max(models, key=lambda m: cost(m, option)) for option in OPTIONS[1:]}
     bars = [Bar(name(option), max(0.0, 100 * cost(m, option)), f"{percent(cost(m, option))}, {m}") for option, m in most.items()]
     chart = Chart("What rounding costs the model that it costs most", bars, Amounts("%", 2), "Perplexity above that with f32 activations, keys and values; less is better.", ("perplexity",))
     page = top(NAME, "Quality of real models", {"": chart}, found)
     windows = rows[0]["windows"]
     page += f"\nPerplexity of {windows} windows of {WINDOW} tokens of the demo's held-out text, by `bench/quality_real.py HELDOUT --windows {windows}` at commit {data['commit']}{''.join('; ' + n for n in data['notes'])}.\n"
     page += "Each row is one `sluice eval ppl MODEL --text HELDOUT --window 1024 --windows N --activations A --kv-type K --attention T`. The same windows are scored in all rows of a model, so that their\n"
-    page += "differences are much smaller than the perplexity's own error; with two windows, what is below about 0.3 % is noise, whatever its sign. Models' tokens differ, and so do their perplexities.\n"
-    page += "Blocks of GGUF have no product of their own in activations of 11 bits: they are computed as f32 there, and the demo alone, whose weights are MLX's, tells what int11 costs.\n\n"
+    page += "differences are much smaller than the perplexity's own error; with two windows, what is below about 0.3 % is noise, whatever its sign. Models' tokens differ, and so do their perplexities.\n\n"
     head = ["activations", "KV", "attention", *models]
-    cell = lambda m, option: f"{by[m, option]['perplexity']:.4f} ({percent(cost(m, option))})" if is_measured(m, option) else "as f32"  # noqa: E731
+    cell = lambda m, option: f"{by[m, option]['perplexity']:.4f} ({percent(cost(m, option))})"  # noqa: E731
     page += lines(head, [[*option, *(cell(m, option) for m in models)] for option in OPTIONS])
     path = RESULTS / f"{NAME}.md"
     path.write_text(page)
