@@ -29,6 +29,7 @@ SMALL, LARGE, MIXTURE, SIX, HYBRID = "Qwen3-0.6B", "8B", "30B-A3B", "6 layers of
 SHAPES = {SMALL: "dense", LARGE: "8b", MIXTURE: "30b-a3b", SIX: "moe", HYBRID: "next-48"}
 # GGUF files that both take as they are.
 FILES = [(LARGE, "Q4_K_M"), (SIX, "Q4_K_M"), (SIX, "UD-Q2_K"), (SIX, "MXFP4"), (SMALL, "Q4_K_M"), (SMALL, "Q8_0"), (SMALL, "IQ4_XS")]
+OF_FILES = [("decode", False, "GGUF files as they are: decode {spread} times its speed; goals met: {goals}."), ("prompt", False, "Their prompts: {spread} times; goals met: {goals}."), ("", True, FINE_SEQUENCES)]
 # Integers of 11 bits for products and of 16 for attention: nearer to f32 than int8, and the fastest mode for prompts.
 FINE = ("--activations", "int11", "--attention", "int16")
 FINELY = ", int11 and int16"
@@ -90,7 +91,7 @@ def found(rows):
             said("With `--activations int11 --attention int16`, which is nearer to f32, prompts run at {spread} times its speed, in {cases}; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", peer) if FINELY in r.case]),
             said("In this mode they run at {spread} of torch's speed in bf16; goals met: {goals}.", [r for r in having(rows, "prefill", "speed", TORCH) if FINELY in r.case]),
         ),
-        *joined(said("GGUF files as they are: decode {spread} times its speed; goals met: {goals}.", having(rows, "GGUF: decode")), said("Their prompts: {spread} times; goals met: {goals}.", having(rows, "GGUF: prompt"))),
+        *joined(*(said(text, [r for r in having(rows, f"GGUF: {what}") if (FINELY in r.case) == finely]) for what, finely, text in OF_FILES)),
         *joined(*(said(text, [r for r in having(rows, figure="speed", peer=peer) if " sequences," in r.case and (FINELY in r.case) == finely]) for text, finely in ((SEQUENCES, False), (FINE_SEQUENCES, True)))),
         *said("With some or all of the experts in RAM decode runs at {spread} times its speed; goals met: {goals}.", [r for r in having(rows, "decode", "speed", peer) if " of the experts " in r.case]),
         *said("Keys and values that no longer fit the device come back from host memory. Time to first token is {spread} times lower than when they are recomputed.", having(rows, figure="TTFT, from memory", peer="computed"), less=True),
@@ -260,17 +261,16 @@ def prefill(name, rounds, goal):
 
 
 def of_file(name, form, rounds):
-    """Decode and a prompt of 512 tokens, of the same file."""
-    file = quickly(SHAPES[name], form)
-    [decoded] = ours("decode", file, rounds, "--context", CONTEXT, "--tokens", GENERATED)
-    [prompt] = ours("prefill", file, rounds, "--tokens", 512)
-    rows = []
-    for what, line, goal, options, test in (
-        ("decode", decoded, 1.3, ("-p", 0, "-n", GENERATED, "-d", CONTEXT), (0, GENERATED, CONTEXT)),
-        ("prompt of 512", prompt, 2.0, ("-p", 512, "-n", 0), (512, 0, 0)),
+    """Decode and a prompt of 512 tokens, of the same file, with integers of 8 bits and with finer ones."""
+    file, rows = quickly(SHAPES[name], form), []
+    for what, own, goal, options, test in (
+        ("decode", ("decode", file, rounds, "--context", CONTEXT, "--tokens", GENERATED), 1.3, ("-p", 0, "-n", GENERATED, "-d", CONTEXT), (0, GENERATED, CONTEXT)),
+        ("prompt of 512", ("prefill", file, rounds, "--tokens", 512), 2.0, ("-p", 512, "-n", 0), (512, 0, 0)),
     ):
         peer, died = beside(rounds, file, *options)
-        rows.append(compare(SUITE, f"GGUF: {what}, {name} {form}", "speed", "tokens/s", speeds(line), peer(*test), LLAMA.name("on the same file"), goal, died=died))
+        for how, more, aim in (("", (), goal), (FINELY, FINE, None)):
+            [line] = ours(*own, *more)
+            rows.append(compare(SUITE, f"GGUF: {what}, {name} {form}{how}", "speed", "tokens/s", speeds(line), peer(*test), LLAMA.name("on the same file"), aim, died=died))
     return rows
 
 
