@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::bf16_dot::Bf16Dot;
 use super::f32_dot::Lanes;
+use super::int11_dot::{Int11Dot, ROWS};
 use crate::Isa;
 use crate::dispatch::simd;
 use crate::test_random::random;
@@ -143,6 +144,43 @@ proptest! {
         for isa in Isa::supported() {
             prop_assert_eq!(bits(mac(isa, &acc, &a, &b)), wanted, "{}: {:?} {:?} {:?}", isa, acc, a, b);
             prop_assert_eq!(round(isa, &acc), round(Isa::GENERIC, &acc));
+        }
+    }
+}
+
+/// Sums of 64 columns, of the first sixteen, and of the sixteen behind these, and all of them with 7 added.
+#[inline(always)]
+unsafe fn row_sums_lanes<V: Int11Dot>(q: &[u8; 64 * ROWS], x: &[i16; 64]) -> [[f32; 16]; 4] {
+    // SAFETY: sixteen rows of 64 columns; the shell has the instruction set.
+    unsafe {
+        let all = V::row_sums(q.as_ptr(), 64, x.as_ptr(), 64);
+        let [a, b] = V::half_row_sums(q.as_ptr(), 64, x.as_ptr());
+        let added = V::add_to_all(all, 7);
+        [V::to_f32(all).to_array(), V::to_f32(a).to_array(), V::to_f32(b).to_array(), V::to_f32(added).to_array()]
+    }
+}
+simd! { fn row_sums(q: &[u8; 64 * ROWS], x: &[i16; 64]) -> [[f32; 16]; 4] = row_sums_lanes }
+
+#[test]
+fn sums_of_rows_are_those_of_plain_code() {
+    let mut rng = fastrand::Rng::with_seed(6);
+    for _ in 0..50 {
+        let mut q = [0; 64 * ROWS];
+        rng.fill(&mut q);
+        let x: [i16; 64] = std::array::from_fn(|_| rng.i16(-16384..=16384));
+        let sum = |r: usize, columns: std::ops::Range<usize>| -> i32 {
+            columns.map(|k| i32::from(q[64 * r + k]) * i32::from(x[k])).sum()
+        };
+        let wanted: [[f32; 16]; 4] = std::array::from_fn(|kind| {
+            std::array::from_fn(|r| match kind {
+                0 => sum(r, 0..64) as f32,
+                1 => sum(r, 0..16) as f32,
+                2 => sum(r, 16..32) as f32,
+                _ => (sum(r, 0..64) + 7) as f32,
+            })
+        });
+        for isa in Isa::supported() {
+            assert_eq!(row_sums(isa, &q, &x), wanted, "{isa}");
         }
     }
 }
