@@ -7,10 +7,11 @@ use std::slice;
 use anyhow::Result;
 
 use crate::device::stream::Gpu;
-use crate::kernels::{Exact, FLOATS, STATIC_SHARED, Variant};
+use crate::kernels::{Exact, FLOATS, INT11_BLOCK_FORMATS, STATIC_SHARED, Variant};
 use crate::ops::activations::{EncodedActivations, INT11_GROUP as GROUP, NORMED};
 use crate::ops::product::{MAX_GRID_Y, Product};
 use crate::parameters::{self as p, number};
+use crate::weights::{HALVES, KernelFormat};
 
 /// `kernels/gemm/int11_floats_few.cu`: rows of a set, groups of a turn, tokens and threads of a block, the most blocks of a multiprocessor, bytes of its rings.
 const SET: usize = 16;
@@ -81,17 +82,28 @@ pub fn in_portions(
         let times = product.rows.div_ceil(at_a_time);
         let each = product.rows.div_ceil(times).next_multiple_of(WIDE);
         for row in (0..product.rows).step_by(each) {
-            let mut some = Product { rows: each.min(product.rows - row), ..*product };
-            let skipped = row as u64 * product.matrix.row_bytes;
-            let p::Matrix { data, scales, biases, .. } = &mut some.matrix;
-            // Floats have no scales, and of blocks a row has all three.
-            [data, scales, biases].into_iter().for_each(|at| *at += skipped);
+            let (rows, matrix) = (each.min(product.rows - row), from_row(product.matrix, row));
+            let mut some = Product { rows, matrix, ..*product };
             some.out.at += 4 * row as u64;
             some.bias += if product.bias == 0 { 0 } else { 4 * row as u64 };
             launch(&[some])?;
         }
     }
     Ok(())
+}
+
+/// A matrix from a row on.
+fn from_row(mut matrix: p::Matrix, row: usize) -> p::Matrix {
+    let row = row as u64;
+    // Blocks have all in a row, affine weights scales and biases in arrays of their own, floats neither.
+    let of_scales = match KernelFormat::from_number(matrix.kind) {
+        kind if INT11_BLOCK_FORMATS.contains(&kind) => matrix.row_bytes,
+        _ => u64::from(matrix.groups) * if HALVES.contains(&matrix.element) { 2 } else { 4 },
+    };
+    matrix.data += row * matrix.row_bytes;
+    matrix.scales += row * of_scales;
+    matrix.biases += row * of_scales;
+    matrix
 }
 
 /// Whether large tiles take less time than passes of a few tokens, by what an H200 took for matrices of 1,024 to 24,576 rows: a pass reads all weights, and integers of
@@ -210,4 +222,67 @@ pub fn multiply_one(gpu: &Gpu, (x, norm): (p::Tensor, p::Norm), products: &[Prod
     // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers.
     unsafe { gpu.launch(kernel, [number(blocks), 1, 1], ONE_THREADS, number(bytes), &parameters)? };
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Portions have the rows of the whole, each where it lies, and go where it goes.
+    #[test]
+    fn portions_are_the_rows_of_the_whole() {
+        let affine = p::Matrix {
+            kind: KernelFormat::Q8Int11 as u32,
+            element: 2,
+            groups: 64,
+            row_bytes: 4096,
+            data: 1 << 40,
+            scales: 1 << 41,
+            biases: 1 << 42,
+            ..p::Matrix::default()
+        };
+        let blocks = p::Matrix {
+            kind: KernelFormat::B4Int11 as u32,
+            row_bytes: 2304,
+            scales: (1 << 40) + 2048,
+            biases: (1 << 40) + 2292,
+            ..affine
+        };
+        let floats = p::Matrix {
+            kind: KernelFormat::Bf16Int11 as u32,
+            groups: 0,
+            row_bytes: 8192,
+            scales: 0,
+            biases: 0,
+            ..affine
+        };
+        for (matrix, of_scales) in [(affine, 128), (blocks, 2304), (floats, 0)] {
+            let (rows, out) = (50_000, p::Tensor::dense(1 << 43, 50_000));
+            let mut next = 0;
+            let product = Product {
+                matrix,
+                table: None,
+                rows,
+                cols: 4096,
+                outputs: 8,
+                out,
+                bias: 1 << 44,
+                accumulate: false,
+                runs: None,
+            };
+            in_portions(&[product], 64 * (16384 + 1024), |portion| {
+                let [some] = portion else { panic!("a portion of one product") };
+                let row = next as u64;
+                assert!(some.rows * 64 * 17408 <= WIDE * MOST_SPLIT, "{} rows", some.rows);
+                assert_eq!(some.matrix.data, matrix.data + row * matrix.row_bytes);
+                assert_eq!(some.matrix.scales, matrix.scales + row * of_scales);
+                assert_eq!(some.matrix.biases, matrix.biases + row * of_scales);
+                assert_eq!((some.out.at, some.bias), ((1 << 43) + 4 * row, (1 << 44) + 4 * row));
+                next += some.rows;
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(next, rows);
+        }
+    }
 }
