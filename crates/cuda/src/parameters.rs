@@ -471,7 +471,7 @@ impl Tensor {
     }
 
     /// The same from a row on.
-    pub fn from_row(self, row: usize) -> Tensor {
+    pub fn rows_from(self, row: usize) -> Tensor {
         Tensor { at: self.at + 4 * row as u64 * self.stride, ..self }
     }
 }

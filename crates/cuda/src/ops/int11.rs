@@ -14,8 +14,9 @@ use crate::kernels::{
     RowLayout, STATIC_SHARED, Variant,
 };
 use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, NORMED, encode};
+use crate::ops::int11_blocks::{self, ONE_BLOCKS, ONE_THREADS};
 use crate::ops::product::{MAX_GRID_Y, MatmulInput, PairTiles, Product};
-use crate::ops::{int11_blocks, int11_floats, int11_records};
+use crate::ops::{int11_floats, int11_records};
 use crate::parameters::{self as p, number};
 use crate::weights::{HALVES, Needs};
 
@@ -29,10 +30,8 @@ const FEW_PAIRS: [(usize, u32); 2] = [(4, 320), (8, 384)];
 /// Blocks that share a tile's rows are so many that there are enough for each multiprocessor to have this many.
 const FEW_SHARES: usize = 2;
 const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
-/// `kernels/gemv/fused_int11.cu`: rows of a set, threads of a block, the most blocks of a multiprocessor.
+/// `kernels/gemv/fused_int11.cu`: rows of a set.
 const ONE_ROWS: usize = 32;
-pub const ONE_THREADS: u32 = 544;
-pub const ONE_BLOCKS: usize = 2;
 /// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
 const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
@@ -242,7 +241,7 @@ pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: 
         products.iter().map(|product| product.rows.div_ceil(ONE_ROWS)).sum::<usize>() / if gated { 2 } else { 1 };
     let grid = [number(sets.min(gpu.device.multiprocessors * resident(bytes))), 1, 1];
     for token in 0..rows {
-        let (x, gated, keeps) = (x.from_row(token), gated.into(), keeps.into());
+        let (x, gated, keeps) = (x.rows_from(token), gated.into(), keeps.into());
         let mut parameters = p::OneToken { x, norm, gated, keeps, ..p::OneToken::default() };
         for (product, part) in products.iter().zip(&mut parameters.parts) {
             *part = product.of_token(token).parameters(p::Encoded::default());
@@ -271,7 +270,7 @@ pub fn probe(gpu: &Gpu) -> Result<Exact> {
     let x = upload(gpu, bytes_of(&x))?;
     // As many as eight bits take; of four, the first half.
     let data: Vec<u8> =
-        (0..ROWS * COLS).map(|i| if i / (ROWS * COLS / 4) % 2 == 0 { 255 } else { hash(i) as u8 }).collect();
+        (0..ROWS * COLS).map(|i| if (i / (ROWS * COLS / 4)).is_multiple_of(2) { 255 } else { hash(i) as u8 }).collect();
     let scale =
         |from: u16| -> Vec<u8> { (0..ROWS * COLS / 64).flat_map(|i| (from + (i % 97) as u16).to_le_bytes()).collect() };
     let [data, scales, biases] = [upload(gpu, &data)?, upload(gpu, &scale(0x3c00))?, upload(gpu, &scale(0xbe00))?];

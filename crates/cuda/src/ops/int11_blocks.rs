@@ -5,11 +5,13 @@ use anyhow::Result;
 use crate::device::stream::Gpu;
 use crate::kernels::{RowLayout, STATIC_SHARED, Variant};
 use crate::ops::activations::{INT11_GROUP as GROUP, NORMED};
-use crate::ops::int11::{ONE_BLOCKS, ONE_THREADS};
 use crate::ops::int11_records::MIN_TOKENS;
 use crate::ops::product::Product;
 use crate::parameters::{self as p, number};
 
+/// `kernels/gemv/one_turns.cuh`: threads of a block, the most blocks of a multiprocessor.
+pub const ONE_THREADS: u32 = 544;
+pub const ONE_BLOCKS: usize = 2;
 /// `kernels/gemv/fused_int11_blocks.cu`: the product of a set's rows and the columns of a group, and the pieces of a turn.
 const ONE_COLUMNS: usize = 512;
 const ONE_PIECES: usize = 64;
@@ -56,7 +58,7 @@ pub fn multiply_one(
     let sets = products.iter().map(|of| of.rows.div_ceil(rows)).sum::<usize>() / if gated { 2 } else { 1 };
     let grid = [number(sets.min(gpu.device.multiprocessors * resident)), 1, 1];
     for token in 0..tokens {
-        let (x, gated, keeps) = (x.from_row(token), gated.into(), keeps.into());
+        let (x, gated, keeps) = (x.rows_from(token), gated.into(), keeps.into());
         let mut parameters = p::OneToken { x, norm, gated, keeps, ..p::OneToken::default() };
         for (product, part) in products.iter().zip(&mut parameters.parts) {
             *part = product.of_token(token).parameters(p::Encoded::default());

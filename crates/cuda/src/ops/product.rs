@@ -85,7 +85,7 @@ impl Product<'_> {
 
     /// Its part that is one token's.
     pub fn of_token(&self, token: usize) -> Self {
-        Product { outputs: 1, out: self.out.from_row(token), ..*self }
+        Product { outputs: 1, out: self.out.rows_from(token), ..*self }
     }
 
     /// Rows of x.
