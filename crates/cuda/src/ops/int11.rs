@@ -192,22 +192,21 @@ fn multiply_pairs(gpu: &Gpu, products: &[Product], parameters: &p::Products, til
 pub fn multiply_one(gpu: &Gpu, input: MatmulInput, products: &[Product], gated: bool) -> Result<bool> {
     let MatmulInput::Floats { x, norm, rows } = input else { return Ok(false) };
     let first = &products[0];
-    if INT11_BLOCK_FORMATS.contains(&first.kinds()[0]) {
+    let kind = first.kinds()[0];
+    if INT11_BLOCK_FORMATS.contains(&kind) {
         return int11_blocks::multiply_one(gpu, (x, norm, rows), products, gated);
     }
-    let kind = first.kinds()[0];
     // Tensor cores take some weights from two tokens on, and others' from [`int11_records::MIN_TOKENS`] on.
     let one_by_one = INT11_FORMATS.contains(&kind) && !INT11_TENSOR_FORMATS.contains(&kind);
-    let most = if one_by_one { int11_records::MIN_TOKENS - 1 } else { 1 };
-    if rows > most {
+    if rows > if one_by_one { int11_records::MIN_TOKENS - 1 } else { 1 } {
         return Ok(false);
     }
-    if INT11_FLOAT_FORMATS.contains(&first.kinds()[0]) {
+    if INT11_FLOAT_FORMATS.contains(&kind) {
         return int11_floats::multiply_one(gpu, (x, norm), products, gated);
     }
     let (cols, m) = (first.cols, first.matrix);
     let groups = cols / GROUP;
-    let Some((kernel, lanes)) = first.kinds()[0].gemv_one(groups).filter(|_| gpu.device.has(Variant::One)) else {
+    let Some((kernel, lanes)) = kind.gemv_one(groups).filter(|_| gpu.device.has(Variant::One)) else {
         return Ok(false);
     };
     let alike = |product: &Product| {

@@ -82,7 +82,7 @@ pub fn in_portions(
         let times = product.rows.div_ceil(at_a_time);
         let each = product.rows.div_ceil(times).next_multiple_of(WIDE);
         for row in (0..product.rows).step_by(each) {
-            let (rows, matrix) = (each.min(product.rows - row), from_row(product.matrix, row));
+            let (rows, matrix) = (each.min(product.rows - row), rows_from(product.matrix, row));
             let mut some = Product { rows, matrix, ..*product };
             some.out.at += 4 * row as u64;
             some.bias += if product.bias == 0 { 0 } else { 4 * row as u64 };
@@ -93,7 +93,7 @@ pub fn in_portions(
 }
 
 /// A matrix from a row on.
-fn from_row(mut matrix: p::Matrix, row: usize) -> p::Matrix {
+fn rows_from(mut matrix: p::Matrix, row: usize) -> p::Matrix {
     let row = row as u64;
     // Blocks have all in a row, affine weights scales and biases in arrays of their own, floats neither.
     let of_scales = match KernelFormat::from_number(matrix.kind) {
