@@ -87,7 +87,9 @@ fn figures_go_to_standard_error() {
     let with = run(&[&demo, "Hi", "--stats", "--profile"]);
     assert_eq!(plain.stdout, with.stdout);
     let lines = stderr(&with);
-    for part in ["tokens/s", "weights mapped", "scratch", "peak", "seed", "numerics 4", "finish", "delta_net", "GB/s"] {
+    let numerics = format!("numerics {}", sluice_engine::NUMERICS_VERSION);
+    let parts = ["tokens/s", "weights mapped", "scratch", "peak", "seed", &numerics, "finish", "delta_net", "GB/s"];
+    for part in parts {
         assert!(lines.contains(part), "{part} is not in: {lines}");
     }
 }
