@@ -109,16 +109,31 @@ unsafe fn all_rows<R: Rows, const BIASED: bool>(
 }
 
 /// Where four rows' products go.
-struct Out {
+pub(super) struct Out {
     /// [tokens, rows]
-    at: *mut f32,
-    stride: usize,
-    index: [usize; 4],
+    pub at: *mut f32,
+    pub stride: usize,
+    pub index: [usize; 4],
+}
+
+impl Out {
+    /// Stores four rows' products with token `t`, scaled.
+    #[inline(always)]
+    pub unsafe fn store(&self, acc: __m128, t: usize, scale: f32) {
+        // SAFETY: the caller vouches for the place and the instruction set.
+        unsafe {
+            let mut four = [0f32; 4];
+            _mm_storeu_ps(four.as_mut_ptr(), _mm_mul_ps(acc, _mm_set1_ps(scale)));
+            for (product, row) in four.into_iter().zip(self.index) {
+                *self.at.add(t * self.stride + row) = product;
+            }
+        }
+    }
 }
 
 /// 64 integers from `n` on, zeros where there are none, as high and low bytes.
 #[inline(always)]
-unsafe fn split(n: *const i16, there: usize) -> (__m512i, __m512i) {
+pub(super) unsafe fn split(n: *const i16, there: usize) -> (__m512i, __m512i) {
     // SAFETY: the masks keep loads inside of what is there; the caller vouches for the instruction set.
     unsafe {
         let mask = |from: usize| ((1u64 << there.saturating_sub(from).min(32)) - 1) as u32;
@@ -241,18 +256,14 @@ unsafe fn four_rows<R: Rows, const BIASED: bool, const T: usize>(
             }
         }
         for t in 0..T {
-            let mut four = [0f32; 4];
-            _mm_storeu_ps(four.as_mut_ptr(), _mm_mul_ps(acc[t], _mm_set1_ps(x.scales[tokens[t] as usize])));
-            for r in 0..4 {
-                *out.at.add(t * out.stride + out.index[r]) = four[r];
-            }
+            out.store(acc[t], t, x.scales[tokens[t] as usize]);
         }
     }
 }
 
 /// Adds `groups` groups in the lanes 4g + r of `sums` to four rows' accumulators, one after the other. `from`: the token's steps and numbers, see [`prepare`].
 #[inline(always)]
-unsafe fn fold<const BIASED: bool>(
+pub(super) unsafe fn fold<const BIASED: bool>(
     acc: __m128,
     (s, b): (__m512, __m512),
     sums: __m512i,

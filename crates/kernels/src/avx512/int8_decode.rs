@@ -40,7 +40,7 @@ pub(super) fn scratch_bytes(cols: usize, tokens: usize) -> usize {
 }
 
 /// Whether a width unpacks into even columns of a piece in one register and odd columns in the other. The other widths unpack in natural order.
-const fn alternate(bits: usize) -> bool {
+pub(super) const fn alternate(bits: usize) -> bool {
     bits <= 4
 }
 
@@ -266,7 +266,7 @@ unsafe fn scaled<const PARTS: usize>(sums: [__m512i; PARTS], sx: *const f32) -> 
 
 /// The integers of a row's piece: even and odd columns, or the first and the second 64. Reads `groups` groups (1 to 4); the rest is unspecified.
 #[inline(always)]
-unsafe fn weights<P: Packing>(p: *const u8, groups: usize) -> (__m512i, __m512i) {
+pub(super) unsafe fn weights<P: Packing>(p: *const u8, groups: usize) -> (__m512i, __m512i) {
     // SAFETY: reads 4 * BITS bytes per group.
     unsafe {
         let mask = _mm512_set1_epi8(((1u16 << P::BITS) - 1) as i8);

@@ -1,5 +1,6 @@
 //! AVX-512 F, BW, DQ, VL, VNNI, VBMI and BF16 (Intel from Sapphire Rapids, AMD from Zen 4), and what AVX2 has.
 
+pub mod affine_int11;
 pub mod amx;
 mod bf16_dot;
 mod bf16_prefill;
@@ -12,7 +13,6 @@ mod encode;
 mod f32_dot;
 mod four_rows;
 pub mod int11_amx;
-pub mod int11_decode;
 mod int11_dot;
 pub mod int8_amx;
 pub mod int8_batch;

@@ -8,7 +8,7 @@
 
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
-use crate::avx512::{block_int11, int11_amx, int11_decode};
+use crate::avx512::{affine_int11, block_int11, int11_amx};
 use crate::dispatch::simd;
 use crate::format::{Grouped, WeightFormat};
 use crate::input::Int11;
@@ -36,7 +36,7 @@ fn sizes(cols: usize, group: usize, tokens: usize) -> [usize; 8] {
 pub(super) fn scratch_bytes(format: Grouped, cols: usize, tokens: usize) -> usize {
     let bytes = cut_bytes(sizes(cols, format.group, tokens));
     #[cfg(target_arch = "x86_64")]
-    let bytes = bytes.max(int11_amx::scratch_bytes(format, tokens)).max(int11_decode::scratch_bytes(format, cols, FEW));
+    let bytes = bytes.max(int11_amx::scratch_bytes(format, tokens)).max(affine_int11::scratch_bytes(cols));
     #[cfg(target_arch = "x86_64")]
     let bytes = bytes.max(block_int11::scratch_bytes(cols));
     bytes
@@ -380,9 +380,9 @@ pub(super) fn grouped(isa: Isa, w: Matrix, x: Int11, tokens: &[u32], tile: &mut 
         return unsafe { int11_amx::product(&w, x, tokens, tile, scratch) };
     }
     #[cfg(target_arch = "x86_64")]
-    if tokens.len() <= FEW && int11_decode::takes(isa, &w) {
+    if affine_int11::takes(isa, &w, tokens.len()) {
         // SAFETY: the lengths are checked, and it takes what this `Isa` has instructions for.
-        return unsafe { int11_decode::product(&w, x, tokens, tile, scratch) };
+        return unsafe { affine_int11::product(&w, x, tokens, tile, scratch) };
     }
     #[cfg(target_arch = "x86_64")]
     if block_int11::takes(isa, &w, tokens.len()) {

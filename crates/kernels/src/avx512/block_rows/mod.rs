@@ -6,7 +6,7 @@ mod small;
 
 pub(super) use large::{Blocks, Large};
 pub(super) use mxfp4::Planes;
-pub(super) use small::{Piece, Small};
+pub(super) use small::{Piece, Small, nibbles};
 
 use std::arch::x86_64::*;
 

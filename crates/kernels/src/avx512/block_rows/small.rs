@@ -114,7 +114,7 @@ unsafe fn taken(a: __m512i, b: __m512i, index: &[u8; 64]) -> __m512i {
 
 /// Low halves of the bytes, and high halves.
 #[inline(always)]
-pub(super) unsafe fn nibbles(bytes: __m512i) -> (__m512i, __m512i) {
+pub(in super::super) unsafe fn nibbles(bytes: __m512i) -> (__m512i, __m512i) {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
         let low = _mm512_set1_epi8(15);
