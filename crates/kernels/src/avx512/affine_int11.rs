@@ -5,11 +5,11 @@
 
 use std::arch::x86_64::*;
 
-use super::block_int11::{Out, fold, split};
+use super::block_int11::{Out, split};
 use super::block_rows::{halves, nibbles};
 use super::four_rows::{FourRows, gather};
 use super::int8_decode::{alternate, weights};
-use super::scale_stream::ScaleStream;
+use super::scale_stream::{floats, side_by_side};
 use crate::Isa;
 use crate::format::packing::{Packing, with_packing};
 use crate::input::Int11;
@@ -35,9 +35,11 @@ const fn token_bytes(cols: usize, piece: usize) -> usize {
     cols.div_ceil(step_cols(piece)) * token_step(piece)
 }
 
-fn sizes(cols: usize) -> [usize; 1] {
+/// The tokens; scales and biases of four rows.
+fn sizes(cols: usize) -> [usize; 3] {
     let (narrow, wide) = (token_bytes(cols, 32), token_bytes(cols, 64));
-    [FEW * narrow.max(wide)]
+    let numbers = 4 * floats(cols / 32);
+    [FEW * if narrow > wide { narrow } else { wide }, numbers, numbers]
 }
 
 pub fn scratch_bytes(cols: usize) -> usize {
@@ -75,36 +77,42 @@ unsafe fn all_rows<P: Packing, const PIECE: usize, const PIECES: usize>(
     tile: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    assert!(tokens.len() <= FEW && w.grouped().group == PIECE * PIECES);
-    let [prepared] = scratch.cut(sizes(w.cols));
+    let (format, row_bytes, scale_row_bytes) = (w.grouped(), w.row_bytes(), w.scale_row_bytes());
+    assert!(tokens.len() <= FEW && format.group == PIECE * PIECES);
+    let [prepared, s, b] = scratch.cut(sizes(w.cols));
+    let (s, b) = (s.cast::<f32>(), b.cast::<f32>());
     let token_bytes = token_bytes(w.cols, PIECE);
-    let streams = FourRows::new(0..w.rows, w.row_bytes());
-    let mut scales = ScaleStream::new(w);
-    // SAFETY: the scratch holds all tokens; rows and tokens stay inside the tile.
+    let streams = FourRows::new(0..w.rows, row_bytes);
+    // SAFETY: the scratch holds all tokens and the scales of four rows; rows and tokens stay inside the tile.
     unsafe {
         for (i, &token) in tokens.iter().enumerate() {
             prepare::<P, PIECE>(&x, token as usize, w.cols, prepared.add(i * token_bytes));
         }
         for r in 0..streams.quarter {
             let (index, further) = (streams.index(r), streams.further(r));
-            let rows = Four {
-                rows: index.map(|row| w.data.as_ptr().add(row * w.row_bytes())),
-                ahead: further * w.row_bytes(),
-                cols: w.cols,
-            };
+            let begin = |all: &[u8], row_bytes: usize| index.map(|row| all.as_ptr().wrapping_add(row * row_bytes));
+            for (all, to) in [(w.scales, s), (w.biases, b)] {
+                let (rows, ahead) = (begin(all, scale_row_bytes), further * scale_row_bytes);
+                side_by_side(format.scale, rows, scale_row_bytes, ahead, to);
+            }
+            let four = Four { rows: begin(w.data, row_bytes), ahead: further * row_bytes, cols: w.cols, s, b };
             let mut i = 0;
             while i < tokens.len() {
-                let some = &tokens[i..(i + 4).min(tokens.len())];
-                let from = prepared.add(i * token_bytes);
+                // Avoids groups of one: unpacking is a third of the work for a single token.
+                let n = match tokens.len() - i {
+                    few @ 1..=3 => few,
+                    5 | 6 => 3,
+                    _ => 4,
+                };
+                let (some, from) = (&tokens[i..i + n], prepared.add(i * token_bytes));
                 let out = Out { at: tile.as_mut_ptr().add(i * w.rows), stride: w.rows, index };
-                scales.start(w, index, further);
-                match some.len() {
-                    1 => four_rows::<P, PIECE, PIECES, 1>(&rows, &mut scales, from, (&x, some), &out),
-                    2 => four_rows::<P, PIECE, PIECES, 2>(&rows, &mut scales, from, (&x, some), &out),
-                    3 => four_rows::<P, PIECE, PIECES, 3>(&rows, &mut scales, from, (&x, some), &out),
-                    _ => four_rows::<P, PIECE, PIECES, 4>(&rows, &mut scales, from, (&x, some), &out),
+                match n {
+                    1 => four_rows::<P, PIECE, PIECES, 1>(&four, from, (&x, some), &out),
+                    2 => four_rows::<P, PIECE, PIECES, 2>(&four, from, (&x, some), &out),
+                    3 => four_rows::<P, PIECE, PIECES, 3>(&four, from, (&x, some), &out),
+                    _ => four_rows::<P, PIECE, PIECES, 4>(&four, from, (&x, some), &out),
                 }
-                i += some.len();
+                i += n;
             }
         }
     }
@@ -189,6 +197,9 @@ struct Four {
     /// Bytes from a row to the one that is prefetched meanwhile.
     ahead: usize,
     cols: usize,
+    /// Scales and biases, [groups, 4 rows].
+    s: *const f32,
+    b: *const f32,
 }
 
 /// Four rows times T tokens, laid out from `from` on, which are `tokens` of the input.
@@ -197,48 +208,79 @@ struct Four {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma")]
 unsafe fn four_rows<P: Packing, const PIECE: usize, const PIECES: usize, const T: usize>(
     four: &Four,
-    scales: &mut ScaleStream,
     from: *const u8,
     (x, tokens): (&Int11, &[u32]),
     out: &Out,
 ) {
     let token_bytes = token_bytes(four.cols, PIECE);
     let (steps, rest) = (four.cols / step_cols(PIECE), four.cols % step_cols(PIECE) / PIECE);
-    let last = if rest > 0 { 1 } else { 0 };
     // SAFETY: steps are inside the rows and tokens; the caller vouches for the output.
     unsafe {
         let mut acc = [_mm_setzero_ps(); T];
-        let mut both = (_mm512_setzero_ps(), _mm512_setzero_ps());
-        for step in 0..steps + last {
-            let pieces = if step < steps { 4 } else { rest };
-            let some = if PIECES == 1 {
-                scales.next(step)
-            } else if step % 2 == 0 {
-                both = scales.next(step / 2);
-                (
-                    _mm512_shuffle_f32x4::<0b01_01_00_00>(both.0, both.0),
-                    _mm512_shuffle_f32x4::<0b01_01_00_00>(both.1, both.1),
-                )
-            } else {
-                (
-                    _mm512_shuffle_f32x4::<0b11_11_10_10>(both.0, both.0),
-                    _mm512_shuffle_f32x4::<0b11_11_10_10>(both.1, both.1),
-                )
-            };
+        for step in 0..steps {
             let from = from.add(step * token_step(PIECE));
-            let sums = if step < steps {
-                sums::<P, PIECE, T>(four, step, 4, from, token_bytes)
-            } else {
-                sums::<P, PIECE, T>(four, step, rest, from, token_bytes)
-            };
+            let sums = sums::<P, PIECE, T>(four, step, 4, from, token_bytes);
             for t in 0..T {
-                let from = from.add(t * token_bytes + 2 * step_cols(PIECE)).cast();
-                acc[t] = fold::<true>(acc[t], some, sums[t], from, pieces);
+                acc[t] = fold::<PIECE, PIECES>(acc[t], four, step, sums[t], from.add(t * token_bytes), 4);
+            }
+        }
+        if rest > 0 {
+            let from = from.add(steps * token_step(PIECE));
+            let sums = sums::<P, PIECE, T>(four, steps, rest, from, token_bytes);
+            for t in 0..T {
+                acc[t] = fold::<PIECE, PIECES>(acc[t], four, steps, sums[t], from.add(t * token_bytes), rest);
             }
         }
         for t in 0..T {
             out.store(acc[t], t, x.scales[tokens[t] as usize]);
         }
+    }
+}
+
+/// Adds the `pieces` pieces of a step, whose sums are in lanes 4p + r, to four rows' accumulators, one after the other. `from`: the token's step.
+#[inline(always)]
+unsafe fn fold<const PIECE: usize, const PIECES: usize>(
+    acc: __m128,
+    four: &Four,
+    step: usize,
+    sums: __m512i,
+    from: *const u8,
+    pieces: usize,
+) -> __m128 {
+    // SAFETY: the caller's.
+    unsafe {
+        let (s, b) = (four.s.add(16 / PIECES * step), four.b.add(16 / PIECES * step));
+        let scale = from.add(2 * step_cols(PIECE)).cast::<f32>();
+        let numbers = scale.add(16);
+        let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_loadu_ps(scale));
+        let mut acc = piece::<PIECES, 0>(acc, s, b, scaled, numbers);
+        if pieces > 1 {
+            acc = piece::<PIECES, 1>(acc, s, b, scaled, numbers);
+        }
+        if pieces > 2 {
+            acc = piece::<PIECES, 2>(acc, s, b, scaled, numbers);
+        }
+        if pieces > 3 {
+            acc = piece::<PIECES, 3>(acc, s, b, scaled, numbers);
+        }
+        acc
+    }
+}
+
+/// Adds piece N.
+#[inline(always)]
+unsafe fn piece<const PIECES: usize, const N: i32>(
+    acc: __m128,
+    s: *const f32,
+    b: *const f32,
+    scaled: __m512,
+    numbers: *const f32,
+) -> __m128 {
+    let group = 4 * (N as usize / PIECES);
+    // SAFETY: the caller's.
+    unsafe {
+        let acc = _mm_fmadd_ps(_mm_loadu_ps(s.add(group)), _mm512_extractf32x4_ps::<N>(scaled), acc);
+        _mm_fmadd_ps(_mm_loadu_ps(b.add(group)), _mm_loadu_ps(numbers.add(4 * N as usize)), acc)
     }
 }
 

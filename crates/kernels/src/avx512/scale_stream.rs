@@ -125,3 +125,70 @@ unsafe fn four(rows: [*const u8; 4], at: usize, mask: u16) -> __m512i {
         _mm512_inserti32x4::<3>(v, part(3))
     }
 }
+
+/// Numbers that [`side_by_side`] reads of each row at a time, at most.
+const BLOCK: usize = 8;
+
+/// Floats for which [`side_by_side`] needs room.
+pub(super) const fn floats(groups: usize) -> usize {
+    4 * groups.next_multiple_of(BLOCK)
+}
+
+/// For each byte of sixteen floats in lanes 4g + r, the byte of a block with `size` bytes of a number, the first of group `first`. Low bytes of bf16 are not among them.
+const fn lanes(size: usize, first: usize) -> [u8; 64] {
+    let (mut index, mut i) = ([0; 64], 0);
+    while i < 64 {
+        let (lane, byte) = (i / 4, i % 4);
+        index[i] = (16 * (lane % 4) + size * (first + lane / 4) + byte % size) as u8;
+        i += 1;
+    }
+    index
+}
+
+/// Widens all numbers of four rows: `to[4 * group + row]`. Prefetches what lies `ahead` bytes further.
+///
+/// # Safety
+/// The rows have `row_bytes` bytes, `to` has room for [`floats`], and the instruction set is there.
+#[inline(always)]
+pub(super) unsafe fn side_by_side(float: Float, rows: [*const u8; 4], row_bytes: usize, ahead: usize, to: *mut f32) {
+    // SAFETY: the caller's; a prefetch does not fault.
+    unsafe {
+        for line in (0..row_bytes).step_by(64) {
+            for row in rows {
+                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(ahead + line).cast());
+            }
+        }
+        for at in (0..row_bytes).step_by(16) {
+            let v = if at + 16 <= row_bytes { four(rows, at, !0) } else { four(rows, at, (1 << (row_bytes - at)) - 1) };
+            let to = to.add(4 * (at / float.size()));
+            match float {
+                Float::F32 => {
+                    let index = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                    _mm512_storeu_si512(to.cast(), _mm512_permutexvar_epi32(index, v));
+                }
+                Float::Bf16 => {
+                    const FIRST: [u8; 64] = lanes(2, 0);
+                    const SECOND: [u8; 64] = lanes(2, 4);
+                    let (first, second) =
+                        (_mm512_loadu_si512(FIRST.as_ptr().cast()), _mm512_loadu_si512(SECOND.as_ptr().cast()));
+                    let high = 0xcccc_cccc_cccc_cccc;
+                    _mm512_storeu_si512(to.cast(), _mm512_maskz_permutexvar_epi8(high, first, v));
+                    _mm512_storeu_si512(to.add(16).cast(), _mm512_maskz_permutexvar_epi8(high, second, v));
+                }
+                Float::F16 => {
+                    const ORDER: [u8; 64] = {
+                        let (mut index, mut i) = ([0; 64], 0);
+                        while i < 64 {
+                            index[i] = (16 * (i / 2 % 4) + 2 * (i / 8) + i % 2) as u8;
+                            i += 1;
+                        }
+                        index
+                    };
+                    let v = _mm512_permutexvar_epi8(_mm512_loadu_si512(ORDER.as_ptr().cast()), v);
+                    _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm512_castsi512_si256(v)));
+                    _mm512_storeu_ps(to.add(16), _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(v)));
+                }
+            }
+        }
+    }
+}
