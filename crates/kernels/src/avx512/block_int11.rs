@@ -263,7 +263,7 @@ unsafe fn four_rows<R: Rows, const BIASED: bool, const T: usize>(
 
 /// Adds `groups` groups in the lanes 4g + r of `sums` to four rows' accumulators, one after the other. `from`: the token's steps and numbers, see [`prepare`].
 #[inline(always)]
-pub(super) unsafe fn fold<const BIASED: bool>(
+unsafe fn fold<const BIASED: bool>(
     acc: __m128,
     (s, b): (__m512, __m512),
     sums: __m512i,

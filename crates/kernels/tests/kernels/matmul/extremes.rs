@@ -132,13 +132,15 @@ fn denormal_bf16_count_as_zero() {
     }
 }
 
-/// The greatest sums of integers of 11 bits with blocks and e2m1: all integers of a block are the least or the greatest of its type, or any, and all of a token are
+/// The greatest sums of integers of 11 bits with weights in groups: all integers of a row are the least or the greatest of its type, or any, and all of a token are
 /// 2^14 or its negative, or zeros, or no number.
 #[test]
 fn the_greatest_sums_of_11_bits_follow_the_definition() {
     let mut rng = Rng::with_seed(21);
     let e2m1 = small_floats().into_iter().filter(|format| matches!(format, WeightFormat::E2m1(_)));
-    for format in BlockFormat::ALL.map(WeightFormat::Blocks).into_iter().chain(e2m1) {
+    let affine = |bits| [32, 64, 128].map(|group| WeightFormat::Affine { bits, group, scale: Float::F16 });
+    let affine = [2, 3, 4, 5, 6, 8].into_iter().flat_map(affine);
+    for format in BlockFormat::ALL.map(WeightFormat::Blocks).into_iter().chain(e2m1).chain(affine) {
         let (rows, cols) = (19, 1280);
         let mut weights = Weights::random(format, rows, cols, &mut rng);
         let row_bytes = format.planes(cols).unwrap()[0].row_bytes;
