@@ -168,14 +168,14 @@ unsafe fn prepare<P: Packing, const PIECE: usize>(x: &Int11, token: usize, cols:
                 (low[0], low[1]) = halves(low[0], low[1]);
             }
             let mut sums = _mm512_setzero_si512();
-            for i in 0..registers {
-                _mm512_storeu_si512(out.add(64 * i).cast(), high[i]);
-                sums = _mm512_dpbusd_epi32(sums, one, high[i]);
+            for (i, high) in high.into_iter().take(registers).enumerate() {
+                _mm512_storeu_si512(out.add(64 * i).cast(), high);
+                sums = _mm512_dpbusd_epi32(sums, one, high);
             }
             sums = _mm512_slli_epi32::<8>(sums);
-            for i in 0..registers {
-                _mm512_storeu_si512(out.add(64 * (registers + i)).cast(), low[i]);
-                sums = _mm512_dpbusd_epi32(sums, one, low[i]);
+            for (i, low) in low.into_iter().take(registers).enumerate() {
+                _mm512_storeu_si512(out.add(64 * (registers + i)).cast(), low);
+                sums = _mm512_dpbusd_epi32(sums, one, low);
             }
             // A quad is a piece: all of its lanes get the sum.
             let sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32::<0b01_00_11_10>(sums));
