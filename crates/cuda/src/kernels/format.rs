@@ -135,7 +135,8 @@ impl KernelFormat {
         match () {
             () if F32_FORMATS.contains(&self) => Needs::F32,
             () if BF16_FORMATS.contains(&self) => Needs::BF16,
-            () if [INT11_FORMATS, INT11_BLOCK_FORMATS, INT11_FLOAT_FORMATS].concat().contains(&self) => Needs::INT11,
+            () if INT11_FORMATS.contains(&self) || INT11_BLOCK_FORMATS.contains(&self) => Needs::INT11,
+            () if INT11_FLOAT_FORMATS.contains(&self) => Needs::INT11,
             () => Needs::INT8,
         }
     }
