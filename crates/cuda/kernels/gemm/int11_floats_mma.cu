@@ -6,6 +6,7 @@
 #include "format/list.cuh"
 #include "gemm/int11_record.cuh"
 #include "gemm/matmul.cuh"
+#include "gemm/tiles_of.cuh"
 #include "prim/cp_async.cuh"
 #include "prim/mma.cuh"
 #include "prim/pdl.cuh"
@@ -13,17 +14,6 @@
 
 static const u32 STAGES = 3, ROWS = 128, TOKENS = 64;
 static const u32 TOKEN_BYTES = TOKENS * 128, STAGE = RECORD_BYTES + TOKEN_BYTES;
-
-// Which product a tile belongs to, and what is left of its number there.
-__device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count, u32 across, u32& tile) {
-    u32 k = 0;
-    for (; k + 1 < count; k++) {
-        const u32 tiles = (all.parts[k].rows + ROWS - 1) / ROWS * across;
-        if (tile < tiles) break;
-        tile -= tiles;
-    }
-    return all.parts[k];
-}
 
 __device__ __forceinline__ void gemm_slices(const Products& all) {
     const Matmul& first = all.parts[0];
@@ -35,7 +25,7 @@ __device__ __forceinline__ void gemm_slices(const Products& all) {
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         u32 own = tile;
-        const Matmul& p = part_of(all, count, across, own);
+        const Matmul& p = part_of<ROWS>(all, count, across, own);
         const u32 t0 = own % across * TOKENS;
         const u8 *weights = p.matrix.data + (u64)(own / across) * groups * RECORD_BYTES, *x = (const u8*)first.x.n + int11_row(t0, 0, groups);
         auto load = [&](u32 g) {

@@ -1,22 +1,15 @@
 // Products of integers of 11 bits for prompts with weights that are floats of sixteen bits, by wgmma, from the integers that gemm/int11_split.cu made of them.
 //
-// A block takes 128 rows and 128 tokens at a time: two warpgroups of 64 rows each multiply and fold, a thread of another brings weights and tokens in bulk, STAGES groups
-// ahead. A piece is four products, two of each slice. Of 128 tokens one half is folded while the other, or the next piece's first, is multiplied.
-#include "format/int11.cuh"
+// A piece is four products, two of each slice. Of 128 tokens one half is folded while the other, or the next piece's first, is multiplied.
 #include "format/list.cuh"
 #include "gemm/int11_record.cuh"
-#include "gemm/matmul.cuh"
-#include "prim/pdl.cuh"
-#include "prim/smem.cuh"
-#include "prim/wgmma.cuh"
-
-static const u32 STAGES = 6, ROWS = 128, TOKENS = 128;
-// A stage: tokens, and a record of weights.
-static const u32 RECORD_AT = TILE_BYTES, STAGE = RECORD_AT + RECORD_BYTES;
+#include "gemm/wide.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // What a warp of a multiplying warpgroup has.
 struct Fold {
+    static const u32 STAGES = 6, TOKEN_BYTES = TILE_BYTES, RECORD_BYTES = ::RECORD_BYTES, STAGE_BYTES = TOKEN_BYTES + RECORD_BYTES;
+
     float acc[2][32];
     // Of each half of the tokens, sums of high and of low slices.
     float high[2][32];
@@ -31,7 +24,7 @@ struct Fold {
     uint4 words[2];
 
     __device__ __forceinline__ void load(u32 piece) {
-        const uint4* from = (const uint4*)(stage + RECORD_AT) + (set * 4 + 2 * piece) * WARP + lane;
+        const uint4* from = (const uint4*)(stage + TOKEN_BYTES) + (set * 4 + 2 * piece) * WARP + lane;
         words[0] = from[0];
         words[1] = from[WARP];
     }
@@ -49,7 +42,7 @@ struct Fold {
     }
 
     __device__ __forceinline__ void units(u32 piece, float (&unit)[2]) const {
-        const float* from = (const float*)(stage + RECORD_AT + RECORD_UNITS) + piece * ROWS + set * 16 + lane / 4;
+        const float* from = (const float*)(stage + TOKEN_BYTES + RECORD_UNITS) + piece * ROWS + set * 16 + lane / 4;
         unit[0] = from[0];
         unit[1] = from[8];
     }
@@ -72,31 +65,6 @@ struct Fold {
     template <u32 H, int LEFT> __device__ __forceinline__ void wait() {
         wgmma_wait<LEFT>(high[H]);
         keep_sums(low[H]);
-    }
-
-    // The results, of which `put` would look for each one's place anew.
-    __device__ __forceinline__ void leave(const Matmul& p, const float* scales, u32 t0, u32 r0) const {
-        const u32 own = t0 + lane % 4 * 2;
-#pragma unroll
-        for (u32 k = 0; k < 2; k++) {
-            const u32 r = r0 + 8 * k;
-            if (r >= p.rows) continue;
-            float* to = p.out.row(own) + p.in_output(r);
-            const float bias = p.bias ? p.bias[r] : 0.0f;
-#pragma unroll
-            for (u32 n = 0; n < 16; n++) {
-                // There are as many scales as rows of whole tiles.
-                const float2 by = *(const float2*)(scales + own + 8 * n);
-#pragma unroll
-                for (u32 i = 0; i < 2; i++) {
-                    float y = mul(acc[n / 8][n % 8 * 4 + 2 * k + i], i ? by.y : by.x);
-                    float* at = to + (8 * n + i) * p.out.stride;
-                    if (own + 8 * n + i >= p.outputs) continue;
-                    if (p.bias) y = add(y, bias);
-                    *at = p.accumulate ? add(*at, y) : y;
-                }
-            }
-        }
     }
 
     // Both pieces of a group; nothing is under way before and behind.
@@ -128,86 +96,9 @@ struct Fold {
         fold<1>(second);
     }
 };
-
-// Which product a tile belongs to, and what is left of its number there.
-__device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count, u32 across, u32& tile) {
-    u32 k = 0;
-    for (; k + 1 < count; k++) {
-        const u32 tiles = (all.parts[k].rows + ROWS - 1) / ROWS * across;
-        if (tile < tiles) break;
-        tile -= tiles;
-    }
-    return all.parts[k];
-}
-
-__device__ __forceinline__ void gemm_wide(const Products& all) {
-    __shared__ __align__(8) u64 barriers[2 * STAGES];
-    const Matmul& first = all.parts[0];
-    const u32 th = threadIdx.x, lane = th % WARP, groups = first.cols / 64, across = (first.outputs + TOKENS - 1) / TOKENS;
-    u32 count = 1, tiles = (first.rows + ROWS - 1) / ROWS * across;
-    for (; count < 3 && all.parts[count].rows; count++) tiles += (all.parts[count].rows + ROWS - 1) / ROWS * across;
-    // Rows of 128 bytes are swizzled by their addresses.
-    u8* mem = (u8*)smem + (-shared_address(smem) & 1023);
-    const u32 base = shared_address(mem), full = shared_address(barriers), empty = full + 8 * STAGES;
-    if (th == 0) {
-        for (u32 i = 0; i < STAGES; i++) {
-            barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, 8);
-        }
-        barriers_are_made();
-    }
-    begin();
-    __syncthreads();
-    if (th >= 256) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (th > 256) return;
-        u32 s = 0, ph = 1;
-#pragma unroll 1
-        for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            u32 own = tile;
-            const Matmul& p = part_of(all, count, across, own);
-            const u8 *weights = p.matrix.data + (u64)(own / across) * groups * RECORD_BYTES, *x = (const u8*)first.x.n + (u64)(own % across) * groups * TILE_BYTES;
-#pragma unroll 1
-            for (u32 g = 0; g < groups; g++) {
-                const u32 at = base + s * STAGE, f = full + 8 * s;
-                barrier_wait(empty + 8 * s, ph);
-                barrier_expect(f, STAGE);
-                copy_bulk(at, x + (u64)g * TILE_BYTES, TILE_BYTES, f);
-                copy_bulk(at + RECORD_AT, weights + (u64)g * RECORD_BYTES, RECORD_BYTES, f);
-                if (++s == STAGES) s = 0, ph ^= 1;
-            }
-        }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        Fold w;
-        w.set = th / WARP;
-        w.lane = lane;
-        u32 s = 0, ph = 0;
-#pragma unroll 1
-        for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            u32 own = tile;
-            const Matmul& p = part_of(all, count, across, own);
-            const u32 t0 = own % across * TOKENS, r0 = own / across * ROWS + w.set * 16 + lane / 4;
-#pragma unroll
-            for (u32 h = 0; h < 2; h++)
-#pragma unroll
-                for (u32 i = 0; i < 32; i++) w.acc[h][i] = 0.0f;
-            // Nothing is under way from one turn of the loop to the next: the compiler would put wgmmas one after the other.
-#pragma unroll 1
-            for (u32 g = 0; g < groups; g++) {
-                w.stage = mem + s * STAGE;
-                w.stage_at = base + s * STAGE;
-                barrier_wait(full + 8 * s, ph);
-                w.group(empty + 8 * s);
-                if (++s == STAGES) s = 0, ph ^= 1;
-            }
-            w.leave(p, first.x.tn, t0, r0);
-        }
-    }
-}
 #endif
 
 #define GEMM_WIDE(name, F) \
-    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide(p);) }
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide<Fold>(p);) }
 
 INT11_FLOAT_FORMATS(GEMM_WIDE)

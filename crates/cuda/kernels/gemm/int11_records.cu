@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(512) int11_arrange(const Arrange p)
     const u32 row = threadIdx.x / 4, j = threadIdx.x % 4;
     begin();
     const u8* from = (const u8*)p.x.n + (u64)blockIdx.x * TILE_BYTES + row * 128 + 4 * j;
-    u8* to = p.to + (u64)blockIdx.x * TOKEN_BYTES;
+    u8* to = p.to + (u64)blockIdx.x * (TOKEN_INTEGERS + TOKEN_SUMS);
     float sum = 0.0f;
 #pragma unroll
     for (u32 a = 0; a < 2; a++) {

@@ -1,18 +1,11 @@
 // Products of integers of 11 bits for prompts, by wgmma, from the records that gemm/int11_records.cu made of weights and tokens.
 //
-// A block takes 128 rows and 128 tokens at a time: two warpgroups of 64 rows each multiply and fold, a thread of another brings weights and tokens in bulk, STAGES groups of 64
-// columns ahead. Of 128 tokens one half is folded while the other, or the next piece's first, is multiplied.
+// Of 128 tokens one half is folded while the other, or the next piece's first, is multiplied.
 //
 // A weight's integer q is an f16 q 2^-20, and sums of a piece stay exact: below 2^24 units. Where they would not, q is q 2^-24 in a record, which is q itself in the lowest
 // bits and a sign, and is multiplied in two slices of four bits.
-#include "format/int11.cuh"
 #include "gemm/int11_records.cuh"
-#include "gemm/matmul.cuh"
-#include "prim/pdl.cuh"
-#include "prim/smem.cuh"
-#include "prim/wgmma.cuh"
-
-static const u32 STAGES = 5, ROWS = 128, TOKENS = 128;
+#include "gemm/wide.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // What a warp of a multiplying warpgroup has. A piece has COLUMNS columns, which are multiplied at once or in two slices; it may have a bias.
@@ -20,8 +13,8 @@ template <u32 COLUMNS, bool SLICED, bool BIASED> struct Fold {
     static const u32 PIECES = 64 / COLUMNS, PRODUCTS = COLUMNS / 16;
     // There are not registers enough for slices of 64 columns and sums of both halves of the tokens: one half comes after the other.
     static const u32 HALVES = SLICED && COLUMNS == 64 ? 1 : 2;
-    static const u32 RECORD_AT = TOKEN_BYTES, SCALES_AT = RECORD_AT + RECORD_INTEGERS, RECORD_BYTES = RECORD_INTEGERS + (BIASED ? 2 : 1) * PIECES * RECORD_SCALES;
-    static const u32 STAGE = RECORD_AT + RECORD_BYTES;
+    static const u32 STAGES = 5, TOKEN_BYTES = TOKEN_INTEGERS + TOKEN_SUMS, RECORD_BYTES = RECORD_INTEGERS + (BIASED ? 2 : 1) * PIECES * RECORD_SCALES;
+    static const u32 STAGE_BYTES = TOKEN_BYTES + RECORD_BYTES;
 
     float acc[2][32];
     // Of each half of the tokens, sums of a piece: of its integers, or of high and of low slices.
@@ -33,7 +26,8 @@ template <u32 COLUMNS, bool SLICED, bool BIASED> struct Fold {
     u32 lane;
     const u8* stage;
     u32 stage_at;
-    __device__ __forceinline__ uint4 product(u32 s) const { return ((const uint4*)(stage + RECORD_AT))[(set * 4 + s) * WARP + lane]; }
+
+    __device__ __forceinline__ uint4 product(u32 s) const { return ((const uint4*)(stage + TOKEN_BYTES))[(set * 4 + s) * WARP + lane]; }
 
     // Cuts two integers into slices.
     __device__ static __forceinline__ void cut(u32 w, u32& high, u32& low) {
@@ -59,7 +53,7 @@ template <u32 COLUMNS, bool SLICED, bool BIASED> struct Fold {
     }
 
     __device__ __forceinline__ void scales(u32 piece, float (&s)[2], float (&b)[2]) const {
-        const float* from = (const float*)(stage + SCALES_AT) + piece * ROWS + set * 16 + lane / 4;
+        const float* from = (const float*)(stage + TOKEN_BYTES + RECORD_INTEGERS) + piece * ROWS + set * 16 + lane / 4;
 #pragma unroll
         for (u32 k = 0; k < 2; k++) {
             s[k] = from[8 * k];
@@ -98,31 +92,6 @@ template <u32 COLUMNS, bool SLICED, bool BIASED> struct Fold {
     template <u32 H, int LEFT> __device__ __forceinline__ void wait() {
         wgmma_wait<LEFT>(high[H % HALVES]);
         if (SLICED) keep_sums(low[SLICED ? H % HALVES : 0]);
-    }
-
-    // The results, of which `put` would look for each one's place anew.
-    __device__ __forceinline__ void leave(const Matmul& p, const float* by_token, u32 t0, u32 r0) const {
-        const u32 own = t0 + lane % 4 * 2;
-#pragma unroll
-        for (u32 k = 0; k < 2; k++) {
-            const u32 r = r0 + 8 * k;
-            if (r >= p.rows) continue;
-            float* to = p.out.row(own) + p.in_output(r);
-            const float bias = p.bias ? p.bias[r] : 0.0f;
-#pragma unroll
-            for (u32 n = 0; n < 16; n++) {
-                // There are as many scales as rows of whole tiles.
-                const float2 by = *(const float2*)(by_token + own + 8 * n);
-#pragma unroll
-                for (u32 i = 0; i < 2; i++) {
-                    float y = mul(acc[n / 8][n % 8 * 4 + 2 * k + i], i ? by.y : by.x);
-                    float* at = to + (8 * n + i) * p.out.stride;
-                    if (own + 8 * n + i >= p.outputs) continue;
-                    if (p.bias) y = add(y, bias);
-                    *at = p.accumulate ? add(*at, y) : y;
-                }
-            }
-        }
     }
 
     // All pieces, each in one pass: one half of the tokens is folded while the other is multiplied.
@@ -205,84 +174,6 @@ template <u32 COLUMNS, bool SLICED, bool BIASED> struct Fold {
         if (lane == 0) barrier_arrive(empty);
     }
 };
-
-// Which product a tile belongs to, and what is left of its number there.
-__device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count, u32 across, u32& tile) {
-    u32 k = 0;
-    for (; k + 1 < count; k++) {
-        const u32 tiles = (all.parts[k].rows + ROWS - 1) / ROWS * across;
-        if (tile < tiles) break;
-        tile -= tiles;
-    }
-    return all.parts[k];
-}
-
-// `all.parts[..].x.n`: the tokens' records.
-template <class F> __device__ __forceinline__ void gemm_wide(const Products& all) {
-    __shared__ __align__(8) u64 barriers[2 * STAGES];
-    const Matmul& first = all.parts[0];
-    const u32 th = threadIdx.x, lane = th % WARP, groups = first.cols / 64, across = (first.outputs + TOKENS - 1) / TOKENS;
-    u32 count = 1, tiles = (first.rows + ROWS - 1) / ROWS * across;
-    for (; count < 3 && all.parts[count].rows; count++) tiles += (all.parts[count].rows + ROWS - 1) / ROWS * across;
-    // Rows of 128 bytes are swizzled by their addresses.
-    u8* mem = (u8*)smem + (-shared_address(smem) & 1023);
-    const u32 base = shared_address(mem), full = shared_address(barriers), empty = full + 8 * STAGES;
-    if (th == 0) {
-        for (u32 i = 0; i < STAGES; i++) {
-            barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, 8);
-        }
-        barriers_are_made();
-    }
-    begin();
-    __syncthreads();
-    if (th >= 256) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (th > 256) return;
-        u32 s = 0, ph = 1;
-#pragma unroll 1
-        for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            u32 own = tile;
-            const Matmul& p = part_of(all, count, across, own);
-            const u8 *weights = p.matrix.data + (u64)(own / across) * groups * F::RECORD_BYTES, *x = (const u8*)first.x.n + (u64)(own % across) * groups * TOKEN_BYTES;
-#pragma unroll 1
-            for (u32 g = 0; g < groups; g++) {
-                const u32 at = base + s * F::STAGE, f = full + 8 * s;
-                barrier_wait(empty + 8 * s, ph);
-                barrier_expect(f, F::STAGE);
-                copy_bulk(at, x + (u64)g * TOKEN_BYTES, TOKEN_BYTES, f);
-                copy_bulk(at + F::RECORD_AT, weights + (u64)g * F::RECORD_BYTES, F::RECORD_BYTES, f);
-                if (++s == STAGES) s = 0, ph ^= 1;
-            }
-        }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        F w;
-        w.set = th / WARP;
-        w.lane = lane;
-        u32 s = 0, ph = 0;
-#pragma unroll 1
-        for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            u32 own = tile;
-            const Matmul& p = part_of(all, count, across, own);
-            const u32 t0 = own % across * TOKENS, r0 = own / across * ROWS + w.set * 16 + lane / 4;
-#pragma unroll
-            for (u32 h = 0; h < 2; h++)
-#pragma unroll
-                for (u32 i = 0; i < 32; i++) w.acc[h][i] = 0.0f;
-            // Nothing is under way from one turn of the loop to the next: the compiler would put wgmmas one after the other.
-#pragma unroll 1
-            for (u32 g = 0; g < groups; g++) {
-                w.stage = mem + s * F::STAGE;
-                w.stage_at = base + s * F::STAGE;
-                barrier_wait(full + 8 * s, ph);
-                w.group(empty + 8 * s);
-                if (++s == STAGES) s = 0, ph ^= 1;
-            }
-            w.leave(p, first.x.tn, t0, r0);
-        }
-    }
-}
 #endif
 
 #define GEMM_WIDE(name, COLUMNS, SLICED, BIASED) \

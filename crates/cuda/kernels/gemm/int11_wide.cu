@@ -7,6 +7,7 @@
 #include "format/int11.cuh"
 #include "format/list.cuh"
 #include "gemm/matmul.cuh"
+#include "gemm/tiles_of.cuh"
 #include "prim/cp_async.cuh"
 #include "prim/pdl.cuh"
 #include "prim/smem.cuh"
@@ -129,17 +130,6 @@ template <bool GROUPED> struct Fold {
     }
 };
 
-// Which product a tile belongs to, and what is left of its number there, for so many tiles of tokens.
-__device__ __forceinline__ const Matmul& part_of(const Products& all, u32 count, u32 across, u32& tile) {
-    u32 k = 0;
-    for (; k + 1 < count; k++) {
-        const u32 tiles = (all.parts[k].rows + ROWS - 1) / ROWS * across;
-        if (tile < tiles) break;
-        tile -= tiles;
-    }
-    return all.parts[k];
-}
-
 // What a tile has: rows of a matrix from `row` on, and tokens. With GROUPED tokens are pairs in `order`, and tiles of the same pairs follow one another.
 struct Tile {
     const Matmul* product;
@@ -155,12 +145,12 @@ template <bool GROUPED> __device__ __forceinline__ Tile tile_of(const Products& 
     if (GROUPED) {
         const uint4 pairs = ((const uint4*)all.parts[0].tiles)[1 + tile / of_rows];
         tile %= of_rows;
-        t.product = &part_of(all, count, 1, tile);
+        t.product = &part_of<ROWS>(all, count, 1, tile);
         t.matrix = t.product->table + pairs.x;
         t.order = t.product->order + pairs.y;
         t.row = tile * ROWS, t.token = 0, t.count = pairs.z;
     } else {
-        t.product = &part_of(all, count, across, tile);
+        t.product = &part_of<ROWS>(all, count, across, tile);
         t.matrix = &t.product->matrix;
         t.order = nullptr;
         t.row = tile / across * ROWS, t.token = tile % across * TOKENS, t.count = min(TOKENS, t.product->outputs - t.token);

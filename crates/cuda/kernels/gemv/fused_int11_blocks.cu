@@ -119,12 +119,7 @@ template <class F, u32 LANES> __device__ __forceinline__ void gemv_one_blocks(co
             }
             if (before.from + LANES >= groups) {
                 const u32 r = set * ROWS + lane;
-                const float y = mul(acc, of_token);
-                if (p.gated && before.set % 2 == 0) gate = y;
-                else if (lane < ROWS && r < part.rows) {
-                    if (p.gated) p.parts[0].out.row(0)[r] = mul(silu(gate), y);
-                    else put(part, 0, r, y);
-                }
+                end_chain(p, part, before.set, r, lane < ROWS && r < part.rows, mul(acc, of_token), gate);
                 acc = 0.0f;
             }
         }

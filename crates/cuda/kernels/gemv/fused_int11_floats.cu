@@ -4,27 +4,15 @@
 // A warp takes two rows, 256 columns of each at a time, a lane eight. Weights become integers by an addition, and are multiplied as such. Lanes whose number has the same
 // second bit add up one of the rows.
 #include "format/list.cuh"
-#include "gemv/one_token.cuh"
+#include "gemv/one_turns.cuh"
 #include "prim/cp_async.cuh"
 #include "prim/pdl.cuh"
 #include "prim/smem.cuh"
 
-static const u32 WARPS = 16, ROWS = 2, STEP_COLUMNS = 8 * WARP;
+static const u32 ROWS = 2, STEP_COLUMNS = 8 * WARP;
 // What adding 1.5 2^23 makes of 0.
 static const u32 ZERO = 0x4b400000u;
 static const float TO_INTEGER = 12582912.0f;
-
-// Which product a set belongs to, in which it then has that number.
-__device__ __forceinline__ const Matmul& part_of(const OneToken& p, u32& set) {
-    if (p.gated) {
-        const u32 part = set % 2;
-        set /= 2;
-        return p.parts[part];
-    }
-    u32 k = 0;
-    for (; k < 2 && p.parts[k + 1].rows && set * ROWS >= p.parts[k].rows; k++) set -= (p.parts[k].rows + ROWS - 1) / ROWS;
-    return p.parts[k];
-}
 
 // Eight weights times eight integers.
 template <class F> __device__ __forceinline__ u32 eight_products(uint4 w, float by, const u32 (&n)[8], u32 sum) {
@@ -55,7 +43,7 @@ template <class F> __device__ __forceinline__ void gemv_one(const OneToken& p) {
     auto ask = [&](uint4 (&to)[ROWS]) {
         if (asked_step == 0 && asked < sets) {
             u32 own = asked;
-            const Matmul& part = part_of(p, own);
+            const Matmul& part = part_of<ROWS>(p, own);
 #pragma unroll
             for (u32 i = 0; i < ROWS; i++) from[i] = part.matrix.data + part.in_matrix(min(own * ROWS + i, part.rows - 1)) * part.matrix.row_bytes + lane * 16;
         }
@@ -126,7 +114,7 @@ template <class F> __device__ __forceinline__ void gemv_one(const OneToken& p) {
             step = 0;
             if (set < sets) {
                 u32 own_set = set;
-                const Matmul& part = part_of(p, own_set);
+                const Matmul& part = part_of<ROWS>(p, own_set);
                 const u32 r = own_set * ROWS + second;
                 const float y = mul(acc, of_token);
                 acc = 0.0f;

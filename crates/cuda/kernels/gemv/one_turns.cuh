@@ -30,3 +30,12 @@ template <u32 ROWS> __device__ __forceinline__ const Matmul& part_of(const OneTo
     for (; k < 2 && p.parts[k + 1].rows && set * ROWS >= p.parts[k].rows; k++) set -= (p.parts[k].rows + ROWS - 1) / ROWS;
     return p.parts[k];
 }
+
+// The chain of row `r` of a set has ended in y: gate's waits for up's, and what is there goes to its place.
+__device__ __forceinline__ void end_chain(const OneToken& p, const Matmul& part, u32 set, u32 r, bool there, float y, float& gate) {
+    if (p.gated && set % 2 == 0) gate = y;
+    else if (there) {
+        if (p.gated) p.parts[0].out.row(0)[r] = mul(silu(gate), y);
+        else put(part, 0, r, y);
+    }
+}

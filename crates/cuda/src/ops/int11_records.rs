@@ -1,7 +1,7 @@
 //! Products of integers of 11 bits for prompts, from records that are made of weights and of tokens in scratch memory ([`super::int11`]).
 //!
-//! Records are for weights whose groups or bits the kernel that takes packed weights ([`super::int11`]) has not: blocks, groups of 32 columns, and more bits than four. A block of
-//! the product's kernel would have to unpack weights anew for each 128 tokens.
+//! Records are made of weights that no kernel multiplies on tensor cores as they lie in memory: blocks, groups of 32 columns, and more bits than four. A block of the product's kernel
+//! would have to unpack them anew for each 128 tokens.
 
 use anyhow::Result;
 use sluice_backend::WeightFormat;
