@@ -321,10 +321,10 @@ def prepare():
     LLAMA.make()
 
 
-def versions_of(llama):
-    """What was measured, by name, where it is Sluice and this llama.cpp alone."""
+def versions_of(llama=None):
+    """What was measured, by name, where it is Sluice, and this llama.cpp if one is given."""
     sluice = subprocess.run([SLUICE, "--version"], capture_output=True, text=True, check=True)
-    return {"sluice": sluice.stdout.removeprefix("sluice").strip(), "llama.cpp": llama.version()}
+    return {"sluice": sluice.stdout.removeprefix("sluice").strip(), **({"llama.cpp": llama.version()} if llama else {})}
 
 
 def versions():

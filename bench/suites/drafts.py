@@ -182,15 +182,15 @@ def drafted(path, small, *more):
     return {line["width"]: line for line in map(json.loads, output(command).splitlines())}
 
 
-def pair_rows(case, lines, goal):
+def pair_rows(case, lines, goal, suite=SUITE):
     plain, ours = (lines[width]["tokens_per_second"]["all"] for width in ("off", "auto"))
     counts = lines["auto"]
     return [
-        compare(SUITE, case, "speed", "tokens/s", ours, plain, OFF, goal=goal, threads=THREADS),
-        compare(SUITE, case, "accepted", "% of drafted tokens", [100 * counts["accepted_tokens"] / max(counts["draft_tokens"], 1)], None, ""),
-        compare(SUITE, case, "drafted", "tokens an answer", [counts["draft_tokens"] / counts["rounds"]], None, ""),
+        compare(suite, case, "speed", "tokens/s", ours, plain, OFF, goal=goal, threads=THREADS),
+        compare(suite, case, "accepted", "% of drafted tokens", [100 * counts["accepted_tokens"] / max(counts["draft_tokens"], 1)], None, ""),
+        compare(suite, case, "drafted", "tokens an answer", [counts["draft_tokens"] / counts["rounds"]], None, ""),
         # `bench drafts` refuses to go on where they differ.
-        compare(SUITE, case, "other tokens", "answers", [0], None, ""),
+        compare(suite, case, "other tokens", "answers", [0], None, ""),
     ]
 
 
@@ -318,12 +318,12 @@ def widths(_, rounds, quick, notes):
 # --- real models
 
 
-def answered(name, draft, quick):
-    """An answer: its tokens, and what `--json` says about it."""
+def answered(name, draft, quick, *more):
+    """An answer: its tokens, and what `--json` says about it. `more`: options."""
     model, prompt, tokens, temperature, _ = CASES[name]
     path = WITH_HEAD if model == HEAD else real_models.path(model)
     tokens = tokens // 4 if quick else tokens
-    how = ["--draft", draft, "--temperature", temperature, "--seed", 1, "--max-tokens", tokens, "--ignore-eos", "--threads", THREADS, "--max-context", 8192]
+    how = ["--draft", draft, "--temperature", temperature, "--seed", 1, "--max-tokens", tokens, "--ignore-eos", "--threads", THREADS, "--max-context", 8192, *more]
     if name.endswith(" itself") and draft != "off":
         how += ["--draft-model", path]
     command = [SLUICE, "run", "--json", "--model", path, *how, "--prompt", prompt()]
@@ -345,12 +345,13 @@ def measured(name, rounds, quick, notes):
     return [*own, *rows(title(name), own[0].ours_all, notes)]
 
 
-def compared(name, rounds, quick, each=None):
-    """`each`: what is done after each round."""
-    *_, goal = CASES[name]
+def compared(name, rounds, quick, each=None, goal=None, suite=SUITE, draft="auto", more=()):
+    """`each`: what is done after each round. `goal`: in place of the case's own. `more`: options of both answers."""
+    *_, own = CASES[name]
+    goal = goal or own
     ours, plain, other, accepted = [], [], 0, []
     for _ in range(rounds):
-        without, drafted = answered(name, "off", quick), answered(name, "auto", quick)
+        without, drafted = answered(name, "off", quick, *more), answered(name, draft, quick, *more)
         other += without["tokens"] != drafted["tokens"] or without["text"] != drafted["text"]
         for speeds, answer in ((plain, without), (ours, drafted)):
             speeds.append(answer["stats"]["generation"]["tokens_per_second"])
@@ -360,7 +361,7 @@ def compared(name, rounds, quick, each=None):
         if each:
             each()
     return [
-        compare(SUITE, title(name), "speed", "tokens/s", ours, plain, OFF, goal=goal, threads=THREADS),
-        compare(SUITE, title(name), "accepted", "% of drafted tokens", accepted, None, ""),
-        compare(SUITE, title(name), "other tokens", "answers", [other], None, ""),
+        compare(suite, title(name), "speed", "tokens/s", ours, plain, OFF, goal=goal, threads=THREADS),
+        compare(suite, title(name), "accepted", "% of drafted tokens", accepted, None, ""),
+        compare(suite, title(name), "other tokens", "answers", [other], None, ""),
     ]
