@@ -91,7 +91,7 @@ def run(names, quick, rounds, parts):
     rows, notes = [], []
     for name in names:
         say(name)
-        rows += parts.measure(f"{name} {rounds}", lambda name=name: MEASURED[name](rounds, quick), notes)
+        rows += parts.measure(name, lambda name=name: MEASURED[name](rounds, quick), notes)
     notes.append("one answer after the other, with and without drafts by turns, in one process for pairs: tokens after the first over their time")
     notes.append(f"pairs: random weights, 4 bits, real dimensions; how often the small model is right is planted (`bench/planted.py`). Fixed widths: {', '.join(FIXED)} drafted tokens a step, whether they pay or not")
     return rows, notes
