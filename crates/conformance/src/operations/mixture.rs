@@ -353,9 +353,16 @@ pub fn mixtures_of_few_tokens(c: &mut Case) {
 /// The same with many: eight to 24 per expert on average.
 pub fn mixtures_of_many_tokens(c: &mut Case) {
     let four = WeightFormat::Affine { bits: 4, group: c.one_of(&[64, 64, 128]), scale: Float::Bf16 };
-    let format = if c.once_in(3) { affine(c) } else { four };
-    let tokens = |c: &mut Case, most: usize| c.random.usize(8 * most..=24 * most).min(CAPACITY.tokens);
-    mixtures_of_one_format(c, format, 3, |_, _| (), tokens);
+    let format = match c.random.usize(0..6) {
+        0 | 1 => affine(c),
+        2 | 3 => c.blocks(256),
+        _ => four,
+    };
+    // From three pairs for each expert on some weights are taken by tensor cores, from eight on others.
+    let tokens = |c: &mut Case, most: usize| c.random.usize(3 * most..=24 * most).min(CAPACITY.tokens);
+    if c.takes(format) {
+        mixtures_of_one_format(c, format, 3, |_, _| (), tokens);
+    }
 }
 
 /// The same of a type of GGUF's blocks, or of a format of small floats.

@@ -3,6 +3,8 @@
 // Weights are records of 128 rows and 64 columns, those of the same rows side by side: integers as f16 in the order in which threads take them, [8 sets of 16 rows][4 products
 // of 16 columns][32 lanes][4 words], behind them the scales of pieces, [pieces][128 rows], and their biases where they have them. Tokens are tiles as in format/int11.cuh,
 // but with columns in their order, and behind each tile the sums of pieces, [pieces][128 tokens].
+//
+// Of a mixture records are made of one expert's matrix after the other, and tiles of tokens are those of its pairs (moe/pairs.cu).
 #include "format/affine.cuh"
 #include "format/block_integers.cuh"
 #include "format/blocks.cuh"
@@ -16,7 +18,8 @@ struct Records {
     u8* to[3];
     // Whether products take weights in two slices.
     u32 sliced;
-    u32 unused;
+    // Of a mixture, the first expert of which records are made.
+    u32 first;
 };
 
 // Numbers of a row, or the values that a table has for them, less the one that stands for 0, by pairs of neighbouring columns.
@@ -48,13 +51,15 @@ struct Pairs {
 // A block makes a record, a warp a set; a lane has two rows.
 template <bool AFFINE> __device__ __forceinline__ void make_record(const Records& p) {
     const Matmul& part = p.parts[blockIdx.y];
-    const Matrix& m = part.matrix;
+    begin();
+    // An expert whose matrix has another format than this one is not on the device.
+    const Matrix m = part.table ? part.table[p.first + blockIdx.z] : part.matrix;
     const u32 groups = part.cols / 64, tile = blockIdx.x / groups, g = blockIdx.x % groups, lane = threadIdx.x % WARP, set = threadIdx.x / WARP, row = lane / 4, t = lane % 4;
     const bool biased = AFFINE || is_biased(m.type);
     const u32 pieces = max(64 / m.group, 1), bytes = RECORD_INTEGERS + (biased ? 2 : 1) * pieces * RECORD_SCALES;
-    begin();
-    if (tile * RECORD_ROWS >= part.rows) return;
-    u8* to = p.to[blockIdx.y] + (u64)blockIdx.x * bytes;
+    if (tile * RECORD_ROWS >= part.rows || m.kind != part.matrix.kind) return;
+    const u64 of_expert = (u64)((part.rows + RECORD_ROWS - 1) / RECORD_ROWS) * groups;
+    u8* to = p.to[blockIdx.y] + (blockIdx.z * of_expert + blockIdx.x) * bytes;
     Pairs pair;
     pair.bits = m.bits, pair.mask = (1u << m.bits) - 1, pair.looked_up = !AFFINE && m.type >> 16, pair.zero = AFFINE ? 0 : (int)zero_of(m.type);
     // Integers that are sliced lie in the lowest bits.
@@ -95,16 +100,31 @@ extern "C" __global__ void __launch_bounds__(256) int11_records_affine(const __g
 struct Arrange {
     Encoded x;
     u8* to;
+    // Tiles of a mixture's pairs, and their order; null: tokens are taken as they come.
+    const u32* tiles;
+    const u32* order;
     u32 groups;
     // Columns of a piece.
     u32 piece;
+    // Pairs of a token.
+    u32 per_row;
+    u32 unused;
 };
 
 // A block takes a tile, a thread sixteen columns of a token.
 extern "C" __global__ void __launch_bounds__(512) int11_arrange(const Arrange p) {
     const u32 row = threadIdx.x / 4, j = threadIdx.x % 4;
     begin();
-    const u8* from = (const u8*)p.x.n + (u64)blockIdx.x * TILE_BYTES + row * 128 + 4 * j;
+    u32 token = blockIdx.x / p.groups * TILE_ROWS + row;
+    bool taken = true;
+    if (p.tiles) {
+        const u32 tile = blockIdx.x / p.groups;
+        if (tile >= p.tiles[0]) return;
+        const uint4 pairs = ((const uint4*)p.tiles)[1 + tile];
+        taken = row < pairs.z;
+        token = p.order[pairs.y + min(row, pairs.z - 1)] / p.per_row;
+    }
+    const u8* from = (const u8*)p.x.n + int11_row(token, blockIdx.x % p.groups, p.groups) + 4 * j;
     u8* to = p.to + (u64)blockIdx.x * (TOKEN_INTEGERS + TOKEN_SUMS);
     float sum = 0.0f;
 #pragma unroll
@@ -112,14 +132,14 @@ extern "C" __global__ void __launch_bounds__(512) int11_arrange(const Arrange p)
         u32 w[4];
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
-            w[k] = *(const u32*)(from + (4 * a + k ^ row & 7) * 16);
+            w[k] = *(const u32*)(from + (4 * a + k ^ token & 7) * 16);
             sum = add(sum, add(from_f16((u16)w[k]), from_f16((u16)(w[k] >> 16))));
         }
         const uint4 eight = make_uint4(__byte_perm(w[0], w[1], 0x5410), __byte_perm(w[2], w[3], 0x5410), __byte_perm(w[0], w[1], 0x7632), __byte_perm(w[2], w[3], 0x7632));
-        *(uint4*)(to + row * 128 + (2 * j + a ^ row & 7) * 16) = eight;
+        if (taken) *(uint4*)(to + row * 128 + (2 * j + a ^ row & 7) * 16) = eight;
     }
     // Sums of integers below 2^20: exact.
     if (p.piece >= 32) sum = add(sum, __shfl_xor_sync(ALL, sum, 1));
     if (p.piece >= 64) sum = add(sum, __shfl_xor_sync(ALL, sum, 2));
-    if (16 * j % p.piece == 0) ((float*)(to + TOKEN_INTEGERS))[16 * j / p.piece * RECORD_ROWS + row] = mul(sum, STEP);
+    if (taken && 16 * j % p.piece == 0) ((float*)(to + TOKEN_INTEGERS))[16 * j / p.piece * RECORD_ROWS + row] = mul(sum, STEP);
 }

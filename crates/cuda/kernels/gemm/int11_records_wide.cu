@@ -168,6 +168,33 @@ template <u32 COLUMNS, bool SLICED, bool BIASED> struct Fold {
     __device__ __forceinline__ void group(u32 empty) {
         if constexpr (SLICED) in_slices();
         else whole();
+        release(empty);
+    }
+
+    // The same of the first half of the tokens alone.
+    __device__ __forceinline__ void half_group(u32 empty) {
+        float s[2], b[2];
+#pragma unroll
+        for (u32 piece = 0; piece < PIECES; piece++) {
+            uint4 words[PRODUCTS];
+            load(piece, words);
+            if (SLICED) slices(words);
+#pragma unroll
+            for (u32 u = 0; u < PRODUCTS && !SLICED; u++) {
+                u32* w = a + 4 * (PRODUCTS * piece + u);
+                w[0] = words[u].x, w[1] = words[u].y, w[2] = words[u].z, w[3] = words[u].w;
+            }
+            issue<0>(piece);
+            scales(piece, s, b);
+            wait<0, 0>();
+            keep(a);
+            fold<0>(piece, s, b);
+        }
+        release(empty);
+    }
+
+    // Gives the stage back.
+    __device__ __forceinline__ void release(u32 empty) {
         // What comes in bulk may overtake reads that are still under way.
         fence_async();
         __syncwarp();
@@ -176,8 +203,16 @@ template <u32 COLUMNS, bool SLICED, bool BIASED> struct Fold {
 };
 #endif
 
+// Products of some of a mixture's experts.
+struct ExpertProducts {
+    Products all;
+    u32 first;
+    u32 experts;
+};
+
 #define GEMM_WIDE(name, COLUMNS, SLICED, BIASED) \
-    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide<Fold<COLUMNS, SLICED, BIASED>>(p);) }
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name(const __grid_constant__ Products p) { ON_HOPPER(gemm_wide<Fold<COLUMNS, SLICED, BIASED>>(p);) } \
+    extern "C" __global__ void __launch_bounds__(384, 1) gemm_wide_##name##_grouped(const __grid_constant__ ExpertProducts p) { ON_HOPPER(gemm_wide<Fold<COLUMNS, SLICED, BIASED>, true>(p.all, {p.first, p.experts});) }
 
 GEMM_WIDE(16, 16, false, false)
 GEMM_WIDE(16_biased, 16, false, true)

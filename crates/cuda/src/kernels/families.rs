@@ -76,6 +76,14 @@ kernels! {
         GEMM_WIDE_32_SLICED_BIASED "gemm_wide_32_sliced_biased" in "gemm/int11_records_wide" takes Products;
         GEMM_WIDE_64_BIASED "gemm_wide_64_biased" in "gemm/int11_records_wide" takes Products;
         GEMM_WIDE_64_SLICED_BIASED "gemm_wide_64_sliced_biased" in "gemm/int11_records_wide" takes Products;
+        GEMM_WIDE_16_GROUPED "gemm_wide_16_grouped" in "gemm/int11_records_wide" takes ExpertProducts;
+        GEMM_WIDE_16_BIASED_GROUPED "gemm_wide_16_biased_grouped" in "gemm/int11_records_wide" takes ExpertProducts;
+        GEMM_WIDE_32_GROUPED "gemm_wide_32_grouped" in "gemm/int11_records_wide" takes ExpertProducts;
+        GEMM_WIDE_32_BIASED_GROUPED "gemm_wide_32_biased_grouped" in "gemm/int11_records_wide" takes ExpertProducts;
+        GEMM_WIDE_32_SLICED_GROUPED "gemm_wide_32_sliced_grouped" in "gemm/int11_records_wide" takes ExpertProducts;
+        GEMM_WIDE_32_SLICED_BIASED_GROUPED "gemm_wide_32_sliced_biased_grouped" in "gemm/int11_records_wide" takes ExpertProducts;
+        GEMM_WIDE_64_BIASED_GROUPED "gemm_wide_64_biased_grouped" in "gemm/int11_records_wide" takes ExpertProducts;
+        GEMM_WIDE_64_SLICED_BIASED_GROUPED "gemm_wide_64_sliced_biased_grouped" in "gemm/int11_records_wide" takes ExpertProducts;
         EMBED "embed" in "elementwise/embed" takes Embed;
         REARRANGE "rearrange" in "elementwise/rearrange" takes Rearrange;
         RESTORE "restore" in "elementwise/rearrange" takes Rearrange;

@@ -94,6 +94,7 @@ impl ExpertScratch {
             let rows = if projection == 0 && layer.is_interleaved { 2 * rows } else { rows };
             let table = ExpertTable {
                 matrices: matrices(projection),
+                count,
                 experts: chosen,
                 per_row: per_row(projection),
                 kinds: &kinds[projection],

@@ -10,8 +10,8 @@ use crate::moe::experts::part;
 use crate::moe::layer::MoeLayer;
 use crate::ops::activations::GROUP;
 use crate::ops::grouped_gemm::{self, GroupedProduct};
-use crate::ops::int11;
 use crate::ops::product::PairTiles;
+use crate::ops::{int11, int11_records};
 use crate::parameters::{self as p, PROJECTIONS, number};
 use crate::weights::{self, KernelFormat};
 
@@ -39,11 +39,18 @@ pub fn tile_choice(gpu: &Gpu, layer: &MoeLayer, pairs: usize) -> Option<TileChoi
     let count = moe.experts.count;
     let cols = |projection: usize| part(&moe.experts, projection).cols;
     let tile_pairs = int11::tile_pairs(pairs, count);
-    let int11 = |projection: usize| {
+    let int11 = |projection: usize, tile_pairs: usize| {
         int11::takes_pairs(gpu, tile_pairs, &kinds[projection], groups[projection], cols(projection))
     };
-    if (0..PROJECTIONS).all(int11) {
+    if (0..PROJECTIONS).all(|projection| int11(projection, tile_pairs)) {
         return Some(TileChoice { tile_pairs, few: false });
+    }
+    let records = |projection: usize| {
+        int11(projection, int11::WIDE)
+            || int11_records::takes_pairs(gpu, &kinds[projection], groups[projection], cols(projection))
+    };
+    if pairs >= int11_records::MIN_PAIRS * count && (0..PROJECTIONS).all(records) {
+        return Some(TileChoice { tile_pairs: int11::WIDE, few: false });
     }
     let integers = kinds.iter().all(|kinds| kinds.len() == 1 && kinds[0].needs().int8);
     if !integers || !gpu.device.has(Variant::Tiles) || pairs * MIN_EXPERTS_PER_PAIR <= count {
@@ -99,9 +106,8 @@ pub fn reserve_pairs(
     experts: usize,
     choice: TileChoice,
 ) -> Result<PairTiles> {
-    // The last tile of each expert may be partly empty.
     let TileChoice { tile_pairs, few } = choice;
-    let max_tiles = (pairs / tile_pairs + experts).min(pairs);
+    let max_tiles = PairTiles::most(pairs, experts, tile_pairs);
     let tiles = 16 * (max_tiles + 1);
     let at = scratch.reserve(gpu, tiles + 4 * pairs + 4 * experts)?;
     Ok(PairTiles { tiles: at, order: at + tiles as u64, max_tiles, tile_pairs, few })

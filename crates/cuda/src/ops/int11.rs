@@ -33,7 +33,7 @@ const FEW_RINGS: usize = 8 * 4 * (2048 + 256);
 /// `kernels/gemv/fused_int11.cu`: rows of a set.
 const ONE_ROWS: usize = 32;
 /// `kernels/gemm/int11_wide.cu`: rows and tokens of a tile, threads, bytes of shared memory.
-const WIDE: usize = 128;
+pub const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
 const WIDE_SHARED: usize = 8 * 21504 + 2 * 2 * 128 * 16 + 1024;
 /// From so many tokens on large tiles are taken, and from so many pairs for each expert on.
@@ -82,9 +82,19 @@ fn multiply_by(
     let first = &products[0];
     let kind = first.kinds()[0];
     if let Some(table) = first.table {
-        let takes = |tiles: &PairTiles| takes_pairs(gpu, tiles.tile_pairs, table.kinds, table.groups, first.cols);
-        let sorted = table.tiles.filter(takes);
-        return sorted.map_or(Ok(false), |tiles| multiply_pairs(gpu, products, parameters, tiles).map(|()| true));
+        let Some(tiles) = table.tiles else { return Ok(false) };
+        if takes_pairs(gpu, tiles.tile_pairs, table.kinds, table.groups, first.cols) {
+            multiply_pairs(gpu, products, parameters, tiles)?;
+            return Ok(true);
+        }
+        let takes = tiles.tile_pairs == WIDE
+            && products.iter().all(|of| int11_records::takes_pairs(gpu, table.kinds, of.groups(), of.cols));
+        if takes {
+            for alike in products.chunk_by(|a, b| a.groups() == b.groups()) {
+                int11_records::multiply_pairs(gpu, alike, x, tiles)?;
+            }
+        }
+        return Ok(takes);
     }
     if INT11_FLOAT_FORMATS.contains(&kind) {
         return int11_floats::multiply(gpu, products, x, exact);
@@ -144,6 +154,12 @@ pub fn tile_pairs(pairs: usize, count: usize) -> usize {
     }
 }
 
+/// Whether tensor cores take weights of this kind as they lie in memory, on devices that have the kernels.
+pub fn takes_directly(kind: KernelFormat, groups: Option<(u32, u32)>) -> bool {
+    INT11_TENSOR_FORMATS.contains(&kind)
+        && groups.is_some_and(|(group, element)| matches!(group, 64 | 128) && HALVES.contains(&element))
+}
+
 /// Whether [`multiply`] takes a mixture's products where its pairs are sorted by expert, in tiles of so many.
 pub fn takes_pairs(
     gpu: &Gpu,
@@ -159,7 +175,7 @@ pub fn takes_pairs(
     };
     is_exact
         && kernel.is_some_and(|kernel| gpu.device.has_kernel(kernel))
-        && groups.is_some_and(|(group, element)| matches!(group, 64 | 128) && HALVES.contains(&element))
+        && takes_directly(kind, groups)
         && cols.is_multiple_of(columns)
         && bytes + STATIC_SHARED <= gpu.device.shared
 }

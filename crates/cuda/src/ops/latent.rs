@@ -248,8 +248,16 @@ impl LatentScratch {
         let max_tiles = heads * of_head;
         let tiles = of_tile.map(|tile_pairs| PairTiles { tiles: tiles_at, order, max_tiles, tile_pairs, few: false });
         let (kinds, groups) = ([kind], weight.groups());
-        let table =
-            ExpertTable { matrices: at, experts: numbers, per_row: 1, kinds: &kinds, groups, tiles, in_runs: run > 0 };
+        let table = ExpertTable {
+            matrices: at,
+            count: heads,
+            experts: numbers,
+            per_row: 1,
+            kinds: &kinds,
+            groups,
+            tiles,
+            in_runs: run > 0,
+        };
         let direct = run == 0 && to.token == heads * to.head;
         let out = match direct {
             true => p::Tensor::dense(to.at, to.head),

@@ -14,8 +14,9 @@ pub const MAX_GRID_Y: usize = 65_535;
 /// The matrix of each output row, for mixtures.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertTable<'a> {
-    /// `[experts]` [`p::Matrix`]
+    /// `[count]` [`p::Matrix`]
     pub matrices: Address,
+    pub count: usize,
     /// `[outputs]` u32: the expert of each output row
     pub experts: Address,
     /// Output rows of each row of x.
@@ -40,6 +41,13 @@ pub struct PairTiles {
     pub tile_pairs: usize,
     /// Each expert has only a few pairs, and [`crate::ops::grouped_gemm`] takes them.
     pub few: bool,
+}
+
+impl PairTiles {
+    /// The most tiles of so many pairs, whose experts' last tiles may be partly empty.
+    pub fn most(pairs: usize, experts: usize, tile_pairs: usize) -> usize {
+        (pairs / tile_pairs + experts).min(pairs)
+    }
 }
 
 /// A matrix product: `out[t] (+)= W x[t] + bias`.
@@ -86,6 +94,11 @@ impl Product<'_> {
     /// Its part that is one token's.
     pub fn of_token(&self, token: usize) -> Self {
         Product { outputs: 1, out: self.out.rows_from(token), ..*self }
+    }
+
+    /// Columns of a group and the type of its scale, if all its matrices have the same.
+    pub fn groups(&self) -> Option<(u32, u32)> {
+        self.table.map_or(Some((self.matrix.group, self.matrix.element)), |table| table.groups)
     }
 
     /// Rows of x.

@@ -16,7 +16,7 @@ use crate::ops::activations::{GROUP, int11_bytes};
 use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
 use crate::ops::int11_floats::{self, WIDE};
 use crate::ops::int11_records::{self, RecordForm};
-use crate::ops::{index, latent, latent_rows, ngrams, sampling};
+use crate::ops::{index, int11, latent, latent_rows, ngrams, sampling};
 use crate::weights::{Needs, Weight};
 
 /// Bytes of activations in each encoding.
@@ -206,6 +206,22 @@ impl<'a> ScratchPlanner<'a> {
         grow(&mut self.slices, most);
     }
 
+    /// The same of a mixture's experts, where tensor cores do not take all of their weights as they lie in memory.
+    fn split_experts(&mut self, moe: &Moe, pairs: usize) {
+        let all = operands(&moe.experts, 0).map(|o| (&self.weights[o.weight], o.rows.div_ceil(WIDE)));
+        let directly = |weight: &Weight| int11::takes_directly(weight.kind(self.mode), weight.groups());
+        if self.mode != Activations::Int11 || all.iter().all(|(weight, _)| directly(weight)) {
+            return;
+        }
+        let [(gate, gates), (_, ups), (down, downs)] = all;
+        for (weight, tiles) in [(gate, gates + ups), (down, downs)] {
+            let form = RecordForm::of(weight.form());
+            let pairs = (pairs, moe.experts.count);
+            let bytes = form.map_or(0, |form| int11_records::pair_scratch_bytes(form, tiles, weight.cols(), pairs));
+            grow(&mut self.slices, bytes);
+        }
+    }
+
     /// What was selected for a layer stays where it was: no cut lies between.
     fn take_selection(&mut self, selected: bool) {
         if selected {
@@ -383,6 +399,7 @@ impl Operations for ScratchPlanner<'_> {
         }
         self.moe_x.grow(x.rows, x.cols, of_x);
         self.moe_hidden.grow(pairs, intermediate, last);
+        self.split_experts(moe, pairs);
         grow(&mut self.choice, 4 * x.rows * (count + 2 * k));
         grow(&mut self.outputs, 4 * pairs * residual.cols);
         // Tiles of 16 bytes, the order and the counts; for one token the encoded inputs of gate and up, and of down.
