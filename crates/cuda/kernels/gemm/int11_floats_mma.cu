@@ -4,7 +4,7 @@
 // A block takes 128 rows and 64 tokens at a time, a warp sixteen rows. Groups of 64 columns are copied STAGES - 1 ahead.
 #include "format/int11.cuh"
 #include "format/list.cuh"
-#include "gemm/int11_record.cuh"
+#include "gemm/int11_split.cuh"
 #include "gemm/matmul.cuh"
 #include "gemm/tiles_of.cuh"
 #include "prim/cp_async.cuh"

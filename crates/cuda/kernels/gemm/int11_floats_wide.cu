@@ -2,7 +2,7 @@
 //
 // A piece is four products, two of each slice. Of 128 tokens one half is folded while the other, or the next piece's first, is multiplied.
 #include "format/list.cuh"
-#include "gemm/int11_record.cuh"
+#include "gemm/int11_split.cuh"
 #include "gemm/wide.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -4,7 +4,7 @@
 // [8 sets of 16 rows][4 products of 16 columns][32 lanes][4 words], and behind them what sums of pieces are multiplied with, [2 pieces][128 rows].
 #include "format/list.cuh"
 #include "gemm/matmul.cuh"
-#include "gemm/int11_record.cuh"
+#include "gemm/int11_split.cuh"
 #include "prim/pdl.cuh"
 
 struct Split {
