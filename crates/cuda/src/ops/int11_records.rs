@@ -120,9 +120,11 @@ pub fn scratch_bytes(form: RecordForm, rows: usize, cols: usize, tokens: usize) 
 
 /// The same of a mixture's products of one input, whose matrices have so many tiles of rows together for each of `experts`.
 pub fn pair_scratch_bytes(form: RecordForm, tiles: usize, cols: usize, (pairs, experts): (usize, usize)) -> usize {
+    if pairs < MIN_PAIRS * experts || !cols.is_multiple_of(GROUP) {
+        return 0;
+    }
     let of_expert = tiles * (cols / GROUP) * form.bytes();
-    let records = experts_at_a_time(of_expert, experts) * of_expert;
-    if pairs < MIN_PAIRS * experts { 0 } else { records + token_bytes(cols, PairTiles::most(pairs, experts, WIDE)) }
+    experts_at_a_time(of_expert, experts) * of_expert + token_bytes(cols, PairTiles::most(pairs, experts, WIDE))
 }
 
 /// Of how many experts records are made at a time, which take so many bytes of each.
