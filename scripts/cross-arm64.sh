@@ -12,7 +12,7 @@
 #   run PROGRAM ARGUMENT...   an arm64 program
 #   count                     instructions per weight of inner loops, beside llama.cpp's (bench/arm64)
 #   macos                     cargo check for Apple silicon: compiled, not linked
-#   tools                     only fetches what the others need, some 75 MB
+#   tools [macos]             only fetches what the others need, some 75 MB, or what macos needs, some 130
 #
 # SLUICE_ARM64_CPU names the processor that qemu plays: max (the default), neoverse-n1 (dot products, neither i8mm nor bf16), cortex-a72 (neither), ..
 # Compilers, their C library and qemu are Debian's packages, unpacked into target/arm64: nothing is installed. Rust's standard library for
@@ -125,6 +125,13 @@ setup_arm64() {
   export CC_aarch64_unknown_linux_gnu=$tools/bin/gcc CXX_aarch64_unknown_linux_gnu=$tools/bin/g++ AR_aarch64_unknown_linux_gnu=$tools/bin/ar
 }
 
+setup_macos() {
+  target=aarch64-apple-darwin
+  fetch_std "$target"
+  [ -x "$apple/cc" ] || write_apple_compiler
+  export CC_aarch64_apple_darwin=$apple/cc AR_aarch64_apple_darwin=ar
+}
+
 cargo_for() {
   local verb=$1
   shift
@@ -183,7 +190,7 @@ each_test() {
 command=${1:-}
 [ $# = 0 ] || shift
 case $command in
-  tools) setup_arm64 ;;
+  tools) if [ "${1:-}" = macos ]; then setup_macos; else setup_arm64; fi ;;
   build | test | check)
     setup_arm64
     cargo_for "$command" "$@"
@@ -227,10 +234,7 @@ case $command in
     bench/arm64/count.py "$tools" "${CARGO_TARGET_DIR:-target}/$target/${SLUICE_TEST_PROFILE:-quick}/examples/one_product" "$@"
     ;;
   macos)
-    target=aarch64-apple-darwin
-    fetch_std "$target"
-    [ -x "$apple/cc" ] || write_apple_compiler
-    export CC_aarch64_apple_darwin=$apple/cc AR_aarch64_apple_darwin=ar
+    setup_macos
     cargo_for check --lib --bins "$@"
     ;;
   run)
