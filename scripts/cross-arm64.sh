@@ -30,7 +30,6 @@ zig=0.17.1
 left_out=(
   # It ignores the wish that pages of a map be read ahead; scripts/pages-arm64.sh tests what these see of it.
   a_file_truncated_under_its_map_fails_to_populate
-  a_file_that_is_truncated_after_it_was_opened_is_named
   files_are_read_ahead_where_they_will_be_mapped_and_there_is_room
   # Its own memory counts as the program's: some 100 MB more, which change.
   the_demo_runs_within_the_smallest_budget_and_holds_no_more
