@@ -53,7 +53,7 @@ fn until_it_writes(pack: &mut Child, folder: &Path, file: &str) {
     let begin = Instant::now();
     let temporary = |name: &String| name.starts_with(&format!(".{file}.")) && name.contains(".tmp-");
     while !(folder.is_dir() && files(folder).iter().any(temporary)) && pack.try_wait().unwrap().is_none() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{file} is not begun");
+        assert!(begin.elapsed() < Duration::from_secs(600), "{file} is not begun");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
