@@ -115,7 +115,7 @@ impl Resources for Cuda {
         step: &mut dyn FnMut(&mut dyn Operations),
     ) -> StepScratch {
         let moes = self.mixtures.registered().collect();
-        let mut planner = ScratchPlanner::new(self.context.mode, (&self.context.weights.all, moes), layouts, inputs);
+        let mut planner = ScratchPlanner::new(&self.context, moes, layouts, inputs);
         step(&mut planner);
         let angles: Vec<usize> = self.context.rotary.iter().map(|table| 8 * table.half()).collect();
         planner.scratch(&angles)

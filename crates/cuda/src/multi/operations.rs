@@ -133,7 +133,7 @@ impl Resources for Pipeline {
     ) -> StepScratch {
         let first = &self.devices[0];
         let moes = self.mixtures.iter().map(|m| &m.moe).collect();
-        let mut planner = ScratchPlanner::new(first.context.mode, (&first.context.weights.all, moes), layouts, inputs);
+        let mut planner = ScratchPlanner::new(&first.context, moes, layouts, inputs);
         step(&mut planner);
         let of = (self.count(), self.sum(|device| device.free));
         self.partition.get_or_init(|| Partition::new(&planner.operations, &first.context.weights.all, layouts, of));

@@ -8,12 +8,13 @@ use sluice_backend::{
     StreamLayer, Tensor,
 };
 
-use crate::kernels::INT11_FLOAT_FORMATS;
+use crate::kernels::{Exact, FLOATS, INT11_FLOAT_FORMATS, RECORDS};
 use crate::moe::activate::needs_with_floats;
 use crate::moe::experts::operands;
 use crate::multi::partition::{OperationKey, PlannedOperation, matrices};
 use crate::ops::activations::{GROUP, int11_bytes};
 use crate::ops::attention::{MIN_PREFILL_TOKENS, part_bytes};
+use crate::ops::context::Context;
 use crate::ops::int11_floats::{self, WIDE};
 use crate::ops::int11_records::{self, RecordForm};
 use crate::ops::{index, int11, latent, latent_rows, ngrams, sampling};
@@ -52,6 +53,8 @@ fn grow(size: &mut usize, to: usize) {
 /// A backend that only notes sizes.
 pub struct ScratchPlanner<'a> {
     pub mode: Activations,
+    /// What tensor cores take with integers of 11 bits; nothing is made for what they do not.
+    exact: Exact,
     pub weights: &'a [Weight],
     pub moes: Vec<&'a Moe>,
     pub layouts: &'a [KvLayout],
@@ -102,14 +105,15 @@ pub struct ScratchPlanner<'a> {
 
 impl<'a> ScratchPlanner<'a> {
     pub fn new(
-        mode: Activations,
-        (weights, moes): (&'a [Weight], Vec<&'a Moe>),
+        context: &'a Context,
+        moes: Vec<&'a Moe>,
         layouts: &'a [KvLayout],
         inputs: &StepInputs,
     ) -> ScratchPlanner<'a> {
         ScratchPlanner {
-            mode,
-            weights,
+            mode: context.mode,
+            exact: context.gpu.device.exact().unwrap_or_default(),
+            weights: &context.weights.all,
             moes,
             layouts,
             tokens: inputs.tokens().len(),
@@ -196,10 +200,11 @@ impl<'a> ScratchPlanner<'a> {
             counted.map(|(_, rows)| rows.next_multiple_of(WIDE)).sum()
         };
         let cols = matrices.iter().map(|(matrix, _)| of(*matrix).cols()).max().unwrap_or(0);
-        let floats = rows(&|matrix| INT11_FLOAT_FORMATS.contains(&of(matrix).kind(self.mode)));
+        let is_split = self.exact.wide[FLOATS] || self.exact.few[FLOATS];
+        let floats = rows(&|matrix| is_split && INT11_FLOAT_FORMATS.contains(&of(matrix).kind(self.mode)));
         let mut most = int11_floats::scratch_bytes(floats, cols, tokens);
         let forms = matrices.iter().filter_map(|(matrix, _)| RecordForm::of(of(*matrix).form()));
-        for form in forms.filter(|_| self.mode == Activations::Int11) {
+        for form in forms.filter(|_| self.exact.wide[RECORDS]) {
             let alike = rows(&|matrix| RecordForm::of(of(matrix).form()) == Some(form));
             most = most.max(int11_records::scratch_bytes(form, alike, cols, tokens));
         }
@@ -210,7 +215,7 @@ impl<'a> ScratchPlanner<'a> {
     fn split_experts(&mut self, moe: &Moe, pairs: usize) {
         let all = operands(&moe.experts, 0).map(|o| (&self.weights[o.weight], o.rows.div_ceil(WIDE)));
         let directly = |weight: &Weight| int11::takes_directly(weight.kind(self.mode), weight.groups());
-        if self.mode != Activations::Int11 || all.iter().all(|(weight, _)| directly(weight)) {
+        if !self.exact.wide[RECORDS] || all.iter().all(|(weight, _)| directly(weight)) {
             return;
         }
         let [(gate, gates), (_, ups), (down, downs)] = all;
