@@ -199,12 +199,13 @@ pub fn sixteen_bits(c: &mut Case) {
 
 /// Several sequences, mostly with formats that have kernels of their own for them. At times there are more rows than a device takes at once.
 pub fn some_tokens(c: &mut Case) {
-    let (tokens, cols) = (c.random.usize(2..=64), c.one_of(&[64, 128, 256, 320, 1024, 1152, 1344, 2048, 2560]));
+    let (tokens, cols) = (c.random.usize(2..=64), c.one_of(&[64_usize, 128, 256, 320, 1024, 1152, 1344, 2048, 2560]));
     if !c.once_in(8) {
         let (bits, scale) = (c.one_of(&[4, 4, 8]), c.one_of(&[Float::F16, Float::Bf16]));
-        c.uniform = Some(WeightFormat::Affine { bits, group: 64, scale });
+        let group = if cols.is_multiple_of(128) { c.one_of(&[64, 64, 128]) } else { 64 };
+        c.uniform = Some(WeightFormat::Affine { bits, group, scale });
     }
-    let most = if cols <= 256 && c.once_in(3) { 20_000 } else { c.one_of(&[160, 600]) };
+    let most = if cols <= 256 && c.once_in(2) { 20_000 } else { c.one_of(&[160, 600, 5_000]) };
     let x = c.tensor(tokens, cols);
     let (mut projections, mut outs) = (Vec::new(), Vec::new());
     for _ in 0..c.random.usize(1..=3) {

@@ -421,6 +421,8 @@ fn mixtures_of_one_format(
     let (hidden, stacked) = (256 * c.random.usize(1..=wide), c.coin());
     let unit = match format {
         WeightFormat::Blocks(blocks) if blocks.block_columns() > 64 => 256,
+        // Narrow tiles of integers of 11 bits take whole stages.
+        WeightFormat::Affine { bits: 4, .. } if c.coin() => 256,
         WeightFormat::Affine { group: 128, .. } => 128,
         _ => 64,
     };

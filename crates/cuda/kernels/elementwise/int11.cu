@@ -20,9 +20,14 @@ extern "C" __global__ void __launch_bounds__(1024) encode_int11(const Quantize p
         const u64 from = p.taken ? p.taken[r] : r;
         const float* x = p.x.row(from);
         const float* up = p.up.at ? p.up.row(from) : nullptr;
+        const bool by_four = keeps && p.cols % 4 == 0 && (((u64)x | (u64)up | (u64)w) & 15) == 0;
         __syncthreads();
         if (w) {
-            if (keeps) {
+            if (by_four) {
+#pragma unroll 2
+                for (u32 i = threadIdx.x; i < p.cols / 4; i += blockDim.x) ((float4*)smem)[i] = ((const float4*)x)[i];
+                __syncthreads();
+            } else if (keeps) {
 #pragma unroll 4
                 for (u32 c = threadIdx.x; c < p.cols; c += blockDim.x) smem[c] = x[c];
                 __syncthreads();
@@ -41,11 +46,14 @@ extern "C" __global__ void __launch_bounds__(1024) encode_int11(const Quantize p
         };
         // 1. The token's exponent
         u32 most = 0;
-        const bool by_four = (((u64)x | (u64)up) & 15) == 0 && keeps && p.cols % 4 == 0;
-        if (by_four && !w) {
+        if (by_four) {
 #pragma unroll 2
             for (u32 i = threadIdx.x; i < p.cols / 4; i += blockDim.x) {
-                float4 v = ((const float4*)x)[i];
+                float4 v = w ? ((const float4*)smem)[i] : ((const float4*)x)[i];
+                if (w) {
+                    const float4 by = ((const float4*)w)[i];
+                    v = make_float4(mul(mul(v.x, inverse), by.x), mul(mul(v.y, inverse), by.y), mul(mul(v.z, inverse), by.z), mul(mul(v.w, inverse), by.w));
+                }
                 if (up) {
                     const float4 by = ((const float4*)up)[i];
                     v = make_float4(mul(silu(v.x), by.x), mul(silu(v.y), by.y), mul(silu(v.z), by.z), mul(silu(v.w), by.w));

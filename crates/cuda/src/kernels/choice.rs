@@ -98,6 +98,16 @@ impl KernelFormat {
         Kernel::of(Family::GemmFewGrouped, self, tile)
     }
 
+    /// The kernels of integers of 11 bits for up to 16, 32 and 64 tokens, by wgmma.
+    pub fn gemm_narrow(self, tile: usize) -> Option<Kernel> {
+        Kernel::of(Family::GemmNarrow, self, tile)
+    }
+
+    /// The same for a mixture, whose pairs are sorted by expert, for tiles of 16.
+    pub fn gemm_narrow_grouped(self) -> Option<Kernel> {
+        Kernel::of(Family::GemmNarrow, self, 3)
+    }
+
     /// The kernel of integers of 11 bits for prompts.
     pub fn gemm_wide(self) -> Option<Kernel> {
         Kernel::of(Family::GemmWide, self, 0)

@@ -289,6 +289,10 @@ kernels! {
         GemmFewGrouped "gemm_few" {
             in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_4_grouped", "_8_grouped"] takes Products;
         }
+        /// Integers of 11 bits for up to so many tokens by wgmma; of a mixture, whose pairs are sorted by expert.
+        GemmNarrow "gemm_narrow" {
+            in "gemm/int11_narrow" of INT11_TENSOR_FORMATS by ["_16", "_32", "_64", "_16_grouped"] takes Products;
+        }
         /// Integers of 11 bits for prompts, by wgmma; of a mixture, whose pairs are sorted by expert.
         GemmWide "gemm_wide" {
             in "gemm/int11_wide" of INT11_TENSOR_FORMATS by ["", "_grouped"] takes Products;

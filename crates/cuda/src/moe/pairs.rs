@@ -38,11 +38,11 @@ pub fn tile_choice(gpu: &Gpu, layer: &MoeLayer, pairs: usize) -> Option<TileChoi
     let MoeLayer { moe, kinds, groups, .. } = layer;
     let count = moe.experts.count;
     let cols = |projection: usize| part(&moe.experts, projection).cols;
-    let tile_pairs = int11::tile_pairs(pairs, count);
     let int11 = |projection: usize, tile_pairs: usize| {
         int11::takes_pairs(gpu, tile_pairs, &kinds[projection], groups[projection], cols(projection))
     };
-    if (0..PROJECTIONS).all(|projection| int11(projection, tile_pairs)) {
+    let takes = |tile_pairs: &usize| (0..PROJECTIONS).all(|projection| int11(projection, *tile_pairs));
+    if let Some(tile_pairs) = int11::tile_pairs(pairs, count).find(takes) {
         return Some(TileChoice { tile_pairs, few: false });
     }
     let records = |projection: usize| {

@@ -140,9 +140,9 @@ pub fn encode_int11(gpu: &Gpu, from: EncodeInput, to: p::Encoded) -> Result<()> 
     let keeps = 4 * cols <= KEPT;
     let to = p::Encoded { unused: keeps.into(), ..to };
     let parameters = p::Quantize { x, up, norm, taken, rows: number(rows), cols: number(cols), to };
-    // A few rows have one large block each.
-    let most = if rows < FEW_ROWS { 1024 } else { 256 };
-    let threads = cols.div_ceil(8).next_multiple_of(32).min(most);
+    // A few rows have one large block each, whose threads take four columns at a time at first.
+    let (of_thread, most) = if rows < FEW_ROWS { (4, 1024) } else { (8, 256) };
+    let threads = cols.div_ceil(of_thread).next_multiple_of(32).min(most);
     let shared = if keeps { 4 * cols } else { 0 };
     // SAFETY: the caller checked the tensors against their buffers and made the room.
     unsafe { gpu.launch(Kernel::ENCODE_INT11, [number(rows), 1, 1], number(threads), number(shared), &parameters)? };

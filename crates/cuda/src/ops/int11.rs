@@ -16,7 +16,7 @@ use crate::kernels::{
 use crate::ops::activations::{EncodeInput, EncodedActivations, INT11_GROUP as GROUP, NORMED, encode};
 use crate::ops::int11_blocks::{self, ONE_BLOCKS, ONE_THREADS};
 use crate::ops::product::{MAX_GRID_Y, MatmulInput, PairTiles, Product};
-use crate::ops::{int11_floats, int11_records};
+use crate::ops::{int11_floats, int11_narrow, int11_records};
 use crate::parameters::{self as p, number};
 use crate::weights::{HALVES, Needs};
 
@@ -36,12 +36,11 @@ const ONE_ROWS: usize = 32;
 pub const WIDE: usize = 128;
 const WIDE_THREADS: u32 = 384;
 const WIDE_SHARED: usize = 8 * 21504 + 2 * 2 * 128 * 16 + 1024;
-/// From so many tokens on large tiles are taken, and from so many pairs for each expert on.
+/// Without narrow tiles large ones are taken from so many tokens on; of a mixture from so many pairs for each expert on.
 const MIN_WIDE: usize = 24;
 const MIN_WIDE_PAIRS: usize = 8;
 /// Up to so many pairs for each expert tiles are of four.
 const MAX_SMALL_PAIRS: usize = 2;
-
 /// Bytes of shared memory of a block for `tokens` tokens.
 fn few_shared(tokens: usize, cols: usize) -> usize {
     let groups = cols / GROUP;
@@ -109,6 +108,9 @@ fn multiply_by(
         return int11_records::multiply(gpu, products, x, exact);
     }
     let shared = gpu.device.shared;
+    if exact.wide[AFFINE] && int11_narrow::multiply(gpu, products, parameters)? {
+        return Ok(true);
+    }
     if let Some(kernel) = kind.gemm_wide().filter(|kernel| {
         exact.wide[AFFINE]
             && gpu.device.has_kernel(*kernel)
@@ -145,13 +147,11 @@ fn multiply_by(
     Ok(true)
 }
 
-/// The tiles that [`multiply`] takes a mixture's products in, for so many pairs of `count` experts, few or many.
-pub fn tile_pairs(pairs: usize, count: usize) -> usize {
-    match pairs {
-        _ if pairs >= MIN_WIDE_PAIRS * count => WIDE,
-        _ if pairs > MAX_SMALL_PAIRS * count => FEW_PAIRS[1].0,
-        _ => FEW_PAIRS[0].0,
-    }
+/// The tiles in which [`multiply`] may take a mixture's products, for so many pairs of `count` experts, few or many; the best come first.
+pub fn tile_pairs(pairs: usize, count: usize) -> impl Iterator<Item = usize> {
+    let few = FEW_PAIRS[usize::from(pairs > MAX_SMALL_PAIRS * count)].0;
+    let [best, next] = if pairs >= MIN_WIDE_PAIRS * count { [WIDE, WIDE] } else { [int11_narrow::PAIRS, few] };
+    [best, next].into_iter()
 }
 
 /// Whether tensor cores take weights of this kind as they lie in memory, on devices that have the kernels.
@@ -171,6 +171,7 @@ pub fn takes_pairs(
     let (Some(exact), &[kind]) = (gpu.device.exact(), kinds) else { return false };
     let (kernel, is_exact, columns, bytes) = match FEW_PAIRS.iter().position(|(pairs, _)| *pairs == tile_pairs) {
         Some(tile) => (kind.gemm_few_grouped(tile), exact.few[AFFINE], GROUP, few_shared(tile_pairs, cols)),
+        None if tile_pairs == int11_narrow::PAIRS => return int11_narrow::takes_pairs(gpu, kind, groups, cols),
         None => (kind.gemm_wide_grouped().filter(|_| tile_pairs == WIDE), exact.wide[AFFINE], 2 * GROUP, WIDE_SHARED),
     };
     is_exact
@@ -192,6 +193,9 @@ fn multiply_pairs(gpu: &Gpu, products: &[Product], parameters: &p::Products, til
         // SAFETY: rows of the matrices and of x, and the tensors written, were checked against their buffers; the table has a matrix for each expert.
         unsafe { gpu.launch(kernel, grid, threads, number(few_shared(pairs, cols)), parameters)? };
         return Ok(());
+    }
+    if tiles.tile_pairs == int11_narrow::PAIRS {
+        return int11_narrow::multiply_pairs(gpu, products, parameters, tiles);
     }
     let kernel = kind.gemm_wide_grouped().expect("it was looked for");
     let (group, element) = table.groups.expect("they were looked at");
@@ -409,7 +413,10 @@ fn probe_matrix(gpu: &Gpu, x: Address, matrix: p::Matrix) -> Result<[bool; 2]> {
     let one = bits(product(1, few, &mut encoded)?);
     let eight = bits(product(8, few, &mut encoded)?);
     let some = bits(product(TOKENS, few, &mut encoded)?);
-    let wide = bits(product(TOKENS, Some(Exact { few: [false; 3], wide: [true; 3] }), &mut encoded)?);
+    let large = Some(Exact { few: [false; 3], wide: [true; 3] });
+    let wide = bits(product(TOKENS, large, &mut encoded)?);
+    // Narrow tiles, where there are some: else nothing takes so few tokens, or what was just asked.
+    let narrow = bits(product(TOKENS / 2, large, &mut encoded)?);
     let few = one == wanted[..ROWS] && eight == wanted[..8 * ROWS] && some == wanted;
-    Ok([few, wide == wanted])
+    Ok([few, wide == wanted && narrow == wanted[..ROWS * TOKENS / 2]])
 }

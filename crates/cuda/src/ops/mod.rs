@@ -14,6 +14,7 @@ pub mod index;
 pub mod int11;
 pub mod int11_blocks;
 pub mod int11_floats;
+pub mod int11_narrow;
 pub mod int11_records;
 pub mod latent;
 pub mod latent_rows;
