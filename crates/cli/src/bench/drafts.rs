@@ -141,6 +141,8 @@ pub fn run(args: &DraftsArgs) -> Result<()> {
             let mut engine = load::engine(&folder, &args.engine, width.of(&options, drafts))?;
             load::finish(&mut engine)?;
             while engine.fill_experts() {}
+            // As a server does while nobody asks.
+            engine.measure_drafts();
             let answer = answered(&mut engine, args)?;
             measured.tokens_per_second.push(answer.tokens_per_second);
             measured.drafted = measured.drafted.plus(answer.drafted);

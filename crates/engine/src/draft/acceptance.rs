@@ -8,6 +8,8 @@ const GUESSES: [f64; CLASSES] = [0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93]
 const GUESS_WEIGHT: f64 = 3.0;
 /// The share of all tokens, whatever their class, before anything is known.
 const GUESS: f64 = 0.6;
+/// How far what may be hoped for lies above what is known, in roots of the number of tokens that it is known from.
+const HOPE: f64 = 0.5;
 /// What older tokens count for when another comes: the newest thirty decide.
 const KEPT: f64 = 0.97;
 
@@ -45,6 +47,12 @@ impl Acceptance {
     pub fn usual_chance(&self) -> f64 {
         let sum = |of: fn(&Tried) -> f64| self.tried.iter().map(of).sum::<f64>();
         (sum(|t| t.accepted) + GUESS_WEIGHT * self.guess) / (sum(|t| t.all) + GUESS_WEIGHT)
+    }
+
+    /// What may be hoped for instead: the less is known, the more.
+    pub fn hopeful_chance(&self) -> f64 {
+        let known: f64 = self.tried.iter().map(|t| t.all).sum();
+        (self.usual_chance() + HOPE / (known + GUESS_WEIGHT).sqrt()).min(1.0)
     }
 
     /// A token of this class was proposed, and the token in its place is known.

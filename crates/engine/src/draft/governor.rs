@@ -28,6 +28,9 @@ const ACCOUNT: f64 = 2.0;
 const REFILL: f64 = 0.004;
 /// What it may grow to by what drafts save. It is spent in the same answer or not at all.
 const FULL_ACCOUNT: f64 = 8.0;
+/// Where costs are known from the start, one draft may lose this part of the account until it has grown to [`SURE`]: one wrong guess is then not the last.
+const STAKE: f64 = 0.6;
+const SURE: f64 = 4.0;
 
 /// A measured mean.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,6 +125,8 @@ pub(crate) struct Governor {
     sampling: [Measured; 2],
     /// What drafts may cost, in tokens' times.
     account: f64,
+    /// Numbers of drafted tokens whose costs were measured before the first answer.
+    known: Vec<usize>,
 }
 
 impl Default for Governor {
@@ -133,6 +138,7 @@ impl Default for Governor {
             widest: 0,
             sampling: Default::default(),
             account: ACCOUNT,
+            known: Vec::new(),
         }
     }
 }
@@ -153,7 +159,7 @@ impl Governor {
             }
             expected += candidate.chance;
             let speed = self.speed(expected, step, drafts, 0.0);
-            if speed > best.speed.max(WORTH * least) {
+            if self.is_known(generating, drafts) && speed > best.speed.max(WORTH * least) {
                 best = Offer { drafts, speed };
             }
         }
@@ -169,22 +175,47 @@ impl Governor {
         for width in 1..=self.covered(generating, most, chances.len(), &seconds) {
             expected += chances.iter().map(|chance| chance.powi(width as i32)).sum::<f64>();
             let speed = self.speed(expected, step, width * chances.len(), seconds(width));
-            if speed > best.speed.max(WORTH * least) {
+            if self.is_known(generating, width * chances.len()) && speed > best.speed.max(WORTH * least) {
                 best = Offer { drafts: width, speed };
             }
         }
         best
     }
 
-    /// How many tokens for each of `sequences` the account covers, should all of them be wrong; at most `most`. `seconds`: as in [`Governor::invest`].
+    /// Whether each of some sequences should have one token proposed that is hardly worth computing, to learn how often the drafter is right: at hopeful `chances` drafts would
+    /// pay, and the account still covers the narrowest that would. The rest as in [`Governor::invest`].
+    pub fn explores(&self, generating: usize, most: usize, chances: &[f64], seconds: impl Fn(usize) -> f64) -> bool {
+        let Some(step) = self.usual(generating).filter(|_| self.has_costs() && !chances.is_empty()) else {
+            return false;
+        };
+        let least = WORTH * self.without(generating, step).speed;
+        let mut expected = generating as f64;
+        let narrowest = (1..=most.min(MAX_ROWS / chances.len())).find(|width| {
+            expected += chances.iter().map(|chance| chance.powi(*width as i32)).sum::<f64>();
+            self.speed(expected, step, width * chances.len(), seconds(*width)) > least
+        });
+        let token = step / generating as f64;
+        narrowest.is_some_and(|width| {
+            let lost = self.worst(width * chances.len()) * generating as f64 + (seconds(width) + seconds(1)) / token;
+            lost <= self.account
+        })
+    }
+
+    /// How many tokens for each of `sequences` the account, or what one draft may take of it, covers, should all of them be wrong; at most `most`. `seconds`: as in [`Governor::invest`].
     pub fn covered(&self, generating: usize, most: usize, sequences: usize, seconds: impl Fn(usize) -> f64) -> usize {
         let Some(step) = self.usual(generating).filter(|_| sequences > 0) else { return 0 };
         let token = step / generating as f64;
+        let stake = if self.has_costs() && self.account < SURE { STAKE * self.account } else { self.account };
         let is_covered = |width: &usize| {
             let drafts = width * sequences;
-            drafts <= MAX_ROWS && self.worst(drafts) * generating as f64 + seconds(*width) / token <= self.account
+            drafts <= MAX_ROWS && self.worst(drafts) * generating as f64 + seconds(*width) / token <= stake
         };
         (1..=most).take_while(is_covered).count()
+    }
+
+    /// Whether costs were measured before the first answer.
+    fn has_costs(&self) -> bool {
+        !self.known.is_empty()
     }
 
     /// An answer begins: what drafts of others have saved is not for it to lose.
@@ -195,6 +226,11 @@ impl Governor {
     /// Seconds that a drafted row adds to a step, on the average of the first few.
     pub fn row(&self, generating: usize) -> f64 {
         self.usual(generating).map_or(0.0, |step| step * self.adds(4) / 4.0)
+    }
+
+    /// Whether steps of one sequence with so many drafted tokens were measured beforehand, if any were: on a device other widths have to be made ready first.
+    fn is_known(&self, generating: usize, drafts: usize) -> bool {
+        !self.has_costs() || generating > 1 || self.known.contains(&drafts)
     }
 
     /// What a step without drafts gives.
@@ -239,6 +275,20 @@ impl Governor {
             widest if drafts <= widest => self.adds(drafts),
             widest => self.adds(widest) * drafts as f64 / widest as f64,
         }
+    }
+
+    /// Notes how long a step of one sequence with so many drafted tokens takes. It counts as much as a few measurements. The first is to be of none.
+    pub fn know(&mut self, drafts: usize, step: Duration) {
+        let seconds = step.as_secs_f64().max(1e-9);
+        let Some(usual) = self.usual(1).filter(|_| drafts > 0) else {
+            self.plain[1] = Measured { mean: seconds, times: FIRST_STEPS };
+            return;
+        };
+        self.known.push(drafts);
+        let added = (seconds / usual - 1.0).clamp(0.0, drafts as f64 + 0.5);
+        self.added[drafts] = Measured { mean: added, times: ENOUGH as u32 };
+        self.line.add(drafts as f64, added);
+        self.widest = self.widest.max(drafts);
     }
 
     /// Notes a step without prompts. `rows`: its rows, drafted ones included. `tokens`: how many it gave. The times: proposing before the step, the model, and choosing the
@@ -339,6 +389,29 @@ mod tests {
                 assert!(speed > 0.98, "row {row}, seed {seed}: {speed}");
             }
         }
+    }
+
+    #[test]
+    fn where_costs_are_known_a_drafter_is_tried_as_long_as_there_is_hope() {
+        let (ms, mut governor) = (Duration::from_millis, Governor::default());
+        let explores =
+            |governor: &Governor, chance: f64| governor.explores(1, 8, &[chance], |tokens| 0.02 * tokens as f64);
+        governor.learn(1, 1, 1, [ms(0), ms(100), ms(0)]);
+        assert!(!explores(&governor, 0.99), "nothing was measured beforehand");
+        for (drafts, took) in [(0, 100), (1, 140), (8, 160)] {
+            governor.know(drafts, ms(took));
+        }
+        assert!((governor.adds(4) - 0.49).abs() < 0.05, "{}", governor.adds(4));
+        assert!(explores(&governor, 0.8) && !explores(&governor, 0.3));
+        let widest = governor.covered(1, 8, 1, |_| 0.0);
+        assert!((1..=8).contains(&widest));
+        // Wrong guesses, until what is left covers no draft.
+        let mut tries = 0;
+        while explores(&governor, 0.8) {
+            governor.learn(1, 2, 1, [ms(20), ms(140), ms(0)]);
+            tries += 1;
+        }
+        assert!((2..=3).contains(&tries), "{tries}");
     }
 
     #[test]

@@ -61,6 +61,11 @@ impl SequenceDrafts {
         known + (SECOND_TRIAL - known).max(0.0) * (f64::from(self.unasked) / FORGIVEN).min(1.0)
     }
 
+    /// What may be hoped for of this drafter instead.
+    pub fn hopeful_chance(&self, kind: DrafterKind) -> f64 {
+        self.acceptance[kind as usize].hopeful_chance().max(self.usual_chance(kind))
+    }
+
     /// The chance that one token more and all of the draft come true, before it is known how likely its drafter finds it.
     pub fn next_chance(&self) -> f64 {
         self.chances().last().unwrap_or(1.0) * self.acceptance[self.by as usize].usual_chance()

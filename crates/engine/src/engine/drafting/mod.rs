@@ -6,6 +6,7 @@ mod lookup;
 mod mtp;
 mod planner;
 mod settle;
+mod trial;
 
 pub(super) use drafter::{Drafter, EngineParts};
 pub(super) use follower::Follower;

@@ -47,6 +47,8 @@ pub(crate) struct Drafting {
     most: usize,
     /// For a model with recurrent layers: the first of `most` rows of the pool of states that are there for drafts.
     states: Option<u32>,
+    /// Drafts were tried out before the first answer.
+    tried_out: bool,
     /// How long proposing took before this step, what of it was expected, and which drafter did it.
     spent: Duration,
     expected: Duration,
@@ -78,6 +80,7 @@ impl Drafting {
             max_tokens,
             most,
             states: states.map(|rows| rows.start),
+            tried_out: false,
             spent: Duration::ZERO,
             expected: Duration::ZERO,
             by: None,
@@ -115,6 +118,40 @@ impl Drafting {
         self.drafters().for_each(|drafter| drafter.begin(s, prediction, most));
         let most = self.options.tokens.min(MAX_STEP_DRAFTS);
         s.drafts = Some(Box::new(SequenceDrafts::new(most, &self.acceptance)));
+    }
+
+    /// Whether what drafts cost would be of use. It is asked for once.
+    pub fn wants_costs(&self) -> bool {
+        self.options.governed && !self.tried_out
+    }
+
+    /// They are tried out.
+    pub fn note_try(&mut self) {
+        self.tried_out = true;
+    }
+
+    /// The most drafted tokens of a step, and of a sequence.
+    pub fn most(&self) -> usize {
+        self.most.min(self.options.tokens)
+    }
+
+    /// The first row of states that is there for drafts.
+    pub fn first_state(&self) -> Option<u32> {
+        self.states
+    }
+
+    /// A step of one sequence with so many drafted tokens takes so long.
+    pub fn know_step(&mut self, drafts: usize, step: Duration) {
+        self.governor.know(drafts, step);
+    }
+
+    /// Asks a model that drafts for proposals, to learn how long it takes.
+    pub fn try_out(&mut self, ask: DraftRequest, parts: &mut EngineParts) {
+        for record in self.records.iter_mut().filter(|record| record.drafter.kind() == DrafterKind::Model) {
+            let work = record.drafter.propose(&[ask], parts);
+            record.costs.learn_rounds(1, work.rounds, work.drafting);
+            record.costs.learn_catching_up(work.behind, work.catching_up);
+        }
     }
 
     /// The sequence was removed.
@@ -233,7 +270,14 @@ impl Drafting {
             let affordable = behind == 0 || price <= SPENT * one.earned;
             // Looked-up drafts of the other sequences count, too.
             let speed = offer.speed * (1.0 + looked_up / generating as f64);
-            if offer.drafts > 0 && affordable && best.is_none_or(|(.., known, _)| speed > known) {
+            if offer.drafts == 0 && affordable && best.is_none() && chances.len() == asked.len() {
+                let drafts = asked.iter().filter_map(|ask| sequences[ask.sequence].drafts.as_ref());
+                chances.clear();
+                chances.extend(drafts.map(|drafts| drafts.hopeful_chance(kind)));
+                if governor.explores(generating, width, chances, seconds) {
+                    best = Some((at, 0.0, 0.0, 1));
+                }
+            } else if offer.drafts > 0 && affordable && best.is_none_or(|(.., known, _)| speed > known) {
                 // A further token must save more time than it takes.
                 let least = offer.speed * (round / chances.len() as f64 + governor.row(generating));
                 best = Some((at, least, speed, governor.covered(generating, width, chances.len(), seconds)));

@@ -179,7 +179,7 @@ impl Worker {
         Ok(idle
             && (self.engine.copy_weights()
                 || self.engine.flush_idle()?
-                || quiet && (self.engine.prefetch()? || self.engine.fill_experts())))
+                || quiet && (self.engine.measure_drafts() || self.engine.prefetch()? || self.engine.fill_experts())))
     }
 
     fn submit(&mut self, id: u64, submission: Submission, guard: CountGuard) {
