@@ -51,7 +51,7 @@ INSTRUCTIONS = {
     "fma.rn.ftz.f32": "d = emu_ftz(a, b, c);",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "emu_mma_f16(d, a, b0, b1);",
     # Of compute capability 9.0 alone: kernels that need them are empty here.
-    **dict.fromkeys(["wgmma.", "{ .reg .pred", "mbarrier.", "fence.", "cp.async.mbarrier", "cp.async.bulk", "setmaxnreg", "barrier.sync", '" :'], ";"),
+    **dict.fromkeys(["wgmma.", "{ .reg .pred", "mbarrier.", "fence.", "cp.async.mbarrier", "cp.async.bulk", "setmaxnreg", "barrier.sync", "mov.u32 %0, %%dynamic_smem_size", '" :'], ";"),
 }
 
 # How units and objects are named and found.

@@ -171,7 +171,9 @@ pub fn takes_pairs(
     let (Some(exact), &[kind]) = (gpu.device.exact(), kinds) else { return false };
     let (kernel, is_exact, columns, bytes) = match FEW_PAIRS.iter().position(|(pairs, _)| *pairs == tile_pairs) {
         Some(tile) => (kind.gemm_few_grouped(tile), exact.few[AFFINE], GROUP, few_shared(tile_pairs, cols)),
-        None if tile_pairs == int11_narrow::PAIRS => return int11_narrow::takes_pairs(gpu, kind, groups, cols),
+        None if tile_pairs == int11_narrow::PAIRS => {
+            return takes_directly(kind, groups) && int11_narrow::takes_pairs(gpu, kind, cols);
+        }
         None => (kind.gemm_wide_grouped().filter(|_| tile_pairs == WIDE), exact.wide[AFFINE], 2 * GROUP, WIDE_SHARED),
     };
     is_exact

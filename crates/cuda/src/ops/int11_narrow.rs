@@ -4,7 +4,6 @@ use anyhow::Result;
 
 use crate::device::stream::Gpu;
 use crate::kernels::{AFFINE, Kernel, KernelFormat, STATIC_SHARED};
-use crate::ops::int11;
 use crate::ops::product::{PairTiles, Product};
 use crate::parameters::{self as p, number};
 
@@ -91,10 +90,8 @@ pub fn multiply(gpu: &Gpu, products: &[Product], parameters: &p::Products) -> Re
 pub const PAIRS: usize = TILES[0].tokens;
 
 /// Whether tiles of [`PAIRS`] take a mixture's products where its pairs are sorted by expert.
-pub fn takes_pairs(gpu: &Gpu, kind: KernelFormat, groups: Option<(u32, u32)>, cols: usize) -> bool {
-    gpu.device.exact().is_some_and(|exact| exact.wide[AFFINE])
-        && int11::takes_directly(kind, groups)
-        && TILES[0].fits(gpu, kind.gemm_narrow_grouped(), cols)
+pub fn takes_pairs(gpu: &Gpu, kind: KernelFormat, cols: usize) -> bool {
+    gpu.device.exact().is_some_and(|exact| exact.wide[AFFINE]) && TILES[0].fits(gpu, kind.gemm_narrow_grouped(), cols)
 }
 
 /// A mixture's products that [`takes_pairs`] takes.

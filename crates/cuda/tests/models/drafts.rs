@@ -108,6 +108,32 @@ fn a_models_drafts_change_nothing() {
     }
 }
 
+#[test]
+fn trying_drafts_out_changes_nothing() {
+    let Some((device, _turn)) = device() else { return };
+    for (name, tokens) in [("qwen3", 8), ("qwen3_next", 3), ("qwen3_moe", 8)] {
+        for drafter in [DrafterChoice::Ngram, DrafterChoice::Model] {
+            let drafts = DraftOptions { drafter, tokens, ..DraftOptions::default() };
+            let draft_model = (drafter == DrafterChoice::Model).then(|| golden(name));
+            let without = options(Activations::Int8, None, 48);
+            let mut plain = on(None, &golden(name), without.clone());
+            let mut drafting = on(Some(device), &golden(name), Options { drafts, draft_model, ..without });
+            assert!(!plain.measure_drafts(), "nothing drafts");
+            if let Some(loading) = drafting.loading() {
+                loading.finish().unwrap();
+            }
+            let before = drafting.kv_in_use();
+            assert!(drafting.measure_drafts() && !drafting.measure_drafts(), "{name}: once");
+            assert_eq!(drafting.kv_in_use(), before, "nothing is left of it");
+            for _ in 0..2 {
+                let wanted = answered(&mut plain, &repeating(&[]));
+                let found = answered(&mut drafting, &repeating(&nearly(&wanted)));
+                assert_eq!(found, wanted, "{name}, {drafter:?}");
+            }
+        }
+    }
+}
+
 /// A checkpoint with its head in a file beside it.
 fn with_head(name: &str) -> tempfile::TempDir {
     let made = tempfile::tempdir().unwrap();

@@ -55,10 +55,9 @@ impl Engine {
         s.computed = PROMPT.len();
         s.tokens.push(PROMPT[0]);
         // 2. Steps, each of the same tokens. The widest come first once, since graphs stay only while the device's scratch memory stays where it is
-        for (number, width) in std::iter::once(WIDTHS[WIDTHS.len() - 1]).chain(WIDTHS).enumerate() {
-            if self.drafting.as_ref().is_none_or(|drafting| width > drafting.most()) {
-                break;
-            }
+        let most = self.drafting.as_ref()?.most();
+        let widths = || WIDTHS.into_iter().filter(|width| *width <= most);
+        for (number, width) in widths().next_back().into_iter().chain(widths()).enumerate() {
             let Some(drafts) = &mut self.sequences.list[at].drafts else { break };
             drafts.draft.clear();
             (0..width).for_each(|_| drafts.draft.push(PROMPT[0], 0));
