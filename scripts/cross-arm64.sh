@@ -37,6 +37,7 @@ left_out=(
   a_hundred_megabytes_of_demo_run_in_little_more_than_a_quarter_of_that
   a_refused_memory_budget_says_which_one_would_do
   mixtures_hold_less_than_their_budget_in_a_control_group
+  a_crowd_of_requests_leaves_nothing_behind
   # qemu 7 does not know TCGETS2, by which a program asks for a terminal's modes: there is no line editing then.
   every_line_of_a_paste_is_a_message
   lines_typed_while_an_answer_is_given_are_read_after_it
