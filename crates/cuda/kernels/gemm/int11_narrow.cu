@@ -67,13 +67,7 @@ template <u32 TOKENS> struct NarrowFold {
 
     template <u32 D> __device__ __forceinline__ void multiply(u32 i, const u32 (&a)[16]) {
         if constexpr (TOKENS == 64) {
-            const u64 b = rows_of_128(at + i * TOKENS * 128);
-            wgmma_fence();
-            wgmma_f16(d[D], a, b, 0);
-            wgmma_f16(d[D], a + 4, b + 2, 1);
-            wgmma_f16(d[D], a + 8, b + 4, 1);
-            wgmma_f16(d[D], a + 12, b + 6, 1);
-            wgmma_commit();
+            wgmma_begin(d[D], a, rows_of_128(at + i * TOKENS * 128));
         } else {
             const u32 t = lane % 8;
             u32 x[TOKENS / 8][8];
@@ -137,11 +131,11 @@ template <u32 TOKENS, bool GROUPED> struct Place {
     u32 row;
     u32 token;
     u32 count;
-    // The pairs, counted in tiles of rows, and which of the products.
+    // Which tile of pairs, and which of the products.
     u32 pairs;
     u32 part;
 
-    // Goes to a tile. Returns whether its tokens are others than before.
+    // Goes to a tile. Returns whether it has other tokens than the one before.
     __device__ __forceinline__ bool go(const Products& all, u32 products, u32 across, u32 of_rows, u32 tile) {
         if (!GROUPED) {
             product = &part_of<ROWS>(all, products, across, tile);
@@ -150,14 +144,13 @@ template <u32 TOKENS, bool GROUPED> struct Place {
             return true;
         }
         const bool others = tile / of_rows != pairs;
-        uint4 own;
         pairs = tile / of_rows;
         tile %= of_rows;
         product = &part_of<ROWS>(all, products, 1, tile);
         row = tile * ROWS;
         const u32 now = product - all.parts;
         if (others || now != part) {
-            own = ((const uint4*)all.parts[0].tiles)[1 + pairs];
+            const uint4 own = ((const uint4*)all.parts[0].tiles)[1 + pairs];
             matrix = product->table[own.x];
             order = product->order + own.y;
             count = own.z;
@@ -241,13 +234,13 @@ template <u32 TOKENS, bool GROUPED, u32 KIND> __device__ __forceinline__ void ge
                 }
             }
         };
-        u32 s = 0, ph = 1, before = 0;
+        u32 s = 0, ph = 1, brought = 0;
         if (!GROUPED) {
             // Weights of the first stages, before what they meet is there.
             if (begin_at < end_at) {
                 of.go(all, count, across, of_rows, begin_at);
                 find();
-                for (u32 g = 0; g < groups && before < stages; g += S::GROUPS) bring_weights(g, before++);
+                for (u32 g = 0; g < groups && brought < stages; g += S::GROUPS) bring_weights(g, brought++);
             }
             begin();
         }
@@ -259,11 +252,11 @@ template <u32 TOKENS, bool GROUPED, u32 KIND> __device__ __forceinline__ void ge
             find();
 #pragma unroll 1
             for (u32 g = 0; g < groups; g += S::GROUPS) {
-                if (before == 0) {
+                if (brought == 0) {
                     barrier_wait(empty + 8 * s, ph);
                     bring_weights(g, s);
                 } else {
-                    before--;
+                    brought--;
                 }
                 if (aligned) barrier_arrive_copied(full + 8 * s);
                 else barrier_arrive(full + 8 * s);
@@ -274,7 +267,7 @@ template <u32 TOKENS, bool GROUPED, u32 KIND> __device__ __forceinline__ void ge
     } else if (warp > MULTIPLYING) {
         if (!GROUPED) begin();
         u32 s = 0, ph = 1, unannounced = 0, next = 0;
-        // What came by other than bulk copies is announced behind a fence, since wgmma reads it.
+        // Copies of sixteen bytes are announced once they are there, behind a fence: wgmma would need it, mma does not.
         auto announce = [&]() {
             fence_async();
             barrier_arrive(full + 8 * next);
@@ -391,10 +384,10 @@ template <u32 TOKENS, bool GROUPED, u32 KIND> __device__ __forceinline__ void ge
 }
 #endif
 
-#define GEMM_NARROW_OF(name, F, tokens, blocks) \
-    extern "C" __global__ void __launch_bounds__(NARROW_THREADS, blocks) gemm_narrow_##name##_##tokens(const __grid_constant__ Products p) { ON_HOPPER(gemm_narrow<tokens, false, KIND_OF<F>>(p);) }
+#define GEMM_NARROW_OF(name, F, tokens) \
+    extern "C" __global__ void __launch_bounds__(NARROW_THREADS, 2) gemm_narrow_##name##_##tokens(const __grid_constant__ Products p) { ON_HOPPER(gemm_narrow<tokens, false, KIND_OF<F>>(p);) }
 #define GEMM_NARROW(name, F) \
-    GEMM_NARROW_OF(name, F, 16, 2) GEMM_NARROW_OF(name, F, 32, 2) GEMM_NARROW_OF(name, F, 64, 2) \
+    GEMM_NARROW_OF(name, F, 16) GEMM_NARROW_OF(name, F, 32) GEMM_NARROW_OF(name, F, 64) \
     extern "C" __global__ void __launch_bounds__(NARROW_THREADS, 2) gemm_narrow_##name##_16_grouped(const __grid_constant__ Products p) { ON_HOPPER(gemm_narrow<16, true, KIND_OF<F>>(p);) }
 
 INT11_TENSOR_FORMATS(GEMM_NARROW)

@@ -56,13 +56,7 @@ template <bool GROUPED> struct Fold {
 
     // Half H of the tokens, into D of two places for sums.
     template <u32 H, u32 D = H> __device__ __forceinline__ void issue(u32 s, const u32 (&a)[16]) {
-        const u64 b = rows_of_128(base + STAGES_AT + s * STAGE + H * 8192);
-        wgmma_fence();
-        wgmma_f16(d[D], a, b, 0);
-        wgmma_f16(d[D], a + 4, b + 2, 1);
-        wgmma_f16(d[D], a + 8, b + 4, 1);
-        wgmma_f16(d[D], a + 12, b + 6, 1);
-        wgmma_commit();
+        wgmma_begin(d[D], a, rows_of_128(base + STAGES_AT + s * STAGE + H * 8192));
     }
 
     template <u32 H, u32 D = H> __device__ __forceinline__ void fold(const u32 (&v)[2]) {

@@ -38,6 +38,16 @@ __device__ __forceinline__ void wgmma_f16(float (&d)[32], const u32* a, u64 b, u
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));
 }
 
+// Begins d = a b: a [64, 64] f16 in registers, b [64, 64] f16 as `rows_of_128` has it.
+__device__ __forceinline__ void wgmma_begin(float (&d)[32], const u32 (&a)[16], u64 b) {
+    wgmma_fence();
+    wgmma_f16(d, a, b, 0);
+    wgmma_f16(d, a + 4, b + 2, 1);
+    wgmma_f16(d, a + 8, b + 4, 1);
+    wgmma_f16(d, a + 12, b + 6, 1);
+    wgmma_commit();
+}
+
 // Waits for all groups but the last N.
 template <int N> __device__ __forceinline__ void wgmma_wait(float (&d)[32]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");

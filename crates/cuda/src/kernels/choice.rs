@@ -98,7 +98,7 @@ impl KernelFormat {
         Kernel::of(Family::GemmFewGrouped, self, tile)
     }
 
-    /// The kernels of integers of 11 bits for up to 16, 32 and 64 tokens, by wgmma.
+    /// The kernels of integers of 11 bits for up to 16, 32 and 64 tokens.
     pub fn gemm_narrow(self, tile: usize) -> Option<Kernel> {
         Kernel::of(Family::GemmNarrow, self, tile)
     }

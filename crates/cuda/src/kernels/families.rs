@@ -289,7 +289,7 @@ kernels! {
         GemmFewGrouped "gemm_few" {
             in "gemm/int11_few" of INT11_TENSOR_FORMATS by ["_4_grouped", "_8_grouped"] takes Products;
         }
-        /// Integers of 11 bits for up to so many tokens by wgmma; of a mixture, whose pairs are sorted by expert.
+        /// Integers of 11 bits for up to so many tokens, on compute capability 9.0; of a mixture, whose pairs are sorted by expert.
         GemmNarrow "gemm_narrow" {
             in "gemm/int11_narrow" of INT11_TENSOR_FORMATS by ["_16", "_32", "_64", "_16_grouped"] takes Products;
         }

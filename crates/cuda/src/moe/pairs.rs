@@ -41,8 +41,8 @@ pub fn tile_choice(gpu: &Gpu, layer: &MoeLayer, pairs: usize) -> Option<TileChoi
     let int11 = |projection: usize, tile_pairs: usize| {
         int11::takes_pairs(gpu, tile_pairs, &kinds[projection], groups[projection], cols(projection))
     };
-    let takes = |tile_pairs: &usize| (0..PROJECTIONS).all(|projection| int11(projection, *tile_pairs));
-    if let Some(tile_pairs) = int11::tile_pairs(pairs, count).find(takes) {
+    let takes = |tile_pairs: &&usize| (0..PROJECTIONS).all(|projection| int11(projection, **tile_pairs));
+    if let Some(&tile_pairs) = int11::tile_pairs(pairs, count).iter().find(takes) {
         return Some(TileChoice { tile_pairs, few: false });
     }
     let records = |projection: usize| {

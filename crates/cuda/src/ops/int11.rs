@@ -41,6 +41,7 @@ const MIN_WIDE: usize = 24;
 const MIN_WIDE_PAIRS: usize = 8;
 /// Up to so many pairs for each expert tiles are of four.
 const MAX_SMALL_PAIRS: usize = 2;
+
 /// Bytes of shared memory of a block for `tokens` tokens.
 fn few_shared(tokens: usize, cols: usize) -> usize {
     let groups = cols / GROUP;
@@ -148,10 +149,12 @@ fn multiply_by(
 }
 
 /// The tiles in which [`multiply`] may take a mixture's products, for so many pairs of `count` experts, few or many; the best come first.
-pub fn tile_pairs(pairs: usize, count: usize) -> impl Iterator<Item = usize> {
-    let few = FEW_PAIRS[usize::from(pairs > MAX_SMALL_PAIRS * count)].0;
-    let [best, next] = if pairs >= MIN_WIDE_PAIRS * count { [WIDE, WIDE] } else { [int11_narrow::PAIRS, few] };
-    [best, next].into_iter()
+pub fn tile_pairs(pairs: usize, count: usize) -> &'static [usize] {
+    match pairs {
+        _ if pairs >= MIN_WIDE_PAIRS * count => &[WIDE],
+        _ if pairs > MAX_SMALL_PAIRS * count => &[int11_narrow::PAIRS, FEW_PAIRS[1].0],
+        _ => &[int11_narrow::PAIRS, FEW_PAIRS[0].0],
+    }
 }
 
 /// Whether tensor cores take weights of this kind as they lie in memory, on devices that have the kernels.
@@ -417,7 +420,7 @@ fn probe_matrix(gpu: &Gpu, x: Address, matrix: p::Matrix) -> Result<[bool; 2]> {
     let some = bits(product(TOKENS, few, &mut encoded)?);
     let large = Some(Exact { few: [false; 3], wide: [true; 3] });
     let wide = bits(product(TOKENS, large, &mut encoded)?);
-    // Narrow tiles, where there are some: else nothing takes so few tokens, or what was just asked.
+    // In narrow tiles, where the device has them.
     let narrow = bits(product(TOKENS / 2, large, &mut encoded)?);
     let few = one == wanted[..ROWS] && eight == wanted[..8 * ROWS] && some == wanted;
     Ok([few, wide == wanted && narrow == wanted[..ROWS * TOKENS / 2]])

@@ -7,17 +7,18 @@ use crate::kernels::{AFFINE, Kernel, KernelFormat, STATIC_SHARED};
 use crate::ops::product::{PairTiles, Product};
 use crate::parameters::{self as p, number};
 
-/// `kernels/gemm/int11_narrow.cu`: rows of a tile, threads, and its kernels. In a mixture the first is taken.
+/// `kernels/gemm/int11_narrow.cu`: rows of a tile, threads of a block, the most blocks of a multiprocessor, and its kernels. In a mixture the first is taken.
 const ROWS: usize = 64;
 const THREADS: u32 = 192;
+const BLOCKS: usize = 2;
 const TILES: [Tile; 3] = [
-    Tile { tokens: 16, cols: 256, stage: 20480, blocks: 2 },
-    Tile { tokens: 32, cols: 256, stage: 28672, blocks: 2 },
-    Tile { tokens: 64, cols: 128, stage: 24576, blocks: 2 },
+    Tile { tokens: 16, cols: 256, stage: 20480 },
+    Tile { tokens: 32, cols: 256, stage: 28672 },
+    Tile { tokens: 64, cols: 128, stage: 24576 },
 ];
 /// The fewest stages.
 const LEAST_STAGES: usize = 3;
-/// Bytes of shared memory that a block takes beside its stages: what aligns them, and with it its static variables and what the system keeps.
+/// Bytes of shared memory beside the stages: what aligns them, and all that a block takes: that, static variables, and what the driver keeps.
 const ALIGNMENT: usize = 1024;
 const BESIDE: usize = ALIGNMENT + 2048 + 1024;
 /// From so many tokens on they are taken.
@@ -30,8 +31,6 @@ struct Tile {
     cols: usize,
     /// Bytes of a stage.
     stage: usize,
-    /// The most blocks of a multiprocessor.
-    blocks: usize,
 }
 
 impl Tile {
@@ -39,7 +38,7 @@ impl Tile {
     fn fits(&self, gpu: &Gpu, kernel: Option<Kernel>, cols: usize) -> bool {
         kernel.is_some_and(|kernel| gpu.device.has_kernel(kernel))
             && cols.is_multiple_of(self.cols)
-            && self.stages(gpu, self.blocks) >= LEAST_STAGES
+            && self.stages(gpu, BLOCKS) >= LEAST_STAGES
     }
 
     /// Stages for each of so many blocks of a multiprocessor.
@@ -54,7 +53,7 @@ impl Tile {
     /// Rows of the matrices and of x, and the tensors written, were checked against their buffers.
     unsafe fn launch(&self, gpu: &Gpu, kernel: Kernel, tiles: usize, parameters: &p::Products) -> Result<()> {
         let multiprocessors = gpu.device.multiprocessors;
-        let blocks = tiles.div_ceil(multiprocessors).clamp(1, self.blocks);
+        let blocks = tiles.div_ceil(multiprocessors).clamp(1, BLOCKS);
         let shared = ALIGNMENT + self.stages(gpu, blocks) * self.stage;
         let grid = [number(tiles.min(blocks * multiprocessors)), 1, 1];
         // SAFETY: the caller's.

@@ -8,7 +8,7 @@ const GUESSES: [f64; CLASSES] = [0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93]
 const GUESS_WEIGHT: f64 = 3.0;
 /// The share of all tokens, whatever their class, before anything is known.
 const GUESS: f64 = 0.6;
-/// How far what may be hoped for lies above what is known, in roots of the number of tokens that it is known from.
+/// What may be hoped for lies above the share that is known by this over the root of the number of tokens: one standard deviation of a coin.
 const HOPE: f64 = 0.5;
 /// What older tokens count for when another comes: the newest thirty decide.
 const KEPT: f64 = 0.97;

@@ -120,14 +120,9 @@ impl Drafting {
         s.drafts = Some(Box::new(SequenceDrafts::new(most, &self.acceptance)));
     }
 
-    /// Whether what drafts cost would be of use. It is asked for once.
-    pub fn wants_costs(&self) -> bool {
-        self.options.governed && !self.tried_out
-    }
-
-    /// They are tried out.
-    pub fn note_try(&mut self) {
-        self.tried_out = true;
+    /// Whether drafts should be tried out now: once, if a governor profits from it.
+    pub fn begin_trial(&mut self) -> bool {
+        self.options.governed && !std::mem::replace(&mut self.tried_out, true)
     }
 
     /// The most drafted tokens of a step, and of a sequence.
@@ -270,6 +265,7 @@ impl Drafting {
             let affordable = behind == 0 || price <= SPENT * one.earned;
             // Looked-up drafts of the other sequences count, too.
             let speed = offer.speed * (1.0 + looked_up / generating as f64);
+            // What is hardly worth computing may be worth knowing.
             if offer.drafts == 0 && affordable && best.is_none() && chances.len() == asked.len() {
                 let drafts = asked.iter().filter_map(|ask| sequences[ask.sequence].drafts.as_ref());
                 chances.clear();

@@ -26,17 +26,16 @@ const PROMPT: [u32; 2] = [0, 0];
 const POSITIONS: usize = 64;
 
 impl Engine {
-    /// Measures what drafts cost, if that was not done and an answer would profit: on a device with memory of its own, where steps are short, once all weights are there.
-    /// Returns whether it did. Answers stay the same.
+    /// Measures what drafts cost, once: on a device with memory of its own, where steps are short, when all weights are there and no sequence runs. Returns whether it did.
+    /// No answer depends on it.
     pub fn measure_drafts(&mut self) -> bool {
         let on_device = self.runner.backend.device_memory().is_some_and(|own| !own.shared);
         let is_loaded = self.loading.as_ref().is_none_or(|loading| loading.progress().is_over());
         let has_room = self.setup.max_context >= POSITIONS && self.scheduler.max_tokens > WIDTHS[WIDTHS.len() - 1];
-        let is_wanted = self.drafting.as_ref().is_some_and(|drafting| drafting.wants_costs());
-        if !(on_device && is_loaded && has_room && is_wanted && self.is_idle()) {
+        let may_try = on_device && is_loaded && has_room && self.is_idle();
+        if !may_try || !self.drafting.as_mut().is_some_and(|drafting| drafting.begin_trial()) {
             return false;
         }
-        self.drafting.iter_mut().for_each(|drafting| drafting.note_try());
         let id = self.add_sequence();
         // What fails here fails in a request, too, and is said there.
         let _ = self.try_out(id);
